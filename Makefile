@@ -1,0 +1,58 @@
+# One verb per chore, the same for people and for the build server. Needs Python >= 3.11, make and a POSIX shell.
+# Every verb makes .venv by itself when it is missing or older than pyproject.toml, and uses it again afterwards.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MADE := $(VENV)/.made-by-make
+LOG := $(VENV)/install.log
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test check bench docs clean
+
+help:  ## this list
+	@echo "make VERB, where VERB is one of:"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "options: PYTHON=python3.12 (which Python makes $(VENV)), ARGS='...' (passed on to demo, serve, test, bench)"
+
+install: $(STAMP)  ## make .venv with xcray (editable) and everything needed to run and test it
+
+demo: $(STAMP)  ## build a data set, train it on Ray through REST, ask five questions, clean up (minutes)
+	@$(BIN)/xcray demo $(ARGS)
+
+serve: $(STAMP)  ## the service on 127.0.0.1 until Ctrl-C; the address is printed
+	@$(BIN)/xcray serve $(ARGS)
+
+test: check  ## check, then the whole test suite
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)  ## style (ruff) and types (mypy, strict)
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: $(STAMP)  ## the quick benchmarks
+	@$(BIN)/python -m benchmarks --quick $(ARGS)
+
+docs: $(STAMP)  ## API reference and OpenAPI document into build/docs; checks the links of every Markdown page
+	@$(BIN)/python docs/build.py build/docs
+
+clean:  ## remove what these verbs made: .venv, build, caches
+	@if [ -e $(MADE) ]; then rm -rf $(VENV); else rm -f $(STAMP) $(LOG); fi
+	@rm -rf build xcray.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find xcray tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "xcray needs Python 3.11 or newer, but $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
+	  echo "name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "making $(VENV) with $$($(PYTHON) --version 2>&1)"; \
+	  $(PYTHON) -m venv --clear $(VENV) && touch $(MADE); }
+	@echo "installing xcray and what it needs into $(VENV): one to three minutes, once (log: $(LOG))"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off --editable '.[dev]' > $(LOG) 2>&1 || { \
+	  tail -n 30 $(LOG) >&2; echo "the installation failed; the whole log is $(LOG)" >&2; exit 1; }
+	@echo "installed; $(BIN)/xcray --help shows what it can do"
+	@touch $@

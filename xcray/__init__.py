@@ -1,0 +1,115 @@
+"""Extreme classification on Ray: sparse linear models for very many labels, trained in parallel, answered exactly.
+
+The public names are loaded when they are first used, so `import xcray` is quick and loads neither Ray nor
+FastAPI nor scikit-learn:
+
+    PPDSparse                    the scikit-learn face: fit(X, Y), predict(X)
+    Dataset, train, TrainSpec    train from a data set directory
+    Model, Predictor, evaluate   read a model, ask it, measure it
+    Client                       the same over REST
+    XcrayError and its children  what can go wrong
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xcray.client import Client
+    from xcray.data.dataset import Dataset
+    from xcray.errors import (
+        Conflict,
+        Corrupt,
+        DataError,
+        Fenced,
+        InputError,
+        NotFound,
+        ParameterError,
+        Refused,
+        ShapeMismatch,
+        Stopped,
+        Unavailable,
+        XcrayError,
+    )
+    from xcray.estimators import PPDSparse
+    from xcray.metrics import evaluate
+    from xcray.model.model import Model
+    from xcray.predict import Predictor
+    from xcray.train import TrainSpec, train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Client": "xcray.client",
+    "Conflict": "xcray.errors",
+    "Corrupt": "xcray.errors",
+    "DataError": "xcray.errors",
+    "Dataset": "xcray.data.dataset",
+    "Fenced": "xcray.errors",
+    "InputError": "xcray.errors",
+    "Model": "xcray.model.model",
+    "NotFound": "xcray.errors",
+    "PPDSparse": "xcray.estimators",
+    "ParameterError": "xcray.errors",
+    "Predictor": "xcray.predict",
+    "Refused": "xcray.errors",
+    "ShapeMismatch": "xcray.errors",
+    "Stopped": "xcray.errors",
+    "TrainSpec": "xcray.train",
+    "Unavailable": "xcray.errors",
+    "XcrayError": "xcray.errors",
+    "evaluate": "xcray.metrics",
+    "train": "xcray.train",
+}  # public name -> the room it lives in
+
+__all__ = [
+    "Client",
+    "Conflict",
+    "Corrupt",
+    "DataError",
+    "Dataset",
+    "Fenced",
+    "InputError",
+    "Model",
+    "NotFound",
+    "PPDSparse",
+    "ParameterError",
+    "Predictor",
+    "Refused",
+    "ShapeMismatch",
+    "Stopped",
+    "TrainSpec",
+    "Unavailable",
+    "XcrayError",
+    "__version__",
+    "evaluate",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its room on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'xcray' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted(__all__)
+
+
+class _Face(ModuleType):
+    """The package, whose `train` stays the function also after the module `xcray.train` was imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):  # else: the import system binding a submodule to its parent
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face
