@@ -1,0 +1,1 @@
+"""Readers, the data set directory, text features, splits and synthetic sets."""

@@ -1,0 +1,185 @@
+"""A data set on disk: a directory of Arrow files, opened by memory map, both orientations of X and Y.
+
+manifest.json     schema version, name, sizes, content hashes, source, skipped rows, SHA-256 of every file
+labels.arrow      name and number of training rows of each label
+features.arrow    name of each feature; absent when features have no names but their numbers
+text/             the text pipeline, when the set was built from text
+train/            x_rows.arrow  x_columns.arrow  y_rows.arrow  y_columns.arrow
+test/             the same four, when there is a test part
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+
+from xcray.arrays import CSR, Pattern
+from xcray.data.text import TextPipeline
+from xcray.errors import Corrupt, NotFound
+from xcray.files import read_csr, read_json, read_names, read_pattern, read_table, verify_files
+from xcray.kernels.sparse import pattern_range, row_range
+
+SCHEMA_VERSION = 1
+MANIFEST, LABELS, FEATURES, TEXT = "manifest.json", "labels.arrow", "features.arrow", "text"
+PARTS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a data set; every array is a read-only view of a mapped file.
+
+    X: (n_rows x D) float32; XT: (D x n_rows), its transpose; Y: (n_rows x K), the label sets; YT: (K x n_rows).
+    content_hash: SHA-256 over the arrays of X and Y, whatever the files around them.
+    """
+
+    name: str
+    X: CSR = field(repr=False)
+    XT: CSR = field(repr=False)
+    Y: Pattern = field(repr=False)
+    YT: Pattern = field(repr=False)
+    content_hash: str
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.X.n_rows
+
+    def take(self, start: int, stop: int) -> tuple[CSR, Pattern]:
+        """X and Y of rows start..stop-1, as views. Raises IndexError when the range is not inside the split."""
+        if not 0 <= start <= stop <= self.n_rows:
+            raise IndexError(f"rows {start}..{stop} are not inside {self.name}, which has {self.n_rows}")
+        return row_range(self.X, start, stop), pattern_range(self.Y, start, stop)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A published, immutable data set; `Dataset.open` maps it.
+
+    content_hash: SHA-256 over the splits' hashes, the names of labels and features, and the text pipeline.
+    manifest: what `manifest.json` holds; `manifest["source"]` tells where the rows came from.
+    label_names: (K,) names; `label_names[i].as_py()` is the i-th.
+    """
+
+    path: Path
+    name: str
+    n_features: int
+    n_labels: int
+    content_hash: str
+    manifest: dict[str, Any] = field(repr=False)
+    splits: Mapping[str, Split] = field(repr=False)
+    label_names: pa.LargeStringArray = field(repr=False)
+
+    @classmethod
+    def open(cls, path: Path | str, verify: bool = False) -> Dataset:
+        """Map the data set at `path`; `verify=True` compares every file with its SHA-256 first.
+
+        Raises NotFound when there is no data set, Corrupt when files are missing, cut short or, with `verify`, changed.
+        """
+        path = Path(path)
+        manifest = _manifest(path)
+        if verify:
+            verify_files(path, manifest["files"])
+        return cls(
+            path=path,
+            name=manifest["name"],
+            n_features=manifest["n_features"],
+            n_labels=manifest["n_labels"],
+            content_hash=manifest["content_hash"],
+            manifest=manifest,
+            splits={part: _open_split(path, part, manifest) for part in PARTS if part in manifest["splits"]},
+            label_names=_sized(read_names(path / LABELS), manifest["n_labels"], LABELS),
+        )
+
+    def __getitem__(self, part: str) -> Split:
+        """The split called `part`. Raises NotFound naming those there are."""
+        if part not in self.splits:
+            raise NotFound(f"data set {self.name} has no part {part!r}; it has {', '.join(self.splits)}")
+        return self.splits[part]
+
+    @property
+    def train(self) -> Split:
+        """The training part."""
+        return self["train"]
+
+    @property
+    def test(self) -> Split | None:
+        """The held-out part, or None."""
+        return self.splits.get("test")
+
+    @cached_property
+    def label_counts(self) -> Any:
+        """How many training rows have each label: (K,) int64."""
+        return read_table(self.path / LABELS).column("train_rows").to_numpy()
+
+    @cached_property
+    def feature_names(self) -> pa.LargeStringArray:
+        """Names of the features (D,): those stored, or "0", "1", ..."""
+        if (self.path / FEATURES).exists():
+            return _sized(read_names(self.path / FEATURES), self.n_features, FEATURES)
+        return default_names(self.n_features)
+
+    @cached_property
+    def text(self) -> TextPipeline | None:
+        """The pipeline that made X from text, or None. Raises Corrupt when its files are not readable."""
+        return TextPipeline.load(self.path / TEXT) if (self.path / TEXT).is_dir() else None
+
+
+def default_names(n: int) -> pa.LargeStringArray:
+    """The names "0" to "n-1"."""
+    return pa.array(range(n), pa.int64()).cast(pa.large_string())
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """The manifest, checked as far as opening needs; a set of another version is refused by name."""
+    if not path.is_dir():
+        raise NotFound(f"there is no data set {path.name}; build one with `xcray data build`")
+    manifest = read_json(path / MANIFEST)
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if version != SCHEMA_VERSION:
+        raise Corrupt(f"{path.name} has schema version {version}, this xcray reads {SCHEMA_VERSION}; build the data set again")
+    missing = {"name", "n_features", "n_labels", "content_hash", "splits", "files"} - manifest.keys()
+    if missing:
+        raise Corrupt(f"{path.name}: {MANIFEST} lacks {', '.join(sorted(missing))}")
+    for name, expected in manifest["files"].items():
+        _check_file(path, name, expected)
+    return dict(manifest)
+
+
+def _check_file(path: Path, name: str, expected: Mapping[str, Any]) -> None:
+    """A listed file lies inside the directory and has its size; cheap, so it is done at every opening."""
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts:
+        raise Corrupt(f"{path.name}: {MANIFEST} names a file outside the data set")
+    if not (path / name).is_file():
+        raise Corrupt(f"{path.name}: file {name} is missing", file=name)
+    if (path / name).stat().st_size != expected["bytes"]:
+        raise Corrupt(f"{path.name}: file {name} does not have the {expected['bytes']} bytes that were written", file=name)
+
+
+def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
+    """Map the four matrices of one part and compare their shapes with the manifest."""
+    folder, sizes = path / part, manifest["splits"][part]
+    n, D, K = sizes["n_rows"], manifest["n_features"], manifest["n_labels"]
+    split = Split(
+        name=part,
+        X=read_csr(folder / "x_rows.arrow"),
+        XT=read_csr(folder / "x_columns.arrow"),
+        Y=read_pattern(folder / "y_rows.arrow"),
+        YT=read_pattern(folder / "y_columns.arrow"),
+        content_hash=sizes["content_hash"],
+    )
+    if (split.X.shape, split.XT.shape, split.Y.shape, split.YT.shape) != ((n, D), (D, n), (n, K), (K, n)):
+        raise Corrupt(f"{path.name}: the matrices of {part} do not have the shapes its manifest tells")
+    return split
+
+
+def _sized(names: pa.LargeStringArray, n: int, file: str) -> pa.LargeStringArray:
+    """`names` when there are `n`."""
+    if len(names) != n:
+        raise Corrupt(f"{file} has {len(names)} names, the manifest tells {n}", file=file)
+    return names

@@ -1,0 +1,231 @@
+"""Writing a data set: chunks of rows go to raw files in a hidden directory, which one rename publishes.
+
+Rows are never all in memory: chunks are spilled as they come, mapped at the end, and only a transpose (as large as
+one matrix) is made in memory before it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+import xcray.files as files
+from xcray.arrays import CSR, Pattern, csr, pattern
+from xcray.data.dataset import FEATURES, LABELS, MANIFEST, PARTS, SCHEMA_VERSION, TEXT, Dataset, default_names
+from xcray.data.text import TextPipeline
+from xcray.errors import Conflict, ShapeMismatch
+from xcray.kernels.sparse import transpose, transpose_pattern
+
+SPILL = {"x_counts": np.int64, "x_indices": np.int32, "x_data": np.float32, "y_counts": np.int64, "y_indices": np.int32}
+
+
+class _Spill:
+    """The raw files of one split: row lengths, indices and values, appended chunk by chunk."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        stack = ExitStack()
+        self.handles: dict[str, BinaryIO] = {name: stack.enter_context(open(folder / name, "xb")) for name in SPILL}
+        self.close = stack.close  # a second call does nothing
+        self.n_rows = 0
+
+    def add(self, X: CSR, Y: Pattern) -> None:
+        """Append the rows of one chunk."""
+        arrays = {
+            "x_counts": np.diff(X.indptr),
+            "x_indices": X.indices[X.indptr[0] : X.indptr[-1]],
+            "x_data": X.data[X.indptr[0] : X.indptr[-1]],
+            "y_counts": np.diff(Y.indptr),
+            "y_indices": Y.indices[Y.indptr[0] : Y.indptr[-1]],
+        }
+        for name, array in arrays.items():
+            self.handles[name].write(np.ascontiguousarray(array, SPILL[name]).data)
+        self.n_rows += X.n_rows
+
+    def mapped(self, n_features: int, n_labels: int) -> tuple[CSR, Pattern]:
+        """The whole split over its mapped raw files."""
+        self.close()
+        X = csr(self._pointers("x_counts"), self._map("x_indices"), self._map("x_data"), n_features)
+        return X, pattern(self._pointers("y_counts"), self._map("y_indices"), n_labels)
+
+    def _map(self, name: str) -> Any:
+        """One raw file as an array; a file of no bytes can't be mapped."""
+        path = self.folder / name
+        return np.asarray(np.memmap(path, SPILL[name], mode="r")) if path.stat().st_size else np.empty(0, SPILL[name])
+
+    def _pointers(self, name: str) -> Any:
+        """Row pointers from row lengths."""
+        pointers = np.zeros(self.n_rows + 1, np.int64)
+        np.cumsum(self._map(name), out=pointers[1:])
+        return pointers
+
+
+class DatasetWriter:
+    """Builds one data set directory; use it as a context manager, so that nothing stays behind when a reader fails.
+
+    path: where the data set will be; Conflict at once when something is there already.
+    name: its name (ParameterError when it is not a safe one). n_features, n_labels: D and K when they are known;
+    otherwise the largest `n_cols` of the chunks decides.
+    """
+
+    def __init__(self, path: Path | str, *, name: str, n_features: int | None = None, n_labels: int | None = None) -> None:
+        self.path = Path(path)
+        self.name = files.check_name(name, "data set name")
+        if self.path.exists():
+            raise Conflict(f"{self.path.name} exists already; choose another name or remove it first")
+        self._fixed = (n_features, n_labels)
+        self._seen = [0, 0]
+        self.staged = files.staging_directory(self.path)
+        self._spills: dict[str, _Spill] = {}
+        self._open = True
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.discard()
+
+    def rows(self, split: str) -> int:
+        """How many rows `split` has so far."""
+        return self._spills[split].n_rows if split in self._spills else 0
+
+    def add(self, split: str, X: CSR, Y: Pattern) -> None:
+        """Append rows to "train" or "test". X: (n x d), Y: (n x k), as `arrays.csr` and `arrays.pattern` describe them.
+
+        Raises ShapeMismatch when X and Y have other rows, or columns beyond n_features or n_labels.
+        """
+        if split not in PARTS:
+            raise ShapeMismatch(f"a data set has the parts {' and '.join(PARTS)}, not {split!r}")
+        if X.n_rows != Y.n_rows:
+            raise ShapeMismatch(f"X has {X.n_rows} rows, Y has {Y.n_rows}; give both for the same rows")
+        for axis, (what, width) in enumerate((("features", X.n_cols), ("labels", Y.n_cols))):
+            limit = self._fixed[axis]
+            if limit is not None and width > limit:
+                raise ShapeMismatch(
+                    f"a chunk has {width} {what}, the data set was opened with {limit}; open it with n_{what}={width}"
+                )
+            self._seen[axis] = max(self._seen[axis], width)
+        if split not in self._spills:
+            self._spills[split] = _Spill(self.staged / "spill" / split)
+        self._spills[split].add(X, Y)
+
+    def finish(
+        self,
+        *,
+        source: dict[str, Any],
+        label_names: Sequence[str] | pa.LargeStringArray | None = None,
+        feature_names: Sequence[str] | pa.LargeStringArray | None = None,
+        text: TextPipeline | None = None,
+    ) -> Dataset:
+        """Write both orientations, tables and manifest, publish by one rename, and open the result.
+
+        source: JSON-ready account of where the rows came from; its "skipped" entry, if any, counts skipped lines.
+        Raises ShapeMismatch when names do not fit, or there is no training row; Conflict when the path is taken meanwhile.
+        """
+        if not self.rows("train"):
+            raise ShapeMismatch(f"data set {self.name} has no training rows; add some before finishing it")
+        D = self._width(0, feature_names, "feature")
+        K = self._width(1, label_names, "label")
+        splits, counts = {}, np.zeros(K, np.int64)
+        for part in (p for p in PARTS if p in self._spills):
+            splits[part], rows_of_label = self._write_split(part, D, K)
+            counts = rows_of_label if part == "train" else counts
+        files.discard_directory(self.staged / "spill")
+        tables = self._write_tables(
+            _names(label_names, K), counts, None if feature_names is None else _names(feature_names, D), text
+        )
+        content = {part: sizes["content_hash"] for part, sizes in splits.items()} | tables
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "n_features": D,
+            "n_labels": K,
+            "content_hash": files.sha256_arrays(content),
+            "splits": splits,
+            "skipped": int(source.get("skipped", 0)),
+            "source": source,
+            "files": files.file_digests(self.staged),
+        }
+        files.write_json(self.staged / MANIFEST, manifest)
+        files.publish_directory(self.staged, self.path)
+        self._open = False
+        return Dataset.open(self.path)
+
+    def discard(self) -> None:
+        """Remove what was staged; does nothing after `finish`."""
+        for spill in self._spills.values():
+            spill.close()
+        if self._open:
+            files.discard_directory(self.staged)
+        self._open = False
+
+    def _width(self, axis: int, names: Any, what: str) -> int:
+        """D or K: as fixed at the start, else by the names, else by the chunks; names must fit."""
+        width = self._fixed[axis]
+        if width is None:
+            width = self._seen[axis] if names is None else len(names)
+        if width < self._seen[axis] or (names is not None and len(names) != width):
+            wanted = max(width, self._seen[axis])
+            raise ShapeMismatch(f"there are {len(names)} {what} names for {wanted} {what}s; give one name for each")
+        return width
+
+    def _write_tables(self, labels: Any, counts: Any, features: Any, text: TextPipeline | None) -> dict[str, str]:
+        """Write names, training counts and the text pipeline; their hashes."""
+        files.write_table(self.staged / LABELS, pa.table({"name": labels, "train_rows": pa.array(counts)}))
+        if features is not None:
+            files.write_table(self.staged / FEATURES, pa.table({"name": features}))
+        if text is not None:
+            text.save(self.staged / TEXT)
+        return {
+            "labels": _names_hash(labels),
+            "features": "" if features is None else _names_hash(features),
+            "text": "" if text is None else text.fingerprint,
+        }
+
+    def _write_split(self, part: str, D: int, K: int) -> tuple[dict[str, Any], Any]:
+        """Write the four matrices of one part; its manifest entry, and the number of rows of each label."""
+        folder = self.staged / part
+        folder.mkdir()
+        X, Y = self._spills[part].mapped(D, K)
+        files.write_matrix(folder / "x_rows.arrow", X)
+        files.write_matrix(folder / "x_columns.arrow", transpose(X))
+        files.write_matrix(folder / "y_rows.arrow", Y)
+        YT = transpose_pattern(Y)
+        files.write_matrix(folder / "y_columns.arrow", YT)
+        entry = {"n_rows": X.n_rows, "x_nnz": X.nnz, "y_nnz": Y.nnz, "content_hash": content_hash(X, Y)}
+        return entry, np.diff(YT.indptr)
+
+
+def content_hash(X: CSR, Y: Pattern) -> str:
+    """SHA-256 over the arrays and widths of X and Y, both starting at indptr 0: the identity of a split."""
+    return files.sha256_arrays(
+        {
+            "shape": np.array([X.n_rows, X.n_cols, Y.n_cols], np.int64),
+            "x_indptr": X.indptr,
+            "x_indices": X.indices,
+            "x_data": X.data,
+            "y_indptr": Y.indptr,
+            "y_indices": Y.indices,
+        }
+    )
+
+
+def _names(names: Sequence[str] | pa.LargeStringArray | None, n: int) -> pa.LargeStringArray:
+    """Names as an Arrow array; numbers when none are given."""
+    if names is None:
+        return default_names(n)
+    return names if isinstance(names, pa.Array) else pa.array(names, pa.large_string())
+
+
+def _names_hash(names: pa.LargeStringArray) -> str:
+    """SHA-256 over names and their lengths."""
+    words = [name.encode() for name in names.to_pylist()]
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    return files.sha256_arrays({"lengths": lengths, "bytes": np.frombuffer(b"".join(words), np.uint8)})
