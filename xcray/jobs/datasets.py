@@ -1,0 +1,88 @@
+"""The data sets that the service holds: one table, half of the store's face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from xcray.errors import NotFound
+from xcray.jobs.engine import Database
+from xcray.jobs.job import DatasetRecord, new_id, utc
+from xcray.jobs.paging import page_start, page_token_after
+from xcray.jobs.schema import DATASETS
+
+
+class DatasetTable:
+    """Records of data sets. The bytes lie elsewhere; a record says where."""
+
+    _database: Database
+    _now: Callable[[], float]
+
+    def add_dataset(
+        self,
+        name: str,
+        path: str,
+        *,
+        tenant: str = "default",
+        status: str = "READY",
+        stats: dict[str, Any] | None = None,
+        dataset_id: str | None = None,
+    ) -> DatasetRecord:
+        """Record a data set; `dataset_id` is a server-made `new_id("ds")` when its folder had to be named before."""
+        record = DatasetRecord(dataset_id or new_id("ds"), tenant, name, path, status, stats or {}, utc(self._now()))
+        with self._database.write() as connection:
+            connection.execute(sa.insert(DATASETS).values(**vars(record)))
+        return record
+
+    def get_dataset(self, dataset_id: str, tenant: str = "default") -> DatasetRecord:
+        """One record. NotFound when there is none, or when it is another tenant's."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(DATASETS).where(_is(dataset_id, tenant))).mappings().first()
+        if row is None:
+            raise _none(dataset_id)
+        return _record(row)
+
+    def list_datasets(
+        self, tenant: str = "default", *, limit: int = 50, page_token: str | None = None
+    ) -> tuple[list[DatasetRecord], str | None]:
+        """Records of a tenant, newest first, and the token of the next page or None."""
+        query = sa.select(DATASETS).where(DATASETS.c.tenant == tenant).order_by(DATASETS.c.seq.desc())
+        start = page_start(page_token, limit)
+        if start is not None:
+            query = query.where(DATASETS.c.seq < start)
+        with self._database.read() as connection:
+            rows = connection.execute(query.limit(limit + 1)).mappings().all()
+        return [_record(row) for row in rows[:limit]], page_token_after(rows, limit)
+
+    def update_dataset(self, dataset_id: str, tenant: str = "default", **changes: Any) -> DatasetRecord:
+        """Change `status`, `stats`, `path` or `name` of a record. NotFound as in `get_dataset`."""
+        unknown = set(changes) - {"status", "stats", "path", "name"}
+        if unknown:
+            raise TypeError(f"a data set's record has no changeable {sorted(unknown)}")
+        with self._database.write() as connection:
+            if connection.execute(sa.update(DATASETS).where(_is(dataset_id, tenant)).values(**changes)).rowcount != 1:
+                raise _none(dataset_id)
+        return self.get_dataset(dataset_id, tenant)
+
+    def delete_dataset(self, dataset_id: str, tenant: str = "default") -> None:
+        """Forget a record; removing its folder is the caller's. NotFound as in `get_dataset`."""
+        with self._database.write() as connection:
+            if connection.execute(sa.delete(DATASETS).where(_is(dataset_id, tenant))).rowcount != 1:
+                raise _none(dataset_id)
+
+
+def _is(dataset_id: str, tenant: str) -> sa.ColumnElement[bool]:
+    """The tenant is part of every question."""
+    return sa.and_(DATASETS.c.id == dataset_id, DATASETS.c.tenant == tenant)
+
+
+def _none(dataset_id: str) -> NotFound:
+    """The error for a missing record."""
+    return NotFound(f"there is no data set {dataset_id[:80]!r}: list them with `xcray data list`")
+
+
+def _record(row: sa.RowMapping) -> DatasetRecord:
+    """A row as a record."""
+    return DatasetRecord(**{name: row[name] for name in DatasetRecord.__dataclass_fields__})

@@ -1,0 +1,73 @@
+"""The folder of an embedded service: where everything of one xcray lies. Readable by its owner only."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from xcray.errors import ParameterError
+
+ID = re.compile(r"[a-z]{1,8}_[a-z0-9]{1,40}")
+
+
+class Home:
+    """Paths below one folder, made with mode 0700 on first use.
+
+    xcray.db  datasets/  models/  runs/JOB_ID/  logs/JOB_ID.log  ray/
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        for folder in (self.path, self.datasets, self.models, self.runs, self.logs, self.ray):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+
+    @property
+    def store_url(self) -> str:
+        """The address of the embedded store."""
+        return f"sqlite:///{self.path / 'xcray.db'}"
+
+    @property
+    def datasets(self) -> Path:
+        """Data sets, one folder an id."""
+        return self.path / "datasets"
+
+    @property
+    def models(self) -> Path:
+        """The root of the model registry."""
+        return self.path / "models"
+
+    @property
+    def runs(self) -> Path:
+        """What running jobs keep: finished parts, so that a resumed job does the rest."""
+        return self.path / "runs"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of runners."""
+        return self.path / "logs"
+
+    @property
+    def ray(self) -> Path:
+        """What is known of xcray's own local Ray."""
+        return self.path / "ray"
+
+    def run(self, job_id: str) -> Path:
+        """The folder of a job's finished parts."""
+        return self.runs / check_id(job_id)
+
+    def log(self, job_id: str) -> Path:
+        """The log of a job, all its attempts."""
+        return self.logs / f"{check_id(job_id)}.log"
+
+    def dataset(self, dataset_id: str) -> Path:
+        """The folder of a data set."""
+        return self.datasets / check_id(dataset_id)
+
+
+def check_id(value: str) -> str:
+    """`value` when it looks like an id that the server makes; ParameterError otherwise. Paths come from ids only."""
+    if not ID.fullmatch(value):
+        raise ParameterError(f"{value[:40]!r} is not an id that the server made")
+    return value

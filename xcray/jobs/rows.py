@@ -1,0 +1,85 @@
+"""Steps inside one transaction of the job tables: find a row, move it by compare-and-set, note what happened."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from xcray.errors import Conflict, Fenced, NotFound
+from xcray.jobs.job import Job, utc
+from xcray.jobs.schema import EVENTS, JOBS
+from xcray.jobs.states import PENDING, QUEUED, RUNNING, TERMINAL, allowed
+
+JOB_COLUMNS: Final = tuple(JOBS.c[name] for name in Job.__dataclass_fields__)
+KEPT_PROGRESS: Final = 500  # progress events that an ended job keeps
+
+
+def job_of(row: sa.RowMapping) -> Job:
+    """A row as a job."""
+    return Job(**{name: row[name] for name in Job.__dataclass_fields__})
+
+
+def find(connection: Connection, job_id: str, tenant: str | None, *, lock: bool = False) -> sa.RowMapping:
+    """The row of a job; NotFound also for another tenant's. `tenant` None is for xcray's own processes.
+
+    `lock` holds the row in PostgreSQL; SQLite's write transactions hold everything.
+    """
+    query = sa.select(JOBS).where(JOBS.c.id == job_id)
+    if tenant is not None:
+        query = query.where(JOBS.c.tenant == tenant)
+    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+    if row is None:
+        raise NotFound(f"there is no job {job_id[:80]!r}: list them with `xcray jobs list`")
+    return row
+
+
+def owned(connection: Connection, job_id: str, attempt: int) -> sa.RowMapping:
+    """The row of a running job while `attempt` is the one that runs it. Raises Fenced otherwise."""
+    row = connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id).with_for_update()).mappings().first()
+    if row is None or row["attempt"] != attempt or row["status"] != RUNNING:
+        state = "gone" if row is None else f"{row['status']} in attempt {row['attempt']}"
+        raise Fenced(f"attempt {attempt} of {job_id} must not write: the job is {state}")
+    return row
+
+
+def change(connection: Connection, row: sa.RowMapping, **values: Any) -> None:
+    """Change a row as it was read: status, attempt and event counter still the same, else Fenced."""
+    same = [JOBS.c[name] == row[name] for name in ("seq", "status", "attempt", "events")]
+    if connection.execute(sa.update(JOBS).where(*same).values(**values)).rowcount != 1:
+        raise Fenced(f"job {row['id']} changed at the same moment: read it again")
+
+
+def note(connection: Connection, row: sa.RowMapping, now: float, kind: str, data: dict[str, Any], **values: Any) -> None:
+    """Append an event and change the row with it."""
+    seq = row["events"] + 1
+    change(connection, row, events=seq, **values)
+    connection.execute(sa.insert(EVENTS).values(job_id=row["id"], seq=seq, time=utc(now), kind=kind, data=data))
+
+
+def move(connection: Connection, row: sa.RowMapping, now: float, status: str, **values: Any) -> Job:
+    """Move a job along the table of transitions, with an event; the moved job. Raises Conflict when there is no such move."""
+    if not allowed(row["status"], status):
+        raise Conflict(f"job {row['id']} is {row['status']}; it can't become {status}", code="STATE", status=row["status"])
+    if status == PENDING:
+        values = {"phase": QUEUED, "finished": None, "reason": None, "message": None, **values}
+    if status in TERMINAL:
+        values["finished"] = utc(now)
+    if status != RUNNING:
+        values |= {"owner": None, "lease_until": None, "stop_requested": False}
+    shown = {"status": status, "attempt": values.get("attempt", row["attempt"])}
+    shown |= {name: values[name] for name in ("phase", "reason", "message") if values.get(name)}
+    note(connection, row, now, "status", shown, status=status, **values)
+    if status in TERMINAL:
+        thin_progress(connection, row["id"])
+    return job_of(find(connection, row["id"], None))
+
+
+def thin_progress(connection: Connection, job_id: str) -> None:
+    """Keep about KEPT_PROGRESS progress events of an ended job, evenly."""
+    mine = (EVENTS.c.job_id == job_id, EVENTS.c.kind == "progress")
+    count = connection.execute(sa.select(sa.func.count()).select_from(EVENTS).where(*mine)).scalar_one()
+    step = -(-count // KEPT_PROGRESS)
+    if step > 1:
+        connection.execute(sa.delete(EVENTS).where(*mine, EVENTS.c.seq % step != 0))
