@@ -1,0 +1,39 @@
+"""Is a matrix what the other kernels trust it to be? They read without bounds checks, so foreign arrays pass here first."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from xcray.arrays import CSR
+
+FAULTS = (
+    "",
+    "its row offsets do not ascend within its entries",
+    "a column index lies outside of the matrix",
+    "column indices do not ascend, or repeat",
+    "a value is not finite",
+)  # code of first_fault -> what is wrong
+
+
+@numba.njit(nogil=True, cache=True)
+def first_fault(matrix: CSR) -> tuple[int, int]:
+    """(code in FAULTS, row) of the first fault of a CSR; (0, -1) when it is sound. One pass, O(rows + entries)."""
+    indptr, indices, data = matrix.indptr, matrix.indices, matrix.data
+    n_rows = len(indptr) - 1
+    if n_rows < 0 or indptr[0] < 0 or indptr[n_rows] > min(len(indices), len(data)):
+        return 1, 0
+    for i in range(n_rows):
+        if indptr[i + 1] < indptr[i]:
+            return 1, i
+    for i in range(n_rows):
+        before = -1
+        for p in range(indptr[i], indptr[i + 1]):
+            if indices[p] < 0 or indices[p] >= matrix.n_cols:
+                return 2, i
+            if indices[p] <= before:
+                return 3, i
+            if not np.isfinite(data[p]):
+                return 4, i
+            before = indices[p]
+    return 0, -1

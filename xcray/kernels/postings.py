@@ -1,0 +1,204 @@
+"""Exact top-k over posting lists: the plain scan, judge and fallback of every faster search.
+
+A score is the float64 sum of x_f * w_fl over the features f of the query in ascending order, then + bias: one order, so
+two searches agree to the bit. (The product of two float32 is exact in float64; only the sums round.) A heap holds the k
+best; its root is the worst of them. A label beats another by a higher score, or the same score and a lower number.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from xcray.arrays import CSR, Float32, Float64, Int32, TopK
+
+DENSE = 4  # from K / DENSE postings on, visiting all labels in order is cheaper than remembering which were touched
+
+
+class Scratch(NamedTuple):
+    """Working memory of one thread for K labels; all zero between queries.
+
+    sums: (K,) float64; seen: (K,) uint8, 1 for labels in touched; touched: (K + 1,) int32.
+    """
+
+    sums: Float64
+    seen: np.ndarray[tuple[int], np.dtype[np.uint8]]
+    touched: Int32
+
+
+class Biases(NamedTuple):
+    """values: (K,) float32; order: (K,) int32, labels by falling bias, equal ones by number."""
+
+    values: Float32
+    order: Int32
+
+
+@numba.njit(nogil=True, cache=True)
+def top_k(X: CSR, start: int, stop: int, postings: CSR, biases: Biases, scratch: Scratch, out: TopK) -> None:
+    """Write the best labels and scores of rows [start, stop) into the same rows of `out` ((n, k), 1 <= k <= K)."""
+    n_labels = len(biases.values)
+    for i in range(start, stop):
+        labels, scores = out.labels[i], out.scores[i]
+        if n_postings(X, i, postings) * DENSE >= n_labels:
+            add_all(X, i, postings, scratch.sums)
+            size = offer_all(biases.values, scratch.sums, labels, scores)
+        else:
+            n_touched = add_touched(X, i, postings, scratch)
+            size = offer_touched(biases.values, scratch, n_touched, labels, scores)
+            offer_untouched(biases, scratch.seen, labels, scores, size)
+            scratch.seen[scratch.touched[:n_touched]] = 0
+        sort_best_first(labels, scores)
+
+
+@numba.njit(nogil=True, cache=True)
+def rank_of(X: CSR, row: int, label: int, postings: CSR, biases: Biases, scratch: Scratch) -> int:
+    """How many labels beat `label` for one row: 0 for the best."""
+    add_all(X, row, postings, scratch.sums)
+    score = scratch.sums[label] + np.float64(biases.values[label])
+    better = 0
+    for other in range(len(biases.values)):
+        if beats(scratch.sums[other] + np.float64(biases.values[other]), other, score, label):
+            better += 1
+    scratch.sums[:] = 0.0
+    return better
+
+
+@numba.njit(nogil=True, cache=True)
+def score_of(X: CSR, row: int, label: int, W: CSR, bias: float) -> float:
+    """x . w + bias of one row and one label, from the weights by label (K, D): the same bits as the scan gives."""
+    total = 0.0
+    p, p_end = X.indptr[row], X.indptr[row + 1]
+    q, q_end = W.indptr[label], W.indptr[label + 1]
+    while p < p_end and q < q_end:
+        if X.indices[p] == W.indices[q]:
+            total += np.float64(X.data[p]) * np.float64(W.data[q])
+            p += 1
+            q += 1
+        elif X.indices[p] < W.indices[q]:
+            p += 1
+        else:
+            q += 1
+    return total + bias
+
+
+@numba.njit(nogil=True, cache=True)
+def n_postings(X: CSR, row: int, postings: CSR) -> int:
+    """How many weights the features of a row have."""
+    total = 0
+    for p in range(X.indptr[row], X.indptr[row + 1]):
+        f = X.indices[p]
+        total += postings.indptr[f + 1] - postings.indptr[f]
+    return total
+
+
+@numba.njit(nogil=True, cache=True)
+def add_all(X: CSR, row: int, postings: CSR, sums: Float64) -> None:
+    """Add x_f * w_fl to sums[l], features ascending."""
+    for p in range(X.indptr[row], X.indptr[row + 1]):
+        f = X.indices[p]
+        x = np.float64(X.data[p])
+        for q in range(postings.indptr[f], postings.indptr[f + 1]):
+            sums[postings.indices[q]] += x * np.float64(postings.data[q])
+
+
+@numba.njit(nogil=True, cache=True)
+def add_touched(X: CSR, row: int, postings: CSR, scratch: Scratch) -> int:
+    """As `add_all`, and the labels met for the first time go to touched; returns how many."""
+    sums, seen, touched = scratch.sums, scratch.seen, scratch.touched
+    n = 0
+    for p in range(X.indptr[row], X.indptr[row + 1]):
+        f = X.indices[p]
+        x = np.float64(X.data[p])
+        for q in range(postings.indptr[f], postings.indptr[f + 1]):
+            label = postings.indices[q]
+            touched[n] = label  # written always, kept if new: no branch to mispredict
+            n += 1 - seen[label]
+            seen[label] = 1
+            sums[label] += x * np.float64(postings.data[q])
+    return n
+
+
+@numba.njit(nogil=True, cache=True)
+def offer_all(bias: Float32, sums: Float64, labels: Int32, scores: Float64) -> int:
+    """Offer every label to the heap and clear its sum; returns the heap's size."""
+    size = 0
+    for label in range(len(bias)):
+        size = offer(labels, scores, size, label, sums[label] + np.float64(bias[label]))
+        sums[label] = 0.0
+    return size
+
+
+@numba.njit(nogil=True, cache=True)
+def offer_touched(bias: Float32, scratch: Scratch, n_touched: int, labels: Int32, scores: Float64) -> int:
+    """Offer the touched labels to the heap and clear their sums; returns the heap's size."""
+    size = 0
+    for t in range(n_touched):
+        label = scratch.touched[t]
+        size = offer(labels, scores, size, label, scratch.sums[label] + np.float64(bias[label]))
+        scratch.sums[label] = 0.0
+    return size
+
+
+@numba.njit(nogil=True, cache=True)
+def offer_untouched(
+    biases: Biases, seen: np.ndarray[tuple[int], np.dtype[np.uint8]], labels: Int32, scores: Float64, size: int
+) -> int:
+    """Offer labels that score their bias, best first, until one is not good enough: the rest are worse still."""
+    for label in biases.order:
+        if seen[label]:
+            continue
+        score = 0.0 + np.float64(biases.values[label])  # 0.0 +: an empty sum, so that a bias of -0.0 gives the same bits
+        if size == len(labels) and not beats(score, label, scores[0], labels[0]):
+            break
+        size = offer(labels, scores, size, label, score)
+    return size
+
+
+@numba.njit(nogil=True, cache=True)
+def beats(score: float, label: int, other_score: float, other_label: int) -> bool:
+    """Whether a label comes before another."""
+    return score > other_score or (score == other_score and label < other_label)
+
+
+@numba.njit(nogil=True, cache=True)
+def offer(labels: Int32, scores: Float64, size: int, label: int, score: float) -> int:
+    """Put a label into the heap if there is room or it beats the root; returns the heap's size."""
+    if size == len(labels):
+        if beats(score, label, scores[0], labels[0]):
+            sink(labels, scores, size, label, score)
+        return size
+    at = size
+    while at > 0:
+        up = (at - 1) // 2
+        if not beats(scores[up], labels[up], score, label):
+            break
+        scores[at], labels[at] = scores[up], labels[up]
+        at = up
+    scores[at], labels[at] = score, label
+    return size + 1
+
+
+@numba.njit(nogil=True, cache=True)
+def sink(labels: Int32, scores: Float64, size: int, label: int, score: float) -> None:
+    """Replace the root of a heap of `size` by a label, and let it sink to its place."""
+    at = 0
+    while 2 * at + 1 < size:
+        down = 2 * at + 1
+        if down + 1 < size and beats(scores[down], labels[down], scores[down + 1], labels[down + 1]):
+            down += 1
+        if not beats(score, label, scores[down], labels[down]):
+            break
+        scores[at], labels[at] = scores[down], labels[down]
+        at = down
+    scores[at], labels[at] = score, label
+
+
+@numba.njit(nogil=True, cache=True)
+def sort_best_first(labels: Int32, scores: Float64) -> None:
+    """Turn a full heap into a list, best first."""
+    for end in range(len(labels) - 1, 0, -1):
+        score, label = scores[end], labels[end]
+        scores[end], labels[end] = scores[0], labels[0]
+        sink(labels, scores, end, label, score)

@@ -1,0 +1,1 @@
+"""The model: its arrays, its directory format, the registry of its versions."""

@@ -1,0 +1,80 @@
+"""The model card: one page of Markdown that says what a model is, from its manifest alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CARD = """\
+# Model card
+
+A linear model over {n_labels:,} labels and {n_features:,} features: `score = x . w + b`, one sparse `w` per label, the
+labels with the highest scores are the answer. The search is exact; equal scores come in the order of label numbers.
+
+| | |
+|---|---|
+| solver | `{solver}` |
+| trained | {created} with xcray {xcray} |
+| data | `{dataset_hash}` (content hash of the data set) |
+| input | {input} |
+| labels x features | {n_labels:,} x {n_features:,} |
+| weights that are not zero | {nnz:,} ({per_label:.1f} a label) |
+| random seed | {seed} |
+| content | `{sha256}` |
+
+## Measures
+
+{measures}
+
+## Parameters
+
+{params}
+
+## How to use it
+
+```python
+from xcray import Model, Predictor
+
+predictor = Predictor(Model.open("DIRECTORY"))
+predictor.named(predictor.predict({example}, k=5))
+```
+
+## Limits
+
+- Scores are margins, not probabilities; compare them within one query only.
+- It knows the labels it was trained on, and answers with k of them even when none fits.
+- Rare labels were seen a few times only; the propensity-scored measures (PSP@k), where given, say how it does on those.
+- Words and habits of its training data are in its weights: `explain` shows which features made an answer.
+"""
+
+
+def card(manifest: Mapping[str, Any]) -> str:
+    """The card of the model with this manifest, as Markdown."""
+    n_labels, n_features = manifest["shape"]
+    return CARD.format(
+        n_labels=n_labels,
+        n_features=n_features,
+        per_label=manifest["nnz"] / max(n_labels, 1),
+        xcray=manifest["versions"]["xcray"],
+        input="text, by the pipeline in `text/`" if manifest["text"] else "sparse rows of the training features",
+        example='["some text"]' if manifest["text"] else "X",
+        measures=_table("measure", {name: _percent(value) for name, value in manifest["measures"].items()}, "not measured"),
+        params=_table("parameter", manifest["params"], "none"),
+        **{name: manifest[name] for name in ("solver", "created", "dataset_hash", "nnz", "seed", "sha256")},
+    )
+
+
+def _table(head: str, rows: Mapping[str, Any], none: str) -> str:
+    """Two columns of Markdown, or `none` when there is nothing to show."""
+    lines = [f"| {head} | value |", "|---|---|", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())]
+    return "\n".join(lines) if rows else f"({none})"
+
+
+def _cell(value: Any) -> str:
+    """A value that can't break the table."""
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _percent(value: Any) -> str:
+    """A fraction as per cent; anything else as it is."""
+    return f"{100 * value:.2f} %" if isinstance(value, float) and 0 <= value <= 1 else str(value)

@@ -1,0 +1,210 @@
+"""The model directory: one manifest, Arrow files beside it, a checksum for every byte. Published whole, never changed.
+
+manifest.json     what it is; sealed by a checksum of its own text, and by the checksums of all other files
+weights.arrow     K rows (labels) of feature indices and weights        bias.arrow      K intercepts
+labels.arrow      K names                                               features.arrow  D names
+index/            the same weights by feature, for the search           text/           pipeline, when text is the input
+classes.arrow     the solver's report per label, when there is one      card.md         the model card
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from xcray.arrays import CSR, Float32, frozen
+from xcray.data.text import TextPipeline
+from xcray.errors import Corrupt, NotFound, ParameterError
+from xcray.files import (
+    discard_directory,
+    file_digests,
+    publish_directory,
+    read_csr,
+    read_table,
+    staging_directory,
+    verify_files,
+    write_bytes,
+    write_matrix,
+    write_table,
+)
+from xcray.kernels.canonical import FAULTS, first_fault
+from xcray.model.card import card
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+POSTINGS = "index/postings.arrow"
+LARGEST = 2**31 - 1  # labels and features are numbered by int32
+MATRIX = {"indices": pa.large_list(pa.int32()), "values": pa.large_list(pa.float32())}
+
+
+class Parts(NamedTuple):
+    """What a model directory holds beside its manifest.
+
+    W: (K, D) CSR by label; postings: (D, K) CSR by feature; b: (K,) float32; names: K and D strings; classes: K rows.
+    """
+
+    W: CSR
+    postings: CSR
+    b: Float32
+    label_names: pa.LargeStringArray
+    feature_names: pa.LargeStringArray
+    text: TextPipeline | None
+    classes: pa.Table | None
+
+
+def write_parts(path: Path, parts: Parts, manifest: Mapping[str, Any]) -> None:
+    """Write a model directory aside and publish it by one rename. Raises Conflict when `path` exists already."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = staging_directory(path)
+    try:
+        _write_files(staged, parts)
+        write_bytes(staged / "card.md", card(manifest).encode())
+        whole = {**manifest, "files": file_digests(staged)}
+        write_bytes(staged / MANIFEST, _sealed(whole).encode())
+        publish_directory(staged, path)
+    finally:
+        discard_directory(staged)
+
+
+def read_parts(path: Path, verify: bool = True) -> tuple[Parts, dict[str, Any]]:
+    """Map a model directory: its parts and its manifest. Nothing is copied but the names of a text pipeline.
+
+    verify: compare every file with its SHA-256 and check the structure and finiteness of all weights (one pass over the
+    model). Without it the manifest's own seal, file sizes, types and shapes are still checked.
+    Raises NotFound when there is no model, Corrupt naming the file when it is not what was written.
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    _check_sizes(path, manifest["files"])
+    if verify:
+        verify_files(path, manifest["files"])
+    parts = _map_files(path, manifest)
+    if verify:
+        check_sound(parts.W, parts.b, "weights.arrow")
+        check_sound(parts.postings, parts.b, POSTINGS)
+    return parts, manifest
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a model directory, its seal and schema version checked. Raises NotFound or Corrupt."""
+    try:
+        raw = (Path(path) / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"there is no model at {Path(path).name}: it has no {MANIFEST}") from None
+    try:
+        manifest = json.loads(raw)
+        version, seal = manifest["schema_version"], manifest.pop("seal")
+        if version != SCHEMA_VERSION:
+            raise Corrupt(f"the model has format {version}, this xcray reads {SCHEMA_VERSION}: use the xcray that wrote it")
+        sound = _sealed(manifest).encode() == raw
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{MANIFEST} is not a model's manifest: {type(error).__name__}", file=MANIFEST) from None
+    if not sound:
+        raise Corrupt(f"{MANIFEST} is not what was written (its seal differs)", file=MANIFEST)
+    manifest["seal"] = seal
+    _check_claims(manifest)
+    return dict(manifest)
+
+
+def check_sound(matrix: CSR, b: Float32, name: str) -> None:
+    """Raise Corrupt, naming the file and the row, unless a matrix is canonical and all numbers are finite."""
+    code, row = first_fault(matrix)
+    if code:
+        raise Corrupt(f"{name}, row {row}: {FAULTS[code]}; train the model again or restore its file", file=name)
+    if not np.isfinite(b).all():
+        raise Corrupt(f"bias.arrow: label {int(np.argmin(np.isfinite(b)))} has a bias that is not finite", file="bias.arrow")
+
+
+def _sealed(manifest: Mapping[str, Any]) -> str:
+    """The manifest's only valid text: sorted, with a checksum over the rest. Any other byte is seen on reading."""
+    seal = hashlib.sha256(_text(manifest).encode()).hexdigest()
+    return _text({**manifest, "seal": seal})
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    """JSON in one fixed form. Raises ParameterError on what JSON can't hold."""
+    try:
+        return json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    except TypeError as error:
+        raise ParameterError(f"a model's parameters, measures and report must be JSON: {error}") from None
+
+
+def _write_files(staged: Path, parts: Parts) -> None:
+    """Every file but the card and the manifest."""
+    write_matrix(staged / "weights.arrow", parts.W)
+    write_table(staged / "bias.arrow", pa.table({"bias": pa.array(parts.b)}))
+    write_table(staged / "labels.arrow", pa.table({"name": parts.label_names}))
+    write_table(staged / "features.arrow", pa.table({"name": parts.feature_names}))
+    (staged / POSTINGS).parent.mkdir()
+    write_matrix(staged / POSTINGS, parts.postings)
+    if parts.classes is not None:
+        write_table(staged / "classes.arrow", parts.classes)
+    if parts.text is not None:
+        parts.text.save(staged / "text")
+
+
+def _check_claims(manifest: dict[str, Any]) -> None:
+    """The manifest's figures, before anything is opened by them."""
+    try:
+        (n_labels, n_features), nnz = manifest["shape"], manifest["nnz"]
+        sizes = [n_labels, n_features, nnz]
+        files = {"weights.arrow", "bias.arrow", "labels.arrow", "features.arrow", POSTINGS} <= set(manifest["files"])
+        safe = all(not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts for name in manifest["files"])
+        numbers = all(type(size) is int and size >= 0 for size in sizes) and max(n_labels, n_features) <= LARGEST
+        room = manifest["files"]["weights.arrow"]["bytes"] >= 8 * nnz and manifest["files"]["bias.arrow"]["bytes"] >= 4 * n_labels
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"{MANIFEST} lacks what a model needs: {error!r}", file=MANIFEST) from None
+    if not (files and safe and numbers and room and nnz <= n_labels * n_features):
+        raise Corrupt(f"{MANIFEST} claims {n_labels} labels, {n_features} features, {nnz} weights; its files can't hold these")
+
+
+def _check_sizes(path: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
+    """Files exist with their sizes: cheap, and enough to see a copy that was cut short."""
+    for name, expected in digests.items():
+        try:
+            found = (path / name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            raise Corrupt(f"{path.name}: file {name} is missing", file=name) from None
+        if found != expected["bytes"]:
+            raise Corrupt(f"{path.name}: file {name} has {found} bytes, {expected['bytes']} were written", file=name)
+
+
+def _map_files(path: Path, manifest: Mapping[str, Any]) -> Parts:
+    """Views of all files, their types and shapes compared with the manifest."""
+    n_labels, n_features = manifest["shape"]
+    return Parts(
+        W=_matrix(path, "weights.arrow", (n_labels, n_features), manifest["nnz"]),
+        postings=_matrix(path, POSTINGS, (n_features, n_labels), manifest["nnz"]),
+        b=_column(path, "bias.arrow", "bias", pa.float32(), n_labels),
+        label_names=_column(path, "labels.arrow", "name", pa.large_string(), n_labels),
+        feature_names=_column(path, "features.arrow", "name", pa.large_string(), n_features),
+        text=TextPipeline.load(path / "text") if manifest["text"] else None,
+        classes=read_table(path / "classes.arrow") if "classes.arrow" in manifest["files"] else None,
+    )
+
+
+def _matrix(path: Path, name: str, shape: tuple[int, int], nnz: int) -> CSR:
+    """A mapped matrix of the claimed types, shape and number of entries."""
+    schema = read_table(path / name).schema
+    if {field.name: field.type for field in schema} != MATRIX:
+        raise Corrupt(f"{name} holds {schema.names} of other types than int32 indices and float32 values", file=name)
+    matrix = read_csr(path / name)
+    if matrix.shape != shape or matrix.nnz != nnz or len(matrix.indices) != nnz:
+        raise Corrupt(f"{name} is {matrix.shape} with {matrix.nnz} weights, the manifest says {shape} with {nnz}", file=name)
+    return matrix
+
+
+def _column(path: Path, name: str, column: str, kind: pa.DataType, length: int) -> Any:
+    """The only column of a table as a mapped array: float32 for numpy, strings for Arrow."""
+    table = read_table(path / name)
+    if table.schema != pa.schema({column: kind}) or table.num_rows != length or table.column(column).null_count:
+        raise Corrupt(f"{name} is not {length} values of {column!r} ({kind})", file=name)
+    values = table.column(column).combine_chunks() if length else pa.array([], kind)
+    return frozen(values.to_numpy(), np.float32) if kind == pa.float32() else values

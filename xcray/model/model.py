@@ -1,0 +1,209 @@
+"""A trained model: W, b, the names of labels and features, the text pipeline, and where it all came from."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from xcray.arrays import CSR, Float32, csr, frozen
+from xcray.data.text import TextPipeline
+from xcray.errors import NotFound, ShapeMismatch, excerpt
+from xcray.files import sha256_arrays
+from xcray.kernels.sparse import transpose
+from xcray.model.directory import POSTINGS, SCHEMA_VERSION, Parts, check_sound, read_parts, write_parts
+
+LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """score = W x + b, with everything needed to ask it and to know where it came from. Immutable, memory-mapped.
+
+    W: (K, D) CSR float32, one row per label; postings: (D, K), the same by feature; b: (K,) float32.
+    label_names, feature_names: K and D strings; text: the pipeline that makes features of text, or None.
+    classes: the solver's report, one row per label, or None; manifest: see `directory`.
+    """
+
+    path: Path
+    W: CSR
+    postings: CSR
+    b: Float32
+    label_names: pa.LargeStringArray
+    feature_names: pa.LargeStringArray
+    text: TextPipeline | None
+    classes: pa.Table | None
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: str | Path, verify: bool = True) -> Model:
+        """Map a model directory. verify=True compares every file with its checksum. Raises NotFound, Corrupt."""
+        parts, manifest = read_parts(Path(path), verify)
+        return cls(path=Path(path), manifest=manifest, **parts._asdict())
+
+    @property
+    def n_labels(self) -> int:
+        """K, the number of labels."""
+        return self.W.n_rows
+
+    @property
+    def n_features(self) -> int:
+        """D, the number of features."""
+        return int(self.W.n_cols)
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored weights."""
+        return self.W.nnz
+
+    @property
+    def sha256(self) -> str:
+        """Content hash: the same for the same weights, names and training settings, whenever and wherever trained."""
+        return str(self.manifest["sha256"])
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """Measures taken after training, as fractions; empty when none were."""
+        return dict(self.manifest["measures"])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes on disk, the manifest aside."""
+        return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
+
+    def label_name(self, label: int) -> str:
+        """The name of label number `label`. Raises NotFound when there is no such number."""
+        if not 0 <= label < self.n_labels:
+            raise NotFound(f"there is no label number {label}: the model has labels 0 to {self.n_labels - 1}")
+        return str(self.label_names[int(label)].as_py())
+
+    def label_id(self, label: int | str) -> int:
+        """The number of a label given by number or by name. Raises NotFound when there is no such label."""
+        if not isinstance(label, str):
+            self.label_name(label)
+            return int(label)
+        found = int(pc.index(self.label_names, pa.scalar(label, pa.large_string())).as_py())
+        if found < 0:
+            raise NotFound(f"the model has no label {excerpt(label)!r}; the names are in model.label_names")
+        return found
+
+
+def write_model(
+    path: str | Path,
+    *,
+    W: CSR,
+    b: Any,
+    label_names: Any,
+    feature_names: Any,
+    solver: str,
+    params: Mapping[str, Any],
+    dataset_hash: str,
+    seed: int | None = None,
+    text: TextPipeline | None = None,
+    measures: Mapping[str, float] | None = None,
+    report: Mapping[str, Any] | None = None,
+    classes: pa.Table | None = None,
+    link: str = "identity",
+) -> Model:
+    """Publish a model directory at `path` by one rename, and open it.
+
+    W: (K, D) CSR, one row per label; b: (K,) float32; label_names, feature_names: K and D strings (Arrow or a sequence).
+    solver, params, seed, dataset_hash: where it came from; measures: fractions by name; report: what the training wants to
+    keep (timings and the like, JSON); classes: one row per label. Timings and measures do not enter the content hash.
+    Raises ShapeMismatch when sizes disagree, Corrupt when a weight is not finite, ParameterError when something is not
+    JSON, Conflict when `path` exists.
+    """
+    parts = _parts(W, b, label_names, feature_names, text, classes)
+    settings = {"solver": solver, "params": _plain(params)}
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": _versions(),
+        **settings,
+        "dataset_hash": dataset_hash,
+        "seed": _plain(seed),
+        "measures": _plain(measures or {}),
+        "report": _plain(report or {}),
+        "link": link,
+        "stages": [{"features": "input", "weights": "weights.arrow", "bias": "bias.arrow", "calibration": None}],
+        "index": {"postings": POSTINGS},
+        "text": {"fingerprint": text.fingerprint} if text is not None else None,
+        "shape": list(parts.W.shape),
+        "nnz": parts.W.nnz,
+        "sha256": content_hash(parts, {**settings, "dataset_hash": dataset_hash}),
+    }
+    write_parts(Path(path), parts, manifest)
+    return Model.open(path, verify=False)
+
+
+def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
+    """SHA-256 over weights, bias, label names, text fingerprint and settings (solver, params, dataset_hash)."""
+    names = parts.label_names
+    return sha256_arrays(
+        {
+            "indptr": parts.W.indptr,
+            "indices": parts.W.indices,
+            "data": parts.W.data,
+            "shape": np.array(parts.W.shape, np.int64),
+            "bias": parts.b,
+            "label_bytes": np.frombuffer("".join(names.to_pylist()).encode(), np.uint8),
+            "label_lengths": pc.binary_length(names).to_numpy().astype(np.int64),
+            "text": parts.text.fingerprint if parts.text is not None else "",
+            "settings": json.dumps(dict(settings), sort_keys=True),
+        }
+    )
+
+
+def _parts(W: CSR, b: Any, label_names: Any, feature_names: Any, text: TextPipeline | None, classes: pa.Table | None) -> Parts:
+    """The arrays of a model, frozen, compact and checked against each other."""
+    lo, hi = int(W.indptr[0]), int(W.indptr[-1])
+    W = csr(W.indptr - lo, W.indices[lo:hi], W.data[lo:hi], W.n_cols)  # a view of some rows becomes a matrix of its own
+    b = frozen(b, np.float32)
+    labels, features = _names(label_names), _names(feature_names)
+    sizes = {"biases": (b.size, W.n_rows), "label names": (len(labels), W.n_rows), "feature names": (len(features), W.n_cols)}
+    if text is not None:
+        sizes["terms of the text pipeline"] = (len(text.terms), W.n_cols)
+    if classes is not None:
+        sizes["rows of the class report"] = (classes.num_rows, W.n_rows)
+    for what, (found, expected) in sizes.items():
+        if found != expected:
+            raise ShapeMismatch(f"W is {W.n_rows} labels x {W.n_cols} features, but there are {found} {what}; give {expected}")
+    check_sound(W, b, "weights")
+    return Parts(W, transpose(W), b, labels, features, text, classes)
+
+
+def _names(names: Any) -> pa.LargeStringArray:
+    """Strings as one Arrow array."""
+    if isinstance(names, pa.ChunkedArray):
+        names = names.combine_chunks()
+    return names.cast(pa.large_string()) if isinstance(names, pa.Array) else pa.array(list(names), pa.large_string())
+
+
+def _versions() -> dict[str, str]:
+    """Versions of xcray, Python and the libraries that make the numbers."""
+    out = {"python": platform.python_version()}
+    for name in ("xcray", *LIBRARIES):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {"xcray": "unknown", **out}
+
+
+def _plain(value: Any) -> Any:
+    """`value` with numpy numbers as Python's, tuples as lists and numbers that JSON can't hold as None."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(entry) for entry in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,252 @@
+"""Models by name, in a folder: numbered versions that never change, aliases that move.
+
+    root/NAME/versions/N/     a model directory         root/NAME/aliases.json    aliases, and the highest number given out
+    root/NAME/history.jsonl   one line per change
+
+Changes to one name are serialised by a file lock, which the kernel drops when its holder dies; each is one rename, so
+readers need no lock. A number is given out once, even when its version is deleted later.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xcray.errors import Conflict, NotFound, ParameterError, excerpt
+from xcray.files import (
+    check_name,
+    discard_directory,
+    publish_directory,
+    read_json,
+    staging_directory,
+    sync_directory,
+    verify_files,
+    write_json,
+)
+from xcray.model.directory import MANIFEST, read_manifest
+
+LATEST = "latest"  # implied: the highest version there is
+
+
+class ModelVersion(NamedTuple):
+    """One version, from its manifest. shape: (labels, features); measures: fractions; n_bytes: on disk."""
+
+    name: str
+    version: int
+    path: Path
+    aliases: tuple[str, ...]
+    sha256: str
+    created: str
+    solver: str
+    shape: tuple[int, int]
+    nnz: int
+    n_bytes: int
+    measures: dict[str, float]
+    dataset_hash: str
+
+
+class Registry:
+    """Model versions below one folder, safe for many processes at once."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def publish(self, name: str, staged: str | Path) -> int:
+        """Move a finished model directory in as the next version of `name`; returns its number.
+
+        Raises NotFound or Corrupt when `staged` is not a whole model, ParameterError when the name is not allowed.
+        """
+        home, staged = self._home(name), Path(staged)
+        manifest = read_manifest(staged)
+        verify_files(staged, manifest["files"])
+        (home / "versions").mkdir(parents=True, exist_ok=True)
+        with _locked(home):
+            number = self._highest(name) + 1
+            _move_in(staged, home / "versions" / str(number))
+            self._write_state(name, {**self._state(name), "highest": number})
+            _note(home, "publish", version=number, sha256=manifest["sha256"])
+        return number
+
+    def names(self) -> list[str]:
+        """Names that have at least one version, sorted."""
+        if not self.root.is_dir():
+            return []
+        return sorted(path.name for path in self.root.iterdir() if (path / "versions").is_dir() and self.versions(path.name))
+
+    def versions(self, name: str) -> list[int]:
+        """Version numbers of a name, ascending; empty when there are none."""
+        folder = self._home(name) / "versions"
+        found = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+        return sorted(int(number) for number in found if number.isdecimal() and (folder / number / MANIFEST).is_file())
+
+    def aliases(self, name: str) -> dict[str, int]:
+        """Version numbers by alias, `latest` included when there is a version."""
+        versions = self.versions(name)
+        return {**self._state(name)["aliases"], **({LATEST: versions[-1]} if versions else {})}
+
+    def describe(self, name: str, version: int) -> ModelVersion:
+        """One version's summary. Raises NotFound, Corrupt."""
+        path = self._version_path(name, version)
+        manifest = read_manifest(path)
+        return ModelVersion(
+            name=name,
+            version=version,
+            path=path,
+            aliases=tuple(sorted(alias for alias, number in self.aliases(name).items() if number == version)),
+            shape=(manifest["shape"][0], manifest["shape"][1]),
+            n_bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
+            **{key: manifest[key] for key in ("sha256", "created", "solver", "nnz", "measures", "dataset_hash")},
+        )
+
+    def entries(self, name: str | None = None) -> list[ModelVersion]:
+        """Summaries of all versions, of one name or of all, by name and number."""
+        names = self.names() if name is None else [name]
+        return [self.describe(each, version) for each in names for version in self.versions(each)]
+
+    def resolve(self, reference: str) -> Path:
+        """The directory of "name" (its latest version), "name:3" or "name@alias". Raises NotFound, ParameterError."""
+        name, version = self.locate(reference)
+        return self._version_path(name, version)
+
+    def locate(self, reference: str) -> tuple[str, int]:
+        """(name, version number) that a reference stands for now. Raises NotFound, ParameterError."""
+        if ":" in reference:
+            name, _, number = reference.partition(":")
+            if not (number.isascii() and number.isdecimal() and len(number) <= 9):
+                raise ParameterError(f"version {excerpt(number)!r} is not a number; write {name[:80]}:1")
+            self._version_path(name, int(number))
+            return name, int(number)
+        name, _, alias = reference.partition("@")
+        known = self.aliases(name)
+        if not known:
+            raise NotFound(f"there is no model {excerpt(name)!r}; there are: {', '.join(self.names()) or 'none'}")
+        if (alias or LATEST) not in known:
+            raise NotFound(f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(known))}")
+        return name, known[alias or LATEST]
+
+    def set_alias(self, name: str, alias: str, version: int) -> None:
+        """Point an alias at a version. Raises NotFound when there is no such version, ParameterError for a bad alias."""
+        if check_name(alias, "alias") == LATEST:
+            raise ParameterError(f"alias {LATEST!r} always means the highest version; choose another name")
+        self._version_path(name, version)
+        with self._change(name) as home:
+            self._version_path(name, version)  # again: it may have been deleted before we had the lock
+            state = self._state(name)
+            self._write_state(name, {**state, "aliases": {**state["aliases"], alias: version}})
+            _note(home, "set_alias", alias=alias, version=version, before=state["aliases"].get(alias))
+
+    def delete_alias(self, name: str, alias: str) -> None:
+        """Remove an alias. Raises NotFound when there is none."""
+        with self._change(name) as home:
+            state = self._state(name)
+            if alias not in state["aliases"]:
+                raise NotFound(f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(state['aliases']) or 'none'}")
+            version = state["aliases"].pop(alias)
+            self._write_state(name, state)
+            _note(home, "delete_alias", alias=alias, before=version)
+
+    def delete(self, name: str, version: int) -> None:
+        """Delete one version; its number is not used again. Raises NotFound, and Conflict while an alias points to it."""
+        self._version_path(name, version)
+        with self._change(name) as home:
+            path = self._version_path(name, version)
+            holders = [alias for alias, number in self._state(name)["aliases"].items() if number == version]
+            if holders:
+                raise Conflict(f"{name}:{version} is in use as {', '.join(holders)}; move or delete the alias first")
+            self._write_state(name, {**self._state(name), "highest": self._highest(name)})
+            gone = staging_directory(path)
+            os.rename(path, gone)  # at once out of sight; processes that mapped it keep their pages
+            sync_directory(path.parent)
+            _note(home, "delete", version=version)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def history(self, name: str) -> list[dict[str, Any]]:
+        """All changes to a name, oldest first: at (UTC), action, version, alias."""
+        path = self._home(name) / "history.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+    def _home(self, name: str) -> Path:
+        """The folder of a name, the name checked."""
+        return self.root / check_name(name, "model name")
+
+    def _version_path(self, name: str, version: int) -> Path:
+        """The directory of a version that exists."""
+        path = self._home(name) / "versions" / str(int(version))
+        if not (path / MANIFEST).is_file():
+            known = ", ".join(str(number) for number in self.versions(name)) or "none"
+            raise NotFound(f"there is no model {name}:{version}; versions: {known}")
+        return path
+
+    def _state(self, name: str) -> dict[str, Any]:
+        """Aliases and the highest number given out."""
+        try:
+            state = read_json(self._home(name) / "aliases.json")
+        except NotFound:
+            state = {}
+        return {"schema_version": 1, "highest": 0, "aliases": {}, **state}
+
+    def _write_state(self, name: str, state: dict[str, Any]) -> None:
+        """Replace the state, atomically and durably."""
+        write_json(self._home(name) / "aliases.json", state)
+
+    def _highest(self, name: str) -> int:
+        """The highest number ever given out, as far as the state or the folder knows."""
+        return max([int(self._state(name)["highest"]), *self.versions(name)])
+
+    @contextmanager
+    def _change(self, name: str) -> Iterator[Path]:
+        """The folder of a name that exists, locked against other changes."""
+        home = self._home(name)
+        if not home.is_dir():
+            raise NotFound(f"there is no model {name!r}; there are: {', '.join(self.names()) or 'none'}")
+        with _locked(home):
+            yield home
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Hold the lock of a folder; threads and processes alike wait for each other."""
+    with open(home / ".lock", "ab") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _move_in(staged: Path, target: Path) -> None:
+    """Rename a directory to `target`; from another file system by a copy that is complete before it is visible."""
+    try:
+        publish_directory(staged, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        aside = staging_directory(target)
+        try:
+            _copy_durably(staged, aside)
+            publish_directory(aside, target)
+        finally:
+            discard_directory(aside)
+        discard_directory(staged)
+
+
+def _copy_durably(source: Path, target: Path) -> None:
+    """Copy a tree and sync each file."""
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    for path in (p for p in target.rglob("*") if p.is_file()):
+        with open(path, "rb") as handle:
+            os.fsync(handle.fileno())
+
+
+def _note(home: Path, action: str, **facts: Any) -> None:
+    """Append one line to the history of a name; the caller holds its lock."""
+    line = json.dumps({"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "action": action, **facts})
+    with open(home / "history.jsonl", "a") as out:
+        out.write(line + "\n")
+        out.flush()
+        os.fsync(out.fileno())
