@@ -150,8 +150,8 @@ class JobStore(AttemptTable, DatasetTable):
         if tenant is not None:
             query = query.where(JOBS.c.tenant == tenant)
         with self._database.read() as connection:
-            counted = connection.execute(query).tuples().all()
-        return dict.fromkeys(STATUSES, 0) | dict(counted)
+            counted = {row[0]: row[1] for row in connection.execute(query)}
+        return dict.fromkeys(STATUSES, 0) | counted
 
     def ping(self) -> None:
         """Return when the database answers; raises Unavailable when not."""

@@ -1,0 +1,39 @@
+"""The table of states against the sentences of the design."""
+
+import pytest
+
+from xcray.jobs.states import FAILED, PENDING, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL, TRANSITIONS, allowed
+
+MOVES = {  # written down a second time, as pairs with their reasons
+    (PENDING, RUNNING): "claimed",
+    (PENDING, STOPPED): "stopped while it waited",
+    (RUNNING, PENDING): "given back, or its lease ran out",
+    (RUNNING, STOPPED): "stopped on request",
+    (RUNNING, SUCCEEDED): "published",
+    (RUNNING, FAILED): "failed",
+    (STOPPED, PENDING): "resumed",
+    (FAILED, PENDING): "resumed",
+}
+
+
+def test_the_five_words_are_rays():
+    from ray.job_submission import JobStatus
+
+    assert {status.value for status in JobStatus} == set(STATUSES)
+
+
+def test_every_status_has_a_row_and_every_target_is_a_status():
+    assert set(TRANSITIONS) == set(STATUSES)
+    assert set().union(*TRANSITIONS.values()) <= set(STATUSES)
+
+
+@pytest.mark.parametrize("old", STATUSES)
+@pytest.mark.parametrize("new", STATUSES)
+def test_a_move_is_allowed_exactly_when_it_has_a_reason(old, new):
+    assert allowed(old, new) == ((old, new) in MOVES)
+
+
+def test_ended_jobs_are_moved_only_by_resume():
+    assert {STOPPED, SUCCEEDED, FAILED} == TERMINAL
+    assert all(TRANSITIONS[status] <= {PENDING} for status in TERMINAL)
+    assert TRANSITIONS[SUCCEEDED] == set()

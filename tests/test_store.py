@@ -1,0 +1,682 @@
+"""The contract of the job store: one suite for every database that `stores` names."""
+
+import itertools
+import re
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule, run_state_machine_as_test
+
+from xcray.errors import Conflict, Fenced, NotFound, ParameterError, Unavailable
+from xcray.jobs.rows import KEPT_PROGRESS
+from xcray.jobs.states import FAILED, PENDING, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL, TRANSITIONS
+from xcray.jobs.store import JobStore
+
+SPEC = {"dataset": "ds_1", "solver": "ppdsparse", "params": {"C": 1.0}}
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self):
+        self.seconds = 1_700_000_000.0
+
+    def __call__(self):
+        return self.seconds
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path, clock):
+    store = JobStore(f"sqlite:///{tmp_path / 'xcray.db'}", now=clock)
+    yield store
+    store.close()
+
+
+def submit(store, name="a", **more):
+    return store.submit(SPEC, name=name, **more)[0]
+
+
+def claim(store, owner="me", lease=20.0):
+    return store.claim(owner, lease_seconds=lease)
+
+
+def raw(store, statement):
+    with store._database.read() as connection:
+        return connection.exec_driver_sql(statement).all()
+
+
+# --- submit, get, list
+
+
+def test_a_submitted_job_is_pending_and_readable(store):
+    job, created = store.submit(SPEC, name="pydocs", priority=3)
+    assert created
+    assert re.fullmatch(r"job_[a-z2-7]{20}", job.id)
+    assert store.get(job.id) == job
+    assert (job.status, job.phase, job.attempt, job.spec, job.name, job.priority) == (PENDING, "QUEUED", 0, SPEC, "pydocs", 3)
+    assert (job.created, job.started, job.finished, job.result) == ("2023-11-14T22:13:20.000Z", None, None, None)
+    assert [(e.seq, e.kind, e.data["status"]) for e in store.events(job.id)] == [(1, "status", PENDING)]
+
+
+def test_one_key_and_one_body_is_one_job(store):
+    first, created = store.submit(SPEC, name="a", idempotency_key="k")
+    again, created_again = store.submit(dict(reversed(SPEC.items())), name="a", idempotency_key="k")
+    assert created
+    assert not created_again
+    assert again == first
+
+
+@pytest.mark.parametrize("other", [{"name": "b"}, {"name": "a", "priority": 1}, {"name": "a", "digest": "other"}])
+def test_one_key_and_another_body_is_a_conflict(store, other):
+    job = submit(store, idempotency_key="k")
+    with pytest.raises(Conflict, match=f"{job.id}.*new key") as caught:
+        store.submit(SPEC, idempotency_key="k", **other)
+    assert caught.value.code == "IDEMPOTENCY_MISMATCH"
+    assert sum(store.counts().values()) == 1
+
+
+def test_a_key_belongs_to_its_tenant(store):
+    ours, theirs = submit(store, idempotency_key="k"), submit(store, idempotency_key="k", tenant="other")
+    assert ours.id != theirs.id
+
+
+def test_a_digest_of_the_caller_stands_for_the_body(store):
+    first = submit(store, "a", idempotency_key="k", digest="d")
+    assert submit(store, "another name", idempotency_key="k", digest="d") == first
+
+
+def test_another_tenants_job_is_not_there(store):
+    job = submit(store, tenant="ours")
+    for call in (store.get, store.events, store.request_stop, store.resume, store.delete):
+        with pytest.raises(NotFound):
+            call(job.id, "theirs")
+        with pytest.raises(NotFound):
+            call("job_none", "ours")
+    assert store.list("theirs") == ([], None)
+    assert store.counts("theirs") == dict.fromkeys(STATUSES, 0)
+    assert store.get(job.id, "ours") == job
+
+
+def test_pages_are_newest_first_and_stay_right_while_jobs_come_and_go(store):
+    ids = [submit(store).id for _ in range(7)]
+    page, token = store.list(limit=3)
+    assert [job.id for job in page] == ids[:3:-1]
+    submit(store)
+    store.request_stop(ids[3])
+    store.delete(ids[3])
+    page, token = store.list(limit=3, page_token=token)
+    assert [job.id for job in page] == [ids[2], ids[1], ids[0]]
+    assert token is None
+
+
+def test_a_last_page_that_is_full_has_no_next(store):
+    for _ in range(4):
+        submit(store)
+    page, token = store.list(limit=2)
+    page, token = store.list(limit=2, page_token=token)
+    assert len(page) == 2
+    assert token is None
+
+
+def test_a_list_can_be_of_one_status(store):
+    first, second = submit(store), submit(store)
+    claim(store)
+    assert [job.id for job in store.list(status=RUNNING)[0]] == [first.id]
+    assert [job.id for job in store.list(status=PENDING)[0]] == [second.id]
+
+
+@pytest.mark.parametrize("wrong", [{"status": "DONE"}, {"limit": 0}, {"limit": 1001}, {"page_token": "x"}, {"page_token": "é"}])
+def test_a_wrong_list_argument_names_the_mend(store, wrong):
+    with pytest.raises(ParameterError, match=r"use|leave"):
+        store.list(**wrong)
+
+
+# --- claim, heartbeat, finish
+
+
+def test_claims_take_the_highest_priority_then_the_oldest(store):
+    low, old, new, high = (submit(store, priority=p) for p in (0, 1, 1, 2))
+    assert [claim(store).id for _ in range(4)] == [high.id, old.id, new.id, low.id]
+    assert claim(store) is None
+
+
+def test_a_claimed_job_runs_in_a_new_attempt(store, clock):
+    job = submit(store)
+    clock.seconds += 5
+    mine = claim(store)
+    assert (mine.id, mine.status, mine.attempt, mine.started) == (job.id, RUNNING, 1, "2023-11-14T22:13:25.000Z")
+    assert [job.id for job in store.running("me")] == [job.id]
+    assert store.running("you") == []
+
+
+def test_a_finished_job_keeps_its_result(store):
+    submit(store)
+    job = claim(store)
+    done = store.finish(job.id, 1, SUCCEEDED, result={"version": 1, "measures": {"P@1": 0.5}})
+    assert store.get(job.id) == done
+    assert (done.status, done.result["measures"], done.finished) == (SUCCEEDED, {"P@1": 0.5}, "2023-11-14T22:13:20.000Z")
+    assert store.expire() == []
+    assert claim(store) is None
+
+
+def test_a_result_that_is_not_json_is_refused_and_nothing_changes(store):
+    submit(store)
+    job = claim(store)
+    with pytest.raises(Exception, match="JSON compliant"):
+        store.finish(job.id, 1, SUCCEEDED, result={"eta": float("nan")})
+    assert store.get(job.id) == job
+
+
+def writes(store, job_id, attempt):
+    return [
+        lambda: store.heartbeat(job_id, attempt, lease_seconds=9),
+        lambda: store.append(job_id, attempt, "progress", {"done": 1}),
+        lambda: store.finish(job_id, attempt, SUCCEEDED, result={}),
+        lambda: store.release(job_id, attempt),
+        lambda: store.launch_failed(job_id, attempt, "no"),
+    ]
+
+
+def test_an_old_attempt_can_write_nothing(store, clock):
+    submit(store)
+    old = claim(store, lease=1)
+    clock.seconds += 2
+    assert [job.status for job in store.expire()] == [PENDING]
+    for state in (PENDING, RUNNING):  # waiting to be claimed again, and claimed again
+        before = (store.get(old.id), store.events(old.id))
+        assert before[0].status == state
+        for write in writes(store, old.id, old.attempt):
+            with pytest.raises(Fenced, match=f"attempt 1 of {old.id}"):
+                write()
+        assert (store.get(old.id), store.events(old.id)) == before
+        claim(store)
+    assert store.get(old.id).attempt == 2
+
+
+def test_nobody_writes_to_an_ended_or_deleted_job(store):
+    submit(store)
+    job = claim(store)
+    store.finish(job.id, 1, FAILED, reason="INTERNAL", message="see the log")
+    for write in writes(store, job.id, 1):
+        with pytest.raises(Fenced):
+            write()
+    store.delete(job.id)
+    for write in writes(store, job.id, 1):
+        with pytest.raises(Fenced, match="gone"):
+            write()
+
+
+def test_heartbeats_keep_the_lease(store, clock):
+    submit(store)
+    job = claim(store, lease=10)
+    for _ in range(5):
+        clock.seconds += 9
+        assert store.heartbeat(job.id, 1, lease_seconds=10) is False
+        assert store.expire() == []
+    clock.seconds += 11
+    assert [job.status for job in store.expire()] == [PENDING]
+
+
+def test_finish_takes_only_ends(store):
+    submit(store)
+    job = claim(store)
+    for status in (PENDING, RUNNING, "DONE"):
+        with pytest.raises(Conflict):
+            store.finish(job.id, 1, status)
+
+
+# --- progress and events
+
+
+def test_progress_and_phases_are_the_jobs_own(store):
+    submit(store)
+    job = claim(store)
+    store.append(job.id, 1, "phase", {"phase": "TRAINING"})
+    store.append(job.id, 1, "progress", {"phase": "TRAINING", "done": 5, "total": 10})
+    store.append(job.id, 1, "note", {"phase": "not a phase"})
+    now = store.get(job.id)
+    assert now.phase == "TRAINING"
+    assert now.progress == {"phase": "TRAINING", "done": 5, "total": 10}
+    events = store.events(job.id)
+    assert [e.kind for e in events] == ["status", "status", "phase", "progress", "note"]
+    assert [e.seq for e in events] == [1, 2, 3, 4, 5]
+    assert store.events(job.id, after=3, limit=1) == [events[3]]
+
+
+def test_an_ended_job_keeps_a_bounded_number_of_progress_events(store):
+    submit(store)
+    job = claim(store)
+    for done in range(KEPT_PROGRESS + 20):
+        store.append(job.id, 1, "progress", {"phase": "TRAINING", "done": done})
+    store.finish(job.id, 1, SUCCEEDED, result={})
+    events = store.events(job.id)
+    kept = [e for e in events if e.kind == "progress"]
+    assert KEPT_PROGRESS // 3 < len(kept) <= KEPT_PROGRESS
+    assert [e.data["status"] for e in events if e.kind == "status"] == [PENDING, RUNNING, SUCCEEDED]
+
+
+# --- stop, resume, delete, release, launch failures, expiry
+
+
+def test_a_waiting_job_stops_at_once(store):
+    job = submit(store)
+    assert store.request_stop(job.id).status == STOPPED
+    assert store.request_stop(job.id).status == STOPPED
+    assert claim(store) is None
+
+
+def test_a_running_job_hears_of_the_stop_at_its_heartbeat(store):
+    submit(store)
+    job = claim(store)
+    asked = store.request_stop(job.id)
+    assert (asked.status, asked.stop_requested) == (RUNNING, True)
+    assert store.request_stop(job.id) == asked
+    assert [e.kind for e in store.events(job.id)].count("stop") == 1
+    assert store.heartbeat(job.id, 1, lease_seconds=9) is True
+    assert store.finish(job.id, 1, STOPPED).stop_requested is False
+
+
+def test_a_stop_does_not_touch_an_ended_job(store):
+    submit(store)
+    job = claim(store)
+    done = store.finish(job.id, 1, SUCCEEDED, result={})
+    assert store.request_stop(job.id) == done
+
+
+def test_resume_queues_a_stopped_or_failed_job_again(store):
+    for end in (STOPPED, FAILED):
+        submit(store)
+        job = claim(store)
+        store.finish(job.id, 1, end, reason="R", message="M")
+        again = store.resume(job.id)
+        assert (again.status, again.phase, again.reason, again.message, again.finished) == (PENDING, "QUEUED", None, None, None)
+        assert store.resume(job.id) == again
+        assert claim(store).attempt == 2
+        assert store.resume(job.id).status == RUNNING
+        store.finish(job.id, 2, SUCCEEDED, result={})
+
+
+def test_resume_refuses_what_has_a_result_or_is_stopping(store):
+    submit(store)
+    job = claim(store)
+    store.request_stop(job.id)
+    with pytest.raises(Conflict, match="stopping"):
+        store.resume(job.id)
+    store.finish(job.id, 1, SUCCEEDED, result={})
+    with pytest.raises(Conflict, match="submit a new one"):
+        store.resume(job.id)
+
+
+def test_only_an_ended_job_can_be_deleted(store):
+    job = submit(store, idempotency_key="k")
+    with pytest.raises(Conflict, match="stop it"):
+        store.delete(job.id)
+    claim(store)
+    with pytest.raises(Conflict, match="stop it"):
+        store.delete(job.id)
+    store.finish(job.id, 1, STOPPED)
+    store.delete(job.id)
+    with pytest.raises(NotFound):
+        store.get(job.id)
+    assert raw(store, "SELECT count(*) FROM events") == [(0,)]
+    assert submit(store, idempotency_key="k").id != job.id
+
+
+def test_a_job_given_back_can_be_claimed_at_once_and_any_number_of_times(store):
+    job = submit(store)
+    for attempt in range(1, 6):
+        assert claim(store).attempt == attempt
+        assert store.release(job.id, attempt).status == PENDING
+    claim(store)
+    store.request_stop(job.id)
+    assert store.release(job.id, 6).status == STOPPED
+
+
+def test_the_third_failed_launch_fails_the_job(store, clock):
+    job, waits = submit(store), []
+    for attempt in (1, 2, 3):
+        assert claim(store).attempt == attempt
+        after = store.launch_failed(job.id, attempt, "no such program", max_attempts=3)
+        if attempt < 3:
+            assert claim(store) is None
+            waits.append(raw(store, "SELECT not_before FROM jobs")[0][0] - clock.seconds)
+            clock.seconds += waits[-1]
+    assert waits == [5.0, 10.0]
+    assert (after.status, after.reason, after.message) == (FAILED, "LAUNCH", "no such program")
+    store.resume(job.id)
+    assert claim(store).attempt == 4  # at once, and with all its tries again
+    assert store.launch_failed(job.id, 4, "no", max_attempts=3).status == PENDING
+
+
+@pytest.mark.parametrize(("done", "reason"), [(0, "POISON"), (3, "LOST")])
+def test_a_job_whose_runners_vanish_fails_in_the_end(store, clock, done, reason):
+    job = submit(store)
+    for attempt in (1, 2, 3):
+        claim(store, lease=1)
+        store.append(job.id, attempt, "progress", {"phase": "TRAINING", "done": done})
+        clock.seconds += 1.5
+        (after,) = store.expire(max_attempts=3)
+        assert after.status == (PENDING if attempt < 3 else FAILED)
+    assert after.reason == reason
+    assert "vanished 3 times" in after.message
+    assert store.expire() == []
+
+
+def test_a_stopping_job_whose_runner_vanished_is_stopped(store, clock):
+    job = submit(store)
+    claim(store, lease=1)
+    store.request_stop(job.id)
+    clock.seconds += 2
+    assert [job.status for job in store.expire()] == [STOPPED]
+
+
+def test_counts_name_every_status(store):
+    submit(store), submit(store), submit(store, tenant="other")
+    claim(store)
+    assert store.counts() == {PENDING: 2, RUNNING: 1, STOPPED: 0, SUCCEEDED: 0, FAILED: 0}
+    assert store.counts("other") == {PENDING: 1, RUNNING: 0, STOPPED: 0, SUCCEEDED: 0, FAILED: 0}
+
+
+# --- data sets
+
+
+def test_data_sets_are_kept_by_tenant(store):
+    one = store.add_dataset("pydocs", "/d/1", stats={"N": 3})
+    two = store.add_dataset("pydocs", "/d/2", dataset_id="ds_given", status="BUILDING")
+    other = store.add_dataset("pydocs", "/d/3", tenant="other")
+    assert re.fullmatch(r"ds_[a-z2-7]{20}", one.id)
+    assert two.id == "ds_given"
+    assert store.get_dataset(one.id) == one
+    assert one.stats == {"N": 3}
+    page, token = store.list_datasets(limit=1)
+    assert page == [two]
+    assert store.list_datasets(limit=1, page_token=token) == ([one], None)
+    ready = store.update_dataset(two.id, status="READY", stats={"N": 4})
+    assert (ready.status, ready.stats, ready.path) == ("READY", {"N": 4}, "/d/2")
+    for call in (store.get_dataset, store.delete_dataset, lambda i: store.update_dataset(i, status="X")):
+        with pytest.raises(NotFound):
+            call(other.id)
+    store.delete_dataset(one.id)
+    assert store.list_datasets() == ([ready], None)
+
+
+# --- the file
+
+
+def test_everything_is_there_when_the_file_is_opened_again(tmp_path):
+    url = f"sqlite:///{tmp_path / 'xcray.db'}"
+    first = JobStore(url)
+    job = submit(first, idempotency_key="k")
+    first.close()
+    second = JobStore(url)
+    assert second.get(job.id) == job
+    assert submit(second, idempotency_key="k") == job
+    second.ping()
+    second.close()
+
+
+def test_sqlite_is_set_to_survive(store):
+    with store._database.write() as connection:
+        settings_ = [connection.exec_driver_sql(f"PRAGMA {p}").scalar() for p in ("journal_mode", "synchronous", "busy_timeout")]
+    assert settings_ == ["wal", 2, 15000]  # 2 is FULL
+
+
+def test_a_store_of_a_newer_xcray_is_refused(tmp_path):
+    url = f"sqlite:///{tmp_path / 'xcray.db'}"
+    JobStore(url).close()
+    with sqlite3.connect(tmp_path / "xcray.db") as other:
+        other.execute("UPDATE schema_version SET version = 99")
+    with pytest.raises(Conflict, match=r"version 99.*newer xcray"):
+        JobStore(url)
+
+
+def test_a_store_in_memory_is_refused():
+    with pytest.raises(ParameterError, match="file"):
+        JobStore("sqlite://")
+
+
+def test_a_stuck_writer_makes_writes_unavailable_and_leaves_reads_alone(tmp_path):
+    store = JobStore(f"sqlite:///{tmp_path / 'xcray.db'}", busy_seconds=0.2)
+    job = submit(store)
+    stuck = sqlite3.connect(tmp_path / "xcray.db", isolation_level=None)
+    stuck.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable, match="try again") as caught:
+        submit(store)
+    assert "INSERT" not in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+    assert store.get(job.id) == job
+    assert store.list()[0] == [job]
+    stuck.execute("ROLLBACK")
+    stuck.close()
+    submit(store)
+    store.close()
+
+
+# --- many at once
+
+
+def test_fifty_submits_with_one_key_are_one_job(store):
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(lambda _: store.submit(SPEC, name="a", idempotency_key="k"), range(50)))
+    assert len({job.id for job, _ in answers}) == 1
+    assert [created for _, created in answers].count(True) == 1
+    assert sum(store.counts().values()) == 1
+
+
+def test_threads_never_claim_one_job_twice(store):
+    for _ in range(60):
+        submit(store)
+    with ThreadPoolExecutor(8) as pool:
+        claimed = [job.id for job in pool.map(lambda _: claim(store), range(70)) if job]
+    assert len(claimed) == len(set(claimed)) == 60
+
+
+WORKER = """
+import sys
+from xcray.jobs.store import JobStore
+store, claimed = JobStore(sys.argv[1]), 0
+sys.stdin.readline()
+for _ in range(5):
+    print("submitted", store.submit({"a": 1}, name="shared", idempotency_key="k")[1])
+while (job := store.claim("worker", lease_seconds=60)) is not None:
+    print("claimed", job.id, job.attempt)
+    store.append(job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1})
+    store.finish(job.id, job.attempt, "SUCCEEDED", result={})
+"""
+
+
+def test_processes_never_claim_one_job_twice_nor_lose_a_write(tmp_path):
+    url = f"sqlite:///{tmp_path / 'xcray.db'}"
+    store = JobStore(url)
+    ids = {submit(store).id for _ in range(40)}
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    lines = list(itertools.chain.from_iterable(worker.communicate(timeout=60)[0].splitlines() for worker in workers))
+    assert [worker.returncode for worker in workers] == [0] * 4
+    claimed = [line.split()[1] for line in lines if line.startswith("claimed")]
+    assert len(claimed) == len(set(claimed)) == 41
+    assert ids < set(claimed)
+    assert lines.count("submitted True") == 1
+    assert lines.count("submitted False") == 19
+    assert store.counts()[SUCCEEDED] == 41
+    for job_id in claimed:
+        assert [e.seq for e in store.events(job_id)] == [1, 2, 3, 4]
+    store.close()
+
+
+# --- a small model, and any sequence of calls
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The store beside a model of a dictionary a job. Names follow the store's."""
+
+    ids = Bundle("ids")
+    directory = None  # set by the test
+
+    def __init__(self):
+        super().__init__()
+        self.clock = Clock()
+        self.path = self.directory / f"{next(COUNTER)}.db"
+        self.store = JobStore(f"sqlite:///{self.path}", now=self.clock)
+        self.model = {}
+        self.seen = {}
+        self.numbers = itertools.count()
+
+    def teardown(self):
+        self.store.close()
+        self.path.unlink()
+
+    @rule(target=ids, priority=st.integers(0, 2))
+    def submit(self, priority):
+        job = submit(self.store, priority=priority)
+        self.model[job.id] = {
+            "status": PENDING,
+            "attempt": 0,
+            "priority": priority,
+            "lease": None,
+            "stop": False,
+            "losses": 0,
+            "number": next(self.numbers),
+            "results": 0,
+        }
+        self.seen[job.id] = 0
+        return job.id
+
+    @rule(lease=st.sampled_from([5.0, 50.0]))
+    def claim(self, lease):
+        job = claim(self.store, lease=lease)
+        waiting = [(-m["priority"], m["number"], i) for i, m in self.model.items() if m["status"] == PENDING]
+        assert (job and job.id) == (min(waiting)[2] if waiting else None)
+        if job:
+            mine = self.model[job.id]
+            mine.update(status=RUNNING, attempt=mine["attempt"] + 1, lease=self.clock.seconds + lease)
+
+    @rule(job_id=ids, back=st.integers(0, 1), end=st.sampled_from([SUCCEEDED, FAILED, STOPPED]))
+    def finish(self, job_id, back, end):
+        mine = self.model.get(job_id)
+        attempt = (mine["attempt"] if mine else 1) - back
+        if mine and mine["status"] == RUNNING and not back:
+            self.store.finish(job_id, attempt, end, result={"a": 1} if end == SUCCEEDED else None)
+            mine.update(status=end, lease=None, stop=False, results=mine["results"] + (end == SUCCEEDED))
+            return
+        with pytest.raises(Fenced):
+            self.store.finish(job_id, attempt, end)
+
+    @rule(job_id=ids)
+    def heartbeat(self, job_id):
+        mine = self.model.get(job_id)
+        if mine and mine["status"] == RUNNING:
+            assert self.store.heartbeat(job_id, mine["attempt"], lease_seconds=50) == mine["stop"]
+            mine["lease"] = self.clock.seconds + 50
+            return
+        with pytest.raises(Fenced):
+            self.store.heartbeat(job_id, mine["attempt"] if mine else 1, lease_seconds=50)
+
+    @rule(job_id=ids)
+    def release(self, job_id):
+        mine = self.model.get(job_id)
+        if mine and mine["status"] == RUNNING:
+            self.store.release(job_id, mine["attempt"])
+            mine.update(status=STOPPED if mine["stop"] else PENDING, lease=None, stop=False)
+
+    @rule(job_id=ids)
+    def stop(self, job_id):
+        mine = self.model.get(job_id)
+        if mine is None:
+            return
+        self.store.request_stop(job_id)
+        if mine["status"] == PENDING:
+            mine["status"] = STOPPED
+        elif mine["status"] == RUNNING:
+            mine["stop"] = True
+
+    @rule(job_id=ids)
+    def resume(self, job_id):
+        mine = self.model.get(job_id)
+        if mine is None:
+            return
+        if mine["status"] == SUCCEEDED or mine["stop"]:
+            with pytest.raises(Conflict):
+                self.store.resume(job_id)
+            return
+        self.store.resume(job_id)
+        if mine["status"] in TERMINAL:
+            mine.update(status=PENDING, losses=0)
+
+    @rule(job_id=consumes(ids))
+    def delete(self, job_id):
+        mine = self.model.get(job_id)
+        if mine["status"] not in TERMINAL:
+            with pytest.raises(Conflict):
+                self.store.delete(job_id)
+            return
+        self.store.delete(job_id)
+        del self.model[job_id], self.seen[job_id]
+        with pytest.raises(NotFound):
+            self.store.get(job_id)
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, 60.0]))
+    def wait(self, seconds):
+        self.clock.seconds += seconds
+
+    @precondition(lambda self: any(m["status"] == RUNNING for m in self.model.values()))
+    @rule()
+    def expire(self):
+        late = [i for i, m in self.model.items() if m["status"] == RUNNING and m["lease"] < self.clock.seconds]
+        assert {job.id for job in self.store.expire(max_attempts=2)} == set(late)
+        for job_id in late:
+            mine = self.model[job_id]
+            losses = mine["losses"] + (not mine["stop"])
+            status = STOPPED if mine["stop"] else FAILED if losses >= 2 else PENDING
+            mine.update(status=status, losses=losses, lease=None, stop=False)
+
+    @rule()
+    def reopen(self):
+        self.store.close()
+        self.store = JobStore(f"sqlite:///{self.path}", now=self.clock)
+
+    @invariant()
+    def agrees(self):
+        jobs = {job.id: job for job in self.store.list(limit=1000)[0]}
+        assert set(jobs) == set(self.model)
+        for job_id, mine in self.model.items():
+            job = jobs[job_id]
+            assert (job.status, job.attempt, job.stop_requested) == (mine["status"], mine["attempt"], mine["stop"])
+            assert (job.finished is not None) == (job.status in TERMINAL)
+            assert mine["results"] <= 1
+            assert (job.result is not None) == bool(mine["results"])
+
+    @invariant()
+    def history_is_a_walk_over_the_table(self):
+        for job_id in self.model:
+            walk = [e.data["status"] for e in self.store.events(job_id) if e.kind == "status"]
+            assert walk[0] == PENDING
+            assert walk[-1] == self.model[job_id]["status"]
+            assert all(new in TRANSITIONS[old] for old, new in itertools.pairwise(walk))
+            assert len(walk) >= self.seen[job_id]  # history only grows
+            self.seen[job_id] = len(walk)
+
+
+COUNTER = itertools.count()
+
+
+def test_any_sequence_of_calls_agrees_with_the_model(tmp_path):
+    StoreMachine.directory = tmp_path
+    run_state_machine_as_test(
+        StoreMachine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True, database=None)
+    )
