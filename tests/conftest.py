@@ -1,0 +1,63 @@
+"""Fixtures for every test: a clean environment, a small data set, a local Ray of our own.
+
+The environment is made clean before anything is imported, so that no test finds a cluster, a home or a key of the person who runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from xcray.data.dataset import Dataset
+
+for _name in [name for name in os.environ if name.startswith(("XCRAY_", "RAY_"))]:
+    del os.environ[_name]
+_HOME = tempfile.TemporaryDirectory(prefix="xcray-test-", ignore_cleanup_errors=True)  # for what runs before any test: imports
+os.environ.update(
+    XCRAY_HOME=_HOME.name,
+    RAY_USAGE_STATS_ENABLED="0",
+    MPLBACKEND="Agg",
+    NO_COLOR="1",
+    COLUMNS="140",
+    OMP_NUM_THREADS="1",  # the pools under test bring the parallelism
+)
+os.environ.pop("FORCE_COLOR", None)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test has a home of its own; what it does to the environment ends with it."""
+    home = tmp_path / "xcray-home"
+    monkeypatch.setenv("XCRAY_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Random numbers, the same in each run."""
+    return np.random.default_rng(20240607)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A synthetic data set: a few hundred rows and some dozens of labels, with a test split."""
+    from xcray.data.build import build
+
+    target = tmp_path_factory.mktemp("tiny") / "data"
+    return build("synthetic", {}, target, {"rows": 400, "features": 200, "labels": 40, "test_fraction": 0.25, "seed": 7})
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """A local Ray with two CPUs, started for the tests of one file and ended after them; no other cluster is joined or touched."""
+    from xcray.execution.ray_cluster import local_ray
+
+    with local_ray() as cluster:
+        yield cluster
