@@ -1,0 +1,129 @@
+"""One tree of errors. No HTTP codes here: the service maps classes to statuses.
+
+XcrayError
++-- InputError              the caller can mend it
+|   +-- DataError           a row, header or file that can't be read: file, line, column, value
+|   +-- ShapeMismatch       two things that should have the same size
+|   +-- ParameterError      a hyper-parameter or option out of its range
++-- NotFound                no such data set, job, model, label
++-- Conflict                the thing exists already, or its state forbids this
++-- Fenced                  a newer attempt owns this job; the writer must stop
++-- Corrupt                 bytes on disk are not what was written
++-- Refused                 it can't fit: memory, disk, limits
++-- Stopped                 stopped on request; finished work is kept
++-- Unavailable             something needed is not there now (Ray, an extra): try later or install it
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+EXCERPT = 80  # characters of foreign input an error may repeat
+
+
+class XcrayError(Exception):
+    """The root. `code` is for machines, the message names the mend, `hint` says more, `details` is JSON-ready."""
+
+    code = "ERROR"
+
+    def __init__(self, message: str, *, code: str | None = None, hint: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or type(self).code
+        self.hint = hint
+        self.details = details
+
+    def as_dict(self) -> dict[str, Any]:
+        """Code, message, hint and details, without empty entries."""
+        out = {"code": self.code, "message": self.message, "hint": self.hint, **self.details}
+        return {name: value for name, value in out.items() if value is not None}
+
+
+class InputError(XcrayError):
+    """Something the caller gave is wrong and can be mended."""
+
+    code = "INPUT"
+
+
+class ShapeMismatch(InputError):
+    """Two sizes that should agree do not."""
+
+    code = "SHAPE_MISMATCH"
+
+
+class ParameterError(InputError):
+    """A parameter is unknown or out of its range."""
+
+    code = "PARAMETER"
+
+
+class DataError(InputError):
+    """A place in a data file that can't be read: where, what was found, what was expected."""
+
+    code = "DATA"
+
+    def __init__(
+        self,
+        code: str,
+        problem: str,
+        *,
+        file: str | None = None,
+        line: int | None = None,
+        column: int | None = None,
+        value: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        place = ":".join(str(part) for part in (file, line, column) if part is not None)
+        shown = None if value is None else excerpt(value)
+        super().__init__(
+            f"{place}: {problem}" if place else problem, code=code, hint=hint, file=file, line=line, column=column, value=shown
+        )
+        self.problem, self.file, self.line, self.column, self.value = problem, file, line, column, shown
+
+
+class NotFound(XcrayError):
+    """No such thing."""
+
+    code = "NOT_FOUND"
+
+
+class Conflict(XcrayError):
+    """It exists already, or its state forbids this."""
+
+    code = "CONFLICT"
+
+
+class Fenced(XcrayError):
+    """A newer attempt owns this job; this writer must stop."""
+
+    code = "FENCED"
+
+
+class Corrupt(XcrayError):
+    """Bytes on disk are not the bytes that were written."""
+
+    code = "CORRUPT"
+
+
+class Refused(XcrayError):
+    """It can't be done within the limits; the figures are in the message."""
+
+    code = "REFUSED"
+
+
+class Stopped(XcrayError):
+    """Stopped on request; finished work is kept."""
+
+    code = "STOPPED"
+
+
+class Unavailable(XcrayError):
+    """Something needed is not there now."""
+
+    code = "UNAVAILABLE"
+
+
+def excerpt(text: str) -> str:
+    """At most EXCERPT characters of foreign text, control and non-printing characters escaped."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: EXCERPT + 1])
+    return shown if len(shown) <= EXCERPT else shown[: EXCERPT - 3] + "..."
