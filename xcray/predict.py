@@ -1,0 +1,168 @@
+"""Ask a model: the best labels of texts or sparse rows, exactly, and the features that made them the best.
+
+Needs a model directory and nothing else: no Ray, no trainer, no scikit-learn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from xcray.arrays import CSR, Pattern, TopK, csr, csr_from
+from xcray.errors import InputError, ParameterError, ShapeMismatch
+from xcray.index.inverted import InvertedIndex
+from xcray.metrics import evaluate
+from xcray.model.model import Model
+
+
+class Scored(NamedTuple):
+    """A label's name and its score."""
+
+    label: str
+    score: float
+
+
+class Contribution(NamedTuple):
+    """One feature's part in a score: contribution = x * weight."""
+
+    feature: str
+    x: float
+    weight: float
+    contribution: float
+
+
+class Explanation(NamedTuple):
+    """Why a label has its score: score = bias + the contributions shown + rest, up to the rounding of the sum.
+
+    label, name: which; contributions: largest magnitude first; rest: sum of the contributions not shown, n_rest of them.
+    rank: the label's place among all, from 1. gap_to_top: best score - score, 0 for the best label.
+    gap_to_kth: k-th best score - score; above 0 says what is missing to be among the k best ("why not this label").
+    """
+
+    label: int
+    name: str
+    score: float
+    bias: float
+    contributions: tuple[Contribution, ...]
+    rest: float
+    n_rest: int
+    rank: int
+    gap_to_top: float
+    gap_to_kth: float
+    k: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain JSON-ready values."""
+        return {**self._asdict(), "contributions": [part._asdict() for part in self.contributions]}
+
+
+class Predictor:
+    """A model with its index, ready to answer; safe for many threads at once."""
+
+    def __init__(self, model: Model, *, threads: int = 1) -> None:
+        """threads: cores used for a batch (>= 1); answers do not depend on it."""
+        if threads < 1:
+            raise ParameterError(f"threads is {threads}: it must be at least 1")
+        self.model, self.threads = model, threads
+        self.index = InvertedIndex(model.W, model.postings, model.b)
+
+    def predict(self, rows: Any, k: int = 5) -> TopK:
+        """The k best labels of each row with their scores, best first, equal scores by lower label number.
+
+        rows: (n, D) CSR, scipy sparse matrix or dense array; or a list of texts, or one text, when the model reads text.
+        k: at least 1, clipped to the number of labels. Raises ShapeMismatch, ParameterError, InputError with the mend.
+        """
+        return self.index.query(self.features(rows), k, threads=self.threads)
+
+    def named(self, top: TopK) -> list[list[Scored]]:
+        """Names and scores of an answer: one list per row."""
+        names = self.model.label_names.take(pa.array(top.labels.ravel())).to_pylist()
+        k = top.labels.shape[1]
+        return [[Scored(*pair) for pair in zip(names[i * k : (i + 1) * k], row.tolist(), strict=True)] for i, row in enumerate(top.scores)]
+
+    def explain(self, row: Any, label: int | str, top: int = 10, k: int = 5) -> Explanation:
+        """Why one label has its score for one row, and how far it is from the best and the k-th best.
+
+        row: one text, or a matrix of one row in any form that `predict` takes. label: number or name.
+        top: how many features to show. Raises NotFound for an unknown label, ShapeMismatch for more than one row.
+        """
+        x, j = self.features(row), self.model.label_id(label)
+        if x.n_rows != 1:
+            raise ShapeMismatch(f"explain takes one row, this is {x.n_rows}; choose one, as in X[i : i + 1]")
+        if top < 0:
+            raise ParameterError(f"top is {top}: it must be at least 0")
+        score, best = self.index.score(x, j), self.index.query(x, k).scores[0]
+        parts = self._contributions(x, j)
+        shown, rest = parts[:top], parts[top:]
+        return Explanation(
+            label=j,
+            name=self.model.label_name(j),
+            score=score,
+            bias=float(self.model.b[j]),
+            contributions=tuple(shown),
+            rest=math.fsum(part.contribution for part in rest),
+            n_rest=len(rest),
+            rank=self.index.rank(x, j),
+            gap_to_top=float(best[0]) - score,
+            gap_to_kth=float(best[-1]) - score,
+            k=len(best),
+        )
+
+    def evaluate(
+        self,
+        rows: Any,
+        Y: Pattern,
+        *,
+        ks: Sequence[int] = (1, 3, 5),
+        label_counts: Any = None,
+        n_train: int | None = None,
+    ) -> Mapping[str, float]:
+        """Measures at each k, as fractions by name ("P@1": 0.63), see `xcray.metrics.evaluate`.
+
+        rows: n rows as for `predict`; Y: (n, K) their labels. label_counts: (K,) and n_train: labels' and rows' numbers
+        in training, which the propensity-scored measures need. Raises ShapeMismatch when rows and Y disagree.
+        """
+        X = self.features(rows)
+        if Y.shape != (X.n_rows, self.model.n_labels):
+            raise ShapeMismatch(f"Y is {Y.shape}, it must be rows x labels of the model: {(X.n_rows, self.model.n_labels)}")
+        return evaluate(self.predict(X, max(ks)), Y, ks=ks, label_counts=label_counts, n_train=n_train)
+
+    def features(self, rows: Any) -> CSR:
+        """Rows of features (n, D) of anything that `predict` takes. Errors as there."""
+        if isinstance(rows, str):
+            rows = [rows]
+        if isinstance(rows, (list, tuple)) and all(isinstance(row, str) for row in rows):
+            return self._of_texts(rows)
+        try:
+            return csr_from(rows, self.model.n_features)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"rows of type {type(rows).__name__} can't be read ({error}); give a CSR, a scipy sparse matrix, "
+                "a 2-d array of numbers or a list of texts",
+                code="ROWS",
+            ) from None
+
+    def _of_texts(self, texts: Sequence[str]) -> CSR:
+        """Features of texts by the model's own pipeline."""
+        if not texts:
+            return csr([0], [], [], self.model.n_features)
+        if self.model.text is None:
+            raise InputError(
+                "this model was trained on feature rows and has no text pipeline: give rows of "
+                f"{self.model.n_features} features, or train it on a data set built from text",
+                code="NO_TEXT",
+            )
+        return self.model.text.transform(texts)
+
+    def _contributions(self, x: CSR, label: int) -> list[Contribution]:
+        """What each feature of a row adds to a label's score, largest magnitude first, equal ones by feature number."""
+        (features, values), (weighted, weights) = x.row(0), self.model.W.row(label)
+        shared, at_x, at_w = np.intersect1d(features, weighted, assume_unique=True, return_indices=True)
+        xs, ws = values[at_x].astype(np.float64), weights[at_w].astype(np.float64)
+        order = np.argsort(-np.abs(xs * ws), kind="stable")
+        names = self.model.feature_names.take(pa.array(shared[order])).to_pylist()
+        return [Contribution(*part) for part in zip(names, xs[order].tolist(), ws[order].tolist(), (xs * ws)[order].tolist(), strict=True)]
