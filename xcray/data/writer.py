@@ -7,10 +7,9 @@ one matrix) is made in memory before it is written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +30,6 @@ class _Spill:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
-        stack = ExitStack()
-        self.handles: dict[str, BinaryIO] = {name: stack.enter_context(open(folder / name, "xb")) for name in SPILL}
-        self.close = stack.close  # a second call does nothing
         self.n_rows = 0
 
     def add(self, X: CSR, Y: Pattern) -> None:
@@ -46,19 +42,20 @@ class _Spill:
             "y_indices": Y.indices[Y.indptr[0] : Y.indptr[-1]],
         }
         for name, array in arrays.items():
-            self.handles[name].write(np.ascontiguousarray(array, SPILL[name]).data)
+            with open(self.folder / name, "ab") as out:
+                out.write(np.ascontiguousarray(array, SPILL[name]).data)
         self.n_rows += X.n_rows
 
     def mapped(self, n_features: int, n_labels: int) -> tuple[CSR, Pattern]:
         """The whole split over its mapped raw files."""
-        self.close()
         X = csr(self._pointers("x_counts"), self._map("x_indices"), self._map("x_data"), n_features)
         return X, pattern(self._pointers("y_counts"), self._map("y_indices"), n_labels)
 
     def _map(self, name: str) -> Any:
         """One raw file as an array; a file of no bytes can't be mapped."""
         path = self.folder / name
-        return np.asarray(np.memmap(path, SPILL[name], mode="r")) if path.stat().st_size else np.empty(0, SPILL[name])
+        size = path.stat().st_size if path.exists() else 0
+        return np.asarray(np.memmap(path, SPILL[name], mode="r")) if size else np.empty(0, SPILL[name])
 
     def _pointers(self, name: str) -> Any:
         """Row pointers from row lengths."""
@@ -160,8 +157,6 @@ class DatasetWriter:
 
     def discard(self) -> None:
         """Remove what was staged; does nothing after `finish`."""
-        for spill in self._spills.values():
-            spill.close()
         if self._open:
             files.discard_directory(self.staged)
         self._open = False

@@ -1,0 +1,204 @@
+"""The quick half of the svmlight reader: lines of the plain grammar, bytes in, arrays out.
+
+    line    = [label *("," label)] *(blank index ":" value) [blanks] [CR] LF
+    value   = ["+" | "-"] digits ["." digits] [("e" | "E") ["+" | "-"] digits]
+
+It accepts a line only when it is sure: indices ascend, labels do not repeat, everything is in range. At any other line
+it stops and says where; a careful parser (`data/svmlight.py`) then reads or explains that one line. Values that a
+product of two exact doubles can't give correctly rounded are left to Python's float, token by token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from xcray.arrays import Float32, Int32, Int64
+
+LF, CR, TAB, BLANK, PLUS, COMMA, MINUS, DOT, ZERO, NINE, COLON, UPPER_E, LOWER_E = (
+    10,
+    13,
+    9,
+    32,
+    43,
+    44,
+    45,
+    46,
+    48,
+    57,
+    58,
+    69,
+    101,
+)
+EXACT = 1 << 53  # whole numbers up to here are exact doubles
+POWERS = 10.0 ** np.arange(23)  # so are these
+MAX_DECIMAL = 38  # a value below 1e38 is finite in float32
+SORTED_LABELS = 64  # label lists that do not ascend are sorted by insertion up to this length, which bounds the work
+
+
+class Rows(NamedTuple):
+    """Room for the rows of one block: row pointers, features and values, label pointers and labels, left-over values.
+
+    x_ptr, y_ptr: (rows + 1,); x_index, x_value: (features,); y_index: (labels,); slow: (features, 3), each the place in
+    x_value, and where the token starts and stops in the text.
+    """
+
+    x_ptr: Int64
+    x_index: Int32
+    x_value: Float32
+    y_ptr: Int64
+    y_index: Int32
+    slow: Int64
+
+
+class Bounds(NamedTuple):
+    """What a line may hold: the number of the first feature (0 or 1), D, K, and whether lines begin with labels."""
+
+    base: int
+    n_features: int
+    n_labels: int
+    labels: bool
+
+
+@numba.njit(nogil=True, cache=True)
+def capacity(text: Any) -> tuple[int, int, int]:
+    """Line feeds, colons and commas of a text (uint8): bounds on its rows, features and labels."""
+    lines = colons = commas = 0
+    for c in text:
+        lines += c == LF
+        colons += c == COLON
+        commas += c == COMMA
+    return lines, colons, commas
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _is_digit(c: int) -> bool:
+    """Whether a byte is 0-9."""
+    return ZERO <= c <= NINE
+
+
+@numba.njit(nogil=True, cache=True)
+def _whole(text: Any, pos: int) -> tuple[int, int]:
+    """A whole number of 1 to 10 digits and where it ends; -1 when there is none."""
+    start, number = pos, 0
+    while _is_digit(text[pos]) and pos - start <= 10:
+        number = number * 10 + (text[pos] - ZERO)
+        pos += 1
+    return (number if 0 < pos - start <= 10 else -1), pos
+
+
+@numba.njit(nogil=True, cache=True)
+def _put_label(labels: Int32, first: int, last: int, label: int) -> bool:
+    """Insert a label into the ascending run first..last-1; False when it repeats, or sorting would cost too much."""
+    k = last
+    while k > first and labels[k - 1] >= label:
+        if labels[k - 1] == label or last - first > SORTED_LABELS:
+            return False
+        labels[k] = labels[k - 1]
+        k -= 1
+    labels[k] = label
+    return True
+
+
+@numba.njit(nogil=True, cache=True)
+def _exponent(text: Any, pos: int) -> tuple[int, int]:
+    """The exponent after its e, of at most 4 digits, and where it ends; the end is -1 when there is none."""
+    sign = 1
+    if text[pos] == PLUS or text[pos] == MINUS:
+        sign = -1 if text[pos] == MINUS else 1
+        pos += 1
+    number, end = _whole(text, pos)
+    if number < 0 or end - pos > 4:
+        return 0, -1
+    return sign * number, end
+
+
+@numba.njit(nogil=True, cache=True)
+def _value(text: Any, pos: int) -> tuple[float, int, bool]:
+    """A decimal number, where it ends (-1: not one, or too large), and whether it is exactly the one meant."""
+    negative = text[pos] == MINUS
+    if negative or text[pos] == PLUS:
+        pos += 1
+    mantissa, significant, whole, fraction, digits = 0, 0, 0, 0, 0
+    point = False
+    while _is_digit(text[pos]) or (text[pos] == DOT and not point):
+        if text[pos] == DOT:
+            point = True
+        else:
+            digits += 1
+            fraction += point
+            if significant > 0 or text[pos] != ZERO:
+                significant += 1
+                whole += not point
+            if significant <= 18:
+                mantissa = mantissa * 10 + (text[pos] - ZERO)
+        pos += 1
+    if digits == 0:
+        return 0.0, -1, False
+    exponent = 0
+    if text[pos] == LOWER_E or text[pos] == UPPER_E:
+        exponent, pos = _exponent(text, pos + 1)
+    if pos < 0 or whole + exponent > MAX_DECIMAL:
+        return 0.0, -1, False
+    power = exponent - fraction
+    if significant > 18 or mantissa > EXACT or abs(power) > 22:
+        return 0.0, pos, False
+    magnitude = mantissa * POWERS[power] if power >= 0 else mantissa / POWERS[-power]
+    return (-magnitude if negative else magnitude), pos, True
+
+
+@numba.njit(nogil=True, cache=True)
+def _line(text: Any, pos: int, row: int, slow: int, out: Rows, bounds: Bounds) -> tuple[int, int]:
+    """Parse one line into row `row`; the start of the next line (-1: strange) and the number of left-over values."""
+    x, y = out.x_ptr[row], out.y_ptr[row]
+    need_blank = bounds.labels
+    if bounds.labels and _is_digit(text[pos]):
+        while True:
+            label, pos = _whole(text, pos)
+            if label < 0 or label >= bounds.n_labels or not _put_label(out.y_index, out.y_ptr[row], y, label):
+                return -1, slow
+            y += 1
+            if text[pos] != COMMA:
+                break
+            pos += 1
+    previous = -1
+    while True:
+        start = pos
+        while text[pos] == BLANK or text[pos] == TAB:
+            pos += 1
+        if text[pos] == LF or (text[pos] == CR and text[pos + 1] == LF):
+            break
+        index, end = _whole(text, pos)
+        index -= bounds.base
+        if (pos == start and need_blank) or index <= previous or index >= bounds.n_features or text[end] != COLON:
+            return -1, slow
+        value, pos, exact = _value(text, end + 1)
+        if pos < 0 or not (text[pos] == BLANK or text[pos] == LF or text[pos] == TAB or text[pos] == CR):
+            return -1, slow
+        if not exact:
+            out.slow[slow, 0], out.slow[slow, 1], out.slow[slow, 2] = x, end + 1, pos
+            slow += 1
+        out.x_index[x], out.x_value[x] = index, value
+        x += 1
+        previous, need_blank = index, True
+    if x == out.x_ptr[row] and y == out.y_ptr[row]:
+        return -1, slow  # a blank line, which is no row
+    out.x_ptr[row + 1], out.y_ptr[row + 1] = x, y
+    return pos + (2 if text[pos] == CR else 1), slow
+
+
+@numba.njit(nogil=True, cache=True)
+def parse_lines(text: Any, pos: int, row: int, last_row: int, slow: int, out: Rows, bounds: Bounds) -> tuple[int, int, int]:
+    """Parse lines of `text` from `pos` into rows `row`, `row` + 1, ... of `out`.
+
+    text: (n,) uint8, read-only, ending with LF. slow: left-over values so far. Returns the position it stopped at (the end,
+    a line it is not sure of, or the first line after row `last_row` - 1), the next row, and the left-over values.
+    """
+    while pos < len(text) and row < last_row:
+        end, left = _line(text, pos, row, slow, out, bounds)
+        if end < 0:
+            break
+        pos, row, slow = end, row + 1, left
+    return pos, row, slow
