@@ -81,8 +81,9 @@ class Predictor:
     def named(self, top: TopK) -> list[list[Scored]]:
         """Names and scores of an answer: one list per row."""
         names = self.model.label_names.take(pa.array(top.labels.ravel())).to_pylist()
-        k = top.labels.shape[1]
-        return [[Scored(*pair) for pair in zip(names[i * k : (i + 1) * k], row.tolist(), strict=True)] for i, row in enumerate(top.scores)]
+        scored = [Scored(*pair) for pair in zip(names, top.scores.ravel().tolist(), strict=True)]
+        n_rows, k = top.labels.shape
+        return [scored[i * k : (i + 1) * k] for i in range(n_rows)]
 
     def explain(self, row: Any, label: int | str, top: int = 10, k: int = 5) -> Explanation:
         """Why one label has its score for one row, and how far it is from the best and the k-th best.
@@ -165,4 +166,5 @@ class Predictor:
         xs, ws = values[at_x].astype(np.float64), weights[at_w].astype(np.float64)
         order = np.argsort(-np.abs(xs * ws), kind="stable")
         names = self.model.feature_names.take(pa.array(shared[order])).to_pylist()
-        return [Contribution(*part) for part in zip(names, xs[order].tolist(), ws[order].tolist(), (xs * ws)[order].tolist(), strict=True)]
+        numbers = (values[order].tolist() for values in (xs, ws, xs * ws))
+        return [Contribution(*part) for part in zip(names, *numbers, strict=True)]

@@ -102,7 +102,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(raw)
         version, seal = manifest["schema_version"], manifest.pop("seal")
         if version != SCHEMA_VERSION:
-            raise Corrupt(f"the model has format {version}, this xcray reads {SCHEMA_VERSION}: use the xcray that wrote it")
+            raise Corrupt(
+                f"{MANIFEST} has schema version {version}, this xcray reads {SCHEMA_VERSION}: use the xcray that wrote it",
+                file=MANIFEST,
+            )
         sound = _sealed(manifest).encode() == raw
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{MANIFEST} is not a model's manifest: {type(error).__name__}", file=MANIFEST) from None

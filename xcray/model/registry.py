@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from xcray.errors import Conflict, NotFound, ParameterError, excerpt
 from xcray.files import (
+    NAME,
     check_name,
     discard_directory,
     publish_directory,
@@ -79,7 +80,7 @@ class Registry:
         """Names that have at least one version, sorted."""
         if not self.root.is_dir():
             return []
-        return sorted(path.name for path in self.root.iterdir() if (path / "versions").is_dir() and self.versions(path.name))
+        return sorted(path.name for path in self.root.iterdir() if NAME.fullmatch(path.name) and self.versions(path.name))
 
     def versions(self, name: str) -> list[int]:
         """Version numbers of a name, ascending; empty when there are none."""

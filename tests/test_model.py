@@ -1,0 +1,335 @@
+"""The model directory: what is written is what is read, and no damaged byte goes unseen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from xcray import files
+from xcray.arrays import CSR, csr, csr_from
+from xcray.data.text import TextPipeline
+from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, ShapeMismatch, XcrayError
+from xcray.model import directory
+from xcray.model.model import Model, write_model
+
+TEXTS = ["read rows of a csv file", "write rows to a file", "parse a date"]
+
+
+def parts(**changes: Any) -> dict[str, Any]:
+    """Everything `write_model` wants, for a model of 3 labels and 4 features."""
+    W = csr([0, 2, 2, 4], [0, 2, 1, 3], [0.5, -1, 2, 0.25], 4)
+    return {
+        "W": W,
+        "b": np.array([0.5, -1, 0], np.float32),
+        "label_names": ["csv", "ünï", ""],
+        "feature_names": ["a", "b", "c", "d"],
+        "solver": "ppdsparse",
+        "params": {"C": 1.0, "grow": np.int64(3)},
+        "dataset_hash": "d" * 64,
+        "seed": 7,
+        "measures": {"P@1": 0.625},
+        **changes,
+    }
+
+
+def text_model(path: Path) -> Model:
+    """A model with a text pipeline and a class report."""
+    text = TextPipeline.fit(TEXTS)
+    W = csr_from(np.linspace(-1, 1, 8 * len(text.terms), dtype=np.float32).reshape(8, -1))
+    labels, classes = [f"label-{i}" for i in range(8)], pa.table({"gap": np.arange(8) / 8})
+    return write_model(
+        path,
+        **parts(
+            W=W, b=np.arange(8), label_names=labels, feature_names=text.terms, text=text, classes=classes, report={"seconds": 1.5}
+        ),
+    )
+
+
+def same_matrix(a: CSR, b: CSR) -> bool:
+    return a.shape == b.shape and all(x.tobytes() == y.tobytes() for x, y in zip(a[:3], b[:3], strict=True))
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    given = parts()
+    write_model(tmp_path / "m", **given)
+    model = Model.open(tmp_path / "m")
+    assert same_matrix(model.W, given["W"])
+    assert same_matrix(model.postings, csr_from(given["W"].to_scipy().T.tocsr()))
+    assert model.b.tolist() == [0.5, -1, 0]
+    assert model.label_names.to_pylist() == ["csv", "ünï", ""]
+    assert model.feature_names.to_pylist() == list("abcd")
+    assert (model.n_labels, model.n_features, model.nnz, model.text, model.classes) == (3, 4, 4, None, None)
+    assert model.measures == {"P@1": 0.625}
+    manifest = model.manifest
+    assert manifest["stages"] == [{"features": "input", "weights": "weights.arrow", "bias": "bias.arrow", "calibration": None}]
+    assert (manifest["schema_version"], manifest["solver"], manifest["params"]) == (1, "ppdsparse", {"C": 1.0, "grow": 3})
+    assert (manifest["seed"], manifest["dataset_hash"], manifest["link"]) == (7, "d" * 64, "identity")
+    assert (manifest["shape"], manifest["nnz"]) == ([3, 4], 4)
+    assert {"xcray", "numpy", "python"} <= set(manifest["versions"])
+    assert manifest["created"].endswith("+00:00")
+    on_disk = {path.relative_to(tmp_path / "m").as_posix() for path in (tmp_path / "m").rglob("*") if path.is_file()}
+    assert on_disk == {*manifest["files"], "manifest.json"}
+    assert model.n_bytes == sum((tmp_path / "m" / name).stat().st_size for name in manifest["files"])
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
+
+
+def test_the_text_pipeline_and_the_class_report_come_along(tmp_path: Path) -> None:
+    text_model(tmp_path / "m")
+    model = Model.open(tmp_path / "m")
+    assert model.text is not None
+    assert model.classes is not None
+    row = model.text.transform(["csv rows"]).row(0)[0].tolist()
+    assert [model.feature_names[j].as_py() for j in row] == ["csv", "rows"]
+    assert model.manifest["text"] == {"fingerprint": model.text.fingerprint}
+    assert model.classes.column("gap").to_pylist()[:3] == [0, 0.125, 0.25]
+    assert model.manifest["report"] == {"seconds": 1.5}
+
+
+def test_arrays_are_views_of_the_files(tmp_path: Path) -> None:
+    big = np.ones((400, 5000), np.float32)
+    names = {"label_names": [str(i) for i in range(400)], "feature_names": [str(i) for i in range(5000)]}
+    write_model(tmp_path / "m", **parts(W=csr_from(big), b=np.zeros(400), **names))
+    before = pa.total_allocated_bytes()
+    model = Model.open(tmp_path / "m", verify=False)
+    assert pa.total_allocated_bytes() - before < 1 << 16
+    assert not model.W.data.flags.owndata
+    assert not model.W.data.flags.writeable
+
+
+def test_labels_by_name_and_number(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", **parts())
+    assert [model.label_id(label) for label in ("csv", "ünï", "", 2, np.int32(1))] == [0, 1, 2, 2, 1]
+    assert model.label_name(1) == "ünï"
+    for missing in (-1, 3, "sys"):
+        with pytest.raises(NotFound):
+            model.label_id(missing)
+
+
+def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
+    first = write_model(tmp_path / "first", **parts()).sha256
+    W = parts()["W"]
+    padded = CSR(
+        W.indptr + 1, np.concatenate(([9], W.indices)).astype(np.int32), np.concatenate(([9], W.data)).astype(np.float32), 4
+    )
+    same: list[dict[str, Any]] = [
+        {"measures": {"P@1": 0.1}},
+        {"report": {"seconds": 3}},
+        {"W": padded},
+        {"params": {"grow": 3, "C": 1.0}},
+    ]
+    for i, change in enumerate(same):
+        assert write_model(tmp_path / f"same{i}", **parts(**change)).sha256 == first
+    changes: list[dict[str, Any]] = [
+        {"W": csr([0, 2, 2, 4], [0, 2, 1, 3], [0.5, -1, 2, 0.5], 4)},
+        {"W": csr([0, 2, 2, 4], [0, 2, 0, 3], [0.5, -1, 2, 0.25], 4)},
+        {"W": csr([0, 2, 3, 4], [0, 2, 1, 3], [0.5, -1, 2, 0.25], 4)},
+        {"b": [0.5, -1, 0.5]},
+        {"label_names": ["csvü", "nï", ""]},
+        {"solver": "other"},
+        {"params": {"C": 2.0}},
+        {"dataset_hash": "e" * 64},
+    ]
+    hashes = [write_model(tmp_path / f"other{i}", **parts(**change)).sha256 for i, change in enumerate(changes)]
+    assert len({first, *hashes}) == 1 + len(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"b": [0, 1]}, ShapeMismatch, "2 biases; give 3"),
+        ({"label_names": ["a"]}, ShapeMismatch, "1 label names; give 3"),
+        ({"feature_names": ["a"]}, ShapeMismatch, "1 feature names; give 4"),
+        ({"text": TextPipeline.fit(TEXTS)}, ShapeMismatch, "terms"),
+        ({"classes": pa.table({"gap": [1]})}, ShapeMismatch, "class report"),
+        ({"W": csr([0, 1, 1, 1], [0], [np.nan], 4)}, Corrupt, "row 0: a value is not finite"),
+        ({"W": csr([0, 0, 1, 1], [4], [1], 4)}, Corrupt, "row 1: a column index lies outside"),
+        ({"b": [0, np.inf, 0]}, Corrupt, "label 1 has a bias"),
+        ({"params": {"loss": object()}}, (ParameterError, TypeError), "JSON"),
+    ],
+)
+def test_what_is_no_model_is_not_written(tmp_path: Path, change: dict[str, Any], error: type[XcrayError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        write_model(tmp_path / "m", **parts(**change))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_published_model_is_never_overwritten(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", **parts())
+    before = files.file_digests(tmp_path / "m")
+    with pytest.raises(Conflict):
+        write_model(tmp_path / "m", **parts(b=[0, 0, 0]))
+    assert files.file_digests(tmp_path / "m") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_models_of_edge_sizes(tmp_path: Path) -> None:
+    for name, shape in {"no-features": (2, 0), "no-labels": (0, 3), "empty": (0, 0)}.items():
+        W = csr_from(np.zeros(shape, np.float32)) if all(shape) else csr([0] * (shape[0] + 1), [], [], shape[1])
+        names = {"label_names": ["l"] * shape[0], "feature_names": ["f"] * shape[1]}
+        write_model(tmp_path / name, **parts(W=W, b=np.zeros(shape[0]), **names))
+        assert Model.open(tmp_path / name).W.shape == shape
+
+
+def test_every_flipped_byte_is_seen_and_its_file_named(tmp_path: Path, rng: np.random.Generator) -> None:
+    text_model(tmp_path / "m")
+    flips, undetected = 0, []
+    for path in sorted(p for p in (tmp_path / "m").rglob("*") if p.is_file()):
+        name, content = path.relative_to(tmp_path / "m").as_posix(), path.read_bytes()
+        for offset in range(len(content)):
+            damaged = bytearray(content)
+            damaged[offset] ^= 1 << int(rng.integers(8))
+            path.write_bytes(damaged)
+            flips += 1
+            if not refused(tmp_path / "m", name):
+                undetected.append((name, offset))
+        path.write_bytes(content)
+    assert undetected == []
+    assert flips > 10_000
+    Model.open(tmp_path / "m")  # all put back
+
+
+def refused(path: Path, name: str) -> bool:
+    """Whether a model is refused as corrupt, because of that file."""
+    try:
+        Model.open(path)
+    except Corrupt as error:
+        return name in error.message
+    except NotFound:
+        return False
+    return False
+
+
+def test_every_cut_or_missing_file_is_seen_even_without_verifying(tmp_path: Path) -> None:
+    text_model(tmp_path / "m")
+    for path in sorted(p for p in (tmp_path / "m").rglob("*") if p.is_file()):
+        content = path.read_bytes()
+        for length in (0, 1, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:length])
+            with pytest.raises(Corrupt, match=path.name):
+                Model.open(tmp_path / "m", verify=False)
+        path.unlink()
+        with pytest.raises(NotFound if path.name == "manifest.json" else Corrupt, match=path.name):
+            Model.open(tmp_path / "m", verify=False)
+        path.write_bytes(content)
+
+
+def test_files_of_another_model_are_seen(tmp_path: Path) -> None:
+    write_model(tmp_path / "a", **parts())
+    write_model(
+        tmp_path / "b", **parts(b=[9, 9, 9], W=csr([0, 2, 2, 4], [0, 2, 1, 3], [1, 1, 1, 1], 4), label_names=["abc", "ünï", ""])
+    )
+    for name in ("weights.arrow", "bias.arrow", "labels.arrow", "index/postings.arrow", "manifest.json"):
+        shutil.copytree(tmp_path / "a", tmp_path / "mixed")
+        shutil.copy(tmp_path / "b" / name, tmp_path / "mixed" / name)
+        with pytest.raises(Corrupt):
+            Model.open(tmp_path / "mixed")
+        shutil.rmtree(tmp_path / "mixed")
+
+
+def resealed(path: Path, **changes: Any) -> None:
+    """Change a manifest as its owner could: all checksums right, the content wrong."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["seal"]
+    manifest.update(changes)
+    manifest["files"] = changes["files"] if "files" in changes else files.file_digests(path, skip=["manifest.json"])
+    (path / "manifest.json").write_text(directory._sealed(manifest))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"schema_version": 2}, "schema version 2"),
+        ({"schema_version": "1"}, "schema version 1"),
+        ({"shape": [3, 5]}, r"\(3, 4\)"),
+        ({"shape": [2**40, 4]}, "claims"),
+        ({"shape": [-3, 4]}, "claims"),
+        ({"shape": [3]}, "lacks"),
+        ({"shape": [3.0, 4]}, "claims"),
+        ({"nnz": 3}, "with 4 weights"),
+        ({"nnz": 10**15}, "claims"),
+        ({"files": {}}, "lacks"),
+        ({"files": {"../a": {"bytes": 1, "sha256": ""}}}, "lacks"),
+    ],
+)
+def test_claims_that_the_files_do_not_hold_are_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    write_model(tmp_path / "m", **parts())
+    resealed(tmp_path / "m", **changes)
+    with pytest.raises(Corrupt, match=says):
+        Model.open(tmp_path / "m")
+
+
+def test_a_file_outside_of_the_directory_is_refused(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", **parts())
+    (tmp_path / "secret").write_text("x")
+    entry = {"bytes": 1, "sha256": files.sha256_file(tmp_path / "secret")}
+    resealed(tmp_path / "m", files={**model.manifest["files"], "../secret": entry})
+    with pytest.raises(Corrupt, match="claims"):
+        Model.open(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("W", "says"),
+    [
+        (csr([0, 2, 2, 4], [0, 2, 1, 3], [0.5, np.nan, 2, 0.25], 4), "weights.arrow, row 0: a value is not finite"),
+        (csr([0, 2, 2, 4], [0, 2, 1, 4], [0.5, -1, 2, 0.25], 4), "weights.arrow, row 2: a column index lies outside"),
+        (csr([0, 2, 2, 4], [2, 0, 1, 3], [0.5, -1, 2, 0.25], 4), "weights.arrow, row 0: column indices do not ascend"),
+        (csr([0, 3, 2, 4], [0, 2, 1, 3], [0.5, -1, 2, 0.25], 4), "weights.arrow"),
+        (csr([0, 2, 2, 4], [0, 2, 1, 3], [0.5, -1, 2, 0.25], 5), r"\(3, 5\)"),
+    ],
+)
+def test_unsound_weights_are_refused_in_spite_of_right_checksums(tmp_path: Path, W: CSR, says: str) -> None:
+    write_model(tmp_path / "m", **parts())
+    files.write_matrix(tmp_path / "m" / "weights.arrow", W)
+    resealed(tmp_path / "m")
+    with pytest.raises(Corrupt, match=says):
+        Model.open(tmp_path / "m")
+
+
+def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
+    for name, table in {
+        "bias.arrow": pa.table({"bias": pa.array([0.0, 0, 0], pa.float64())}),
+        "labels.arrow": pa.table({"name": pa.array(["a", None, "c"], pa.large_string())}),
+        "features.arrow": pa.table({"term": pa.array(list("abcd"), pa.large_string())}),
+        "index/postings.arrow": pa.table({"indices": pa.array([[0]] * 4, pa.large_list(pa.int64()))}),
+    }.items():
+        path = tmp_path / name.replace("/", "-")
+        write_model(path, **parts())
+        files.write_table(path / name, table)
+        resealed(path)
+        with pytest.raises(Corrupt, match=name):
+            Model.open(path)
+
+
+def test_what_is_no_model_directory(tmp_path: Path) -> None:
+    for content in (b"", b"[]", b"{}", b"null", b'{"schema_version": 1}', b"\xff\xfe", b"[" * 100_000):
+        (tmp_path / "manifest.json").write_bytes(content)
+        with pytest.raises(Corrupt, match=r"manifest\.json"):
+            Model.open(tmp_path)
+    for nowhere in (tmp_path / "nowhere", tmp_path / "manifest.json"):
+        with pytest.raises(NotFound, match=r"manifest\.json"):
+            Model.open(nowhere)
+
+
+def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
+    text_model(tmp_path / "m")
+    card = (tmp_path / "m" / "card.md").read_text()
+    for words in (
+        "`ppdsparse`",
+        "d" * 64,
+        "| P@1 | 62.50 % |",
+        "| C | 1.0 |",
+        "text, by the pipeline",
+        "## Limits",
+        'predict(["some text"]',
+    ):
+        assert words in card
+    write_model(tmp_path / "bare", **parts(measures=None, params={"a|b": "x\ny"}))
+    bare = (tmp_path / "bare" / "card.md").read_text()
+    assert "(not measured)" in bare
+    assert "| a\\|b | x y |" in bare
