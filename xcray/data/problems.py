@@ -62,5 +62,5 @@ class Tally:
         return {
             "skipped": self.n_bad,
             "skipped_reasons": [error.as_dict() for error in self.errors],
-            "warnings": dict(sorted(self.warnings.items())),
+            "warnings": {name: count for name, count in sorted(self.warnings.items()) if count},
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -108,8 +109,8 @@ class LineParser:
         if 0 <= number < self.bounds.n_labels:
             return number
         if number < 0:
-            hint = "labels +1 and -1 of a two-class file: write 1 and 0" if part == b"-1" else None
-            raise self._error(line, "LABEL_RANGE", f"label {_shown(part)} is negative; labels begin at 0", at, part, hint)
+            two_class = "labels +1 and -1 of a two-class file: write 1 and 0" if part == b"-1" else None
+            raise self._error(line, "LABEL_RANGE", f"label {_shown(part)} is negative; labels begin at 0", at, part, two_class)
         if self.xc or self.options.n_labels is not None or number > MAX_INDEX:
             most = min(K, MAX_INDEX + 1)
             problem = f"label {_shown(part)} is not below the number of labels, {most}"
@@ -179,7 +180,7 @@ class LineParser:
         """Pairs in ascending order; an index twice is an error."""
         indices = [index for index, _ in pairs]
         ordered = sorted(pairs, key=lambda pair: pair[0])
-        for one, two in zip(ordered, ordered[1:], strict=False):
+        for one, two in pairwise(ordered):
             if one[0] == two[0]:
                 index = str(one[0] + self.bounds.base).encode()
                 at = [m.start() for m in re.finditer(rb"(?<![^ \t])0*" + index + rb":", line.data)][-1]

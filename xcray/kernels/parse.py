@@ -17,8 +17,7 @@ import numpy as np
 
 from xcray.arrays import Float32, Int32, Int64
 
-LF, CR, TAB, BLANK, PLUS, COMMA, MINUS, DOT, ZERO, NINE, COLON, UPPER_E, LOWER_E = (
-    10,
+XX
     13,
     9,
     32,
