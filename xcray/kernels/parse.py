@@ -17,20 +17,9 @@ import numpy as np
 
 from xcray.arrays import Float32, Int32, Int64
 
-XX
-    13,
-    9,
-    32,
-    43,
-    44,
-    45,
-    46,
-    48,
-    57,
-    58,
-    69,
-    101,
-)
+TAB, LF, CR, BLANK = 9, 10, 13, 32
+PLUS, COMMA, MINUS, DOT, COLON = 43, 44, 45, 46, 58
+ZERO, NINE, UPPER_E, LOWER_E = 48, 57, 69, 101
 EXACT = 1 << 53  # whole numbers up to here are exact doubles
 POWERS = 10.0 ** np.arange(23)  # so are these
 MAX_DECIMAL = 38  # a value below 1e38 is finite in float32
