@@ -1,6 +1,6 @@
 """Fixtures for every test: a clean environment, a small data set, a local Ray of our own.
 
-The environment is made clean before anything is imported, so that no test finds a cluster, a home or a key of the person who runs it.
+The environment is cleaned before anything is imported, so that no test finds a cluster, a home or a key of the person who runs it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,10 @@
+"""`python -m xcray` is the command `xcray`."""
+
+from __future__ import annotations
+
+import sys
+
+from xcray.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""The command `xcray`: the tree of its commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from xcray import __version__
+from xcray.cli import data, demo, doctor, jobs, models, predict, serve, train
+from xcray.cli.output import FAILURE, INTERRUPTED, OK, fail, say, status_of
+from xcray.errors import XcrayError
+
+app = typer.Typer(
+    name="xcray",
+    help="Extreme classification on Ray: data sets, trainings, models, exact answers.",
+    epilog="Exit codes: 0 done, 2 bad input or usage, 1 failure, 130 interrupted. XCRAY_DEBUG=1 shows tracebacks.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(models.app, name="models")
+app.command("predict")(predict.predict)
+app.command("explain")(predict.explain)
+app.command("serve")(serve.serve)
+app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end, when asked to."""
+    if wanted:
+        say(f"xcray {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def everything(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Extreme classification on Ray: data sets, trainings, models, exact answers."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. Never lets a traceback out, unless XCRAY_DEBUG=1."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(args=given, prog_name="xcray", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OK
+    except (KeyboardInterrupt, typer.Abort):
+        return explained({"code": "INTERRUPTED", "message": "interrupted"}, INTERRUPTED, given)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; the exit must not try to flush to it
+        return FAILURE
+    except XcrayError as error:
+        debug(error)
+        return explained(error.as_dict(), status_of(error), given)
+    except Exception as error:
+        debug(error)
+        return explained(*problem_of(error), given)
+
+
+def explained(problem: dict[str, Any], code: int, arguments: Sequence[str]) -> int:
+    """Write the error in the form that was asked for; its exit code."""
+    fail(problem, "--json" in arguments)
+    return code
+
+
+def debug(error: Exception) -> None:
+    """Let the traceback out when XCRAY_DEBUG=1."""
+    if os.environ.get("XCRAY_DEBUG", "") not in ("", "0"):
+        raise error
+
+
+def problem_of(error: Exception) -> tuple[dict[str, Any], int]:
+    """Errors that are not ours: of usage (they know their exit code), of the system, and bugs."""
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "xcray"
+        return {"code": "USAGE", "message": error.format_message(), "hint": f"{command} --help"}, int(error.exit_code)
+    if isinstance(error, OSError):
+        place = f": {error.filename}" if error.filename else ""
+        return {"code": "SYSTEM", "message": f"{error.strerror or error}{place}"}, FAILURE
+    message = f"{type(error).__name__}: {error}"
+    return {"code": "INTERNAL", "message": message, "hint": "a bug of xcray; XCRAY_DEBUG=1 shows where, please report it"}, FAILURE

@@ -1,0 +1,131 @@
+"""`xcray train`: train here and now, without a server."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xcray.cli import output
+from xcray.cli.interrupt import stopping
+from xcray.cli.progress import duration, reporter
+from xcray.errors import Conflict, Stopped
+
+if TYPE_CHECKING:
+    from xcray.train import TrainResult
+
+Parameters = Annotated[
+    list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter of the solver; repeat it.")
+]
+
+
+def show_parameters(solver: str, as_json: bool) -> None:
+    """Print what the solver's parameters are, and end."""
+    from xcray.solvers import parameter_table
+
+    rows = parameter_table(solver)
+    if as_json:
+        output.emit(rows)
+    else:
+        output.table(
+            ["parameter", "default", "range", "meaning"], [[r["name"], r["default"], range_of(r), r["help"]] for r in rows]
+        )
+    raise typer.Exit
+
+
+def range_of(row: dict[str, Any]) -> str:
+    """The range of a parameter: `> 0`, `1 to 100`, `a, b`."""
+    if "choices" in row:
+        return ", ".join(row["choices"])
+    low = f"> {row['above']}" if "above" in row else f">= {row['low']}" if "low" in row else ""
+    high = f"<= {row['high']}" if "high" in row else ""
+    return ", ".join(part for part in (low, high) if part)
+
+
+def train(
+    dataset: Annotated[Path, typer.Argument(metavar="DIR", help="A data set directory, made by `xcray data build`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The model directory to write; it must not exist.")] = Path("model"),
+    solver: Annotated[str, typer.Option(help="Which solver.")] = "ppdsparse",
+    param: Parameters = None,
+    pool: Annotated[str, typer.Option(help="serial, threads, or ray.")] = "threads",
+    workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
+    ray_address: Annotated[str | None, typer.Option(help="A running Ray; without one, --pool ray starts a local one.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where finished classes are kept; the same one again resumes. [default: OUT.run]")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name. [default: that of the directory]")] = None,
+    parameters: Annotated[bool, typer.Option("--parameters", help="Show the solver's parameters and end.")] = False,
+    json: output.AsJson = False,
+) -> None:
+    """Train a model on a data set. Ctrl-C keeps finished work; the same command again does the rest."""
+    if parameters:
+        show_parameters(solver, json)
+    if out.exists():
+        raise Conflict(f"{out} exists already; choose another --out or remove it first")
+    from xcray.train import TrainSpec
+
+    named = {} if name is None else {"name": name}
+    spec = TrainSpec.from_dict(
+        {
+            "dataset": str(dataset),
+            "solver": solver,
+            "params": output.assignments(param),
+            "pool": pool,
+            "workers": workers,
+            "ray_address": ray_address,
+            **named,
+        }
+    )
+    result = run(spec, out, run_dir or out.with_name(f"{out.name}.run"), quiet=json)
+    if run_dir is None:
+        shutil.rmtree(out.with_name(f"{out.name}.run"), ignore_errors=True)  # ours, and of no use once the model is there
+    report(result, json)
+
+
+def run(spec: Any, out: Path, run_dir: Path, quiet: bool) -> TrainResult:
+    """Train with progress, stopping at Ctrl-C. Raises Stopped with the way to resume."""
+    from xcray.train import StopFlag, train
+
+    flag = StopFlag()
+    try:
+        with stopping(flag), reporter(quiet) as show:
+            return train(spec, run_dir=run_dir, out=out, progress=show, stop=flag)
+    except Stopped as stopped:
+        raise Stopped(
+            stopped.message, hint=f"finished classes are kept in {run_dir}; the same command again does the rest"
+        ) from None
+
+
+def report(result: TrainResult, as_json: bool) -> None:
+    """Say what came out."""
+    if as_json:
+        output.emit(
+            {"model": str(result.model_path), "sha256": result.sha256, "measures": result.measures, "report": result.report}
+        )
+        return
+    show_measures(result.measures)
+    seconds = result.report.get("seconds")
+    took = f" in {duration(seconds)}" if isinstance(seconds, int | float) else ""
+    output.say(f"model {result.model_path}{took}, sha256 {result.sha256[:16]}")
+
+
+def show_measures(measures: dict[str, float]) -> None:
+    """Measures as a table in percent: one row a family, one column a k."""
+    families: dict[str, dict[str, float]] = {}
+    for name, value in measures.items():
+        family, _, k = name.partition("@")
+        families.setdefault(family, {})[k] = value
+    ks = sorted({k for row in families.values() for k in row if k}, key=int)
+    at_k = {family: row for family, row in families.items() if "" not in row}
+    if at_k:
+        rows = [[family, *(percent(row.get(k)) for k in ks)] for family, row in at_k.items()]
+        output.table(["percent", *(f"@{k}" for k in ks)], rows)
+    alone = {family: percent(row[""]) for family, row in families.items() if "" in row}
+    output.pairs(alone)
+
+
+def percent(value: float | None) -> str:
+    """A fraction in percent, two digits."""
+    return "-" if value is None else f"{100 * value:.2f}"
