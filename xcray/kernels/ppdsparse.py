@@ -421,11 +421,12 @@ def grow(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> int:
     for turn in range(n):
         if at.n_active - before >= quota:
             break
-        i = offset + turn if offset + turn < n else offset + turn - n
-        z = 1.0 + scratch.scores[i] + b
-        if scratch.kind[i] == UNSEEN and z > cut - width and z > 0.0:
-            enter(problem, scratch, at, i)
-    return at.n_active - before
+        candidate = (offset + turn) % n
+        z = 1.0 + scratch.scores[candidate] + b
+        if scratch.kind[candidate] == UNSEEN and z > cut - width and z > 0.0:
+            enter(problem, scratch, at, candidate)
+    entered: int = at.n_active - before
+    return entered
 
 
 @numba.njit(nogil=True, cache=True)

@@ -56,10 +56,11 @@ def _read(field: dataclasses.Field[Any], value: Any) -> Any:
     """A string as the type of the field's default; anything else as it is."""
     if not isinstance(value, str) or isinstance(field.default, str):
         return value
+    kind: type = type(field.default)
     try:
-        return type(field.default)(value)
+        return kind(value)
     except ValueError:
-        raise ParameterError(f"{field.name} must be a {type(field.default).__name__}, not {value[:80]!r}") from None
+        raise ParameterError(f"{field.name} must be a {kind.__name__}, not {value[:80]!r}") from None
 
 
 def _check(field: dataclasses.Field[Any], value: Any) -> None:

@@ -1,0 +1,67 @@
+"""The contract of pools, and what they report beside schedule events."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from xcray.schedule.messages import Event, Task
+from xcray.solvers.block import Block
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished task with its block; `seconds` of work from `started` (seconds since the pool opened)."""
+
+    worker: str
+    task: Task
+    block: Block
+    started: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A task that raised: solvers are deterministic, so it is not tried again."""
+
+    worker: str
+    task: Task
+    error: BaseException
+
+
+Report = Event | Result | Failed
+
+
+class StopFlag:
+    """A flag that many threads may set and read; once set it stays set."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Ask for a stop."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._event.is_set()
+
+
+class Pool(Protocol):
+    """Workers that solve tasks. One thread calls it; `wait` is the only call that blocks."""
+
+    def open(self) -> None:
+        """Start workers; each is reported by `wait` as Joined when it is ready. Raises Unavailable when none can be had."""
+
+    def submit(self, worker: str, task: Task) -> None:
+        """Give a task to a worker that has joined; its Result, Failed or Lost is reported by `wait`."""
+
+    def wait(self, seconds: float) -> list[Report]:
+        """What happened since the last call; waits at most about `seconds` for something. May be empty."""
+
+    def stop(self) -> None:
+        """Ask workers to give up their tasks within a kernel slice; nothing more is reported of them."""
+
+    def close(self) -> None:
+        """End what `open` started; idempotent."""

@@ -1,0 +1,201 @@
+"""A pool of Ray actors. Each is one worker: it maps the data set, solves batches, and can be told to stop.
+
+X and its transpose exist once per node: actors that see the data set directory map it (the page cache is shared); on
+other nodes the arrays come from the object store, put there once, mapped read-only by all actors of the node. Blocks travel
+back as arrays; the driver commits them to disk, so the object store never holds the only copy of a result.
+
+Failure story: an actor that dies is reported Lost, its batches run again elsewhere (solvers are deterministic, so a batch
+run twice gives the same bits), and another actor takes its place, up to REPLACEMENTS times the number of workers.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.util.metrics import Counter
+
+from xcray.arrays import CSR, Pattern, csr, pattern
+from xcray.data.dataset import Dataset
+from xcray.errors import NotFound, Stopped, Unavailable, XcrayError
+from xcray.execution.pool import Failed, Report, Result, StopFlag
+from xcray.schedule.messages import Joined, Lost, Task
+from xcray.solvers import make_solver
+from xcray.solvers.block import Block
+from xcray.solvers.ppdsparse import PPDSparseSolver
+
+REPLACEMENTS = 5  # actors that may take a lost one's place, for each worker
+START_SECONDS = 120.0  # the first actor must be ready by then
+
+
+class SolverActor:
+    """The life of one worker: `open` a data set, then `solve` batches; `stop` runs beside them."""
+
+    def __init__(self, solver: str, parameters: dict[str, Any], job: str) -> None:
+        self._solver = make_solver(solver, parameters)
+        self._stop = StopFlag()
+        self._solved = Counter("xcray_classes_solved", "Classes solved by this worker", tag_keys=("job",))
+        self._solved.set_default_tags({"job": job})
+
+    def open(self, path: str, content_hash: str) -> bool:
+        """Map the data set when this node has it, with this content; False when not."""
+        try:
+            dataset = Dataset.open(Path(path))
+        except XcrayError:
+            return False
+        if dataset.content_hash != content_hash:
+            return False
+        self.load(dataset.train.X, dataset.train.XT, dataset.train.YT)
+        return True
+
+    def load(self, X: CSR, XT: CSR, YT: Pattern) -> None:
+        """Take the arrays, mapped from disk or from the object store."""
+        self._local = self._solver.load(csr(*X), csr(*XT), pattern(*YT))
+        self._solver.warm_up()
+
+    def solve(self, labels: list[int]) -> tuple[Block, float, float]:
+        """Solve a batch: its block, the wall clock at its start and the seconds it took."""
+        began, started = time.time(), time.monotonic()
+        block = self._solver.solve(self._local, np.array(labels, np.int32), self._stop.is_set)
+        self._solved.inc(len(labels))
+        return block, began, time.monotonic() - started
+
+    def stop(self) -> None:
+        """Let the batch under way end at its next slice."""
+        self._stop.set()
+
+
+class RayPool:
+    """Workers that are Ray actors named `xcray:JOB:worker-N`.
+
+    session: a context manager inside which Ray is connected. A worker is an actor of one CPU.
+    """
+
+    def __init__(
+        self,
+        solver: str,
+        parameters: dict[str, Any],
+        dataset: Dataset,
+        workers: int,
+        session: AbstractContextManager[Any],
+        job: str,
+    ) -> None:
+        self._make = (solver, parameters, job)
+        self._dataset, self._n_workers, self._session, self._job = dataset, workers, session, job
+        self._actors: dict[str, Any] = {}
+        self._waiting: dict[Any, tuple[str, Task | None]] = {}  # reference -> worker and its task; None: getting ready
+        self._shared: tuple[Any, ...] | None = None
+        self._started, self._joined, self._opened, self._is_open = 0, 0, 0.0, False
+
+    def open(self) -> None:
+        """Connect to Ray and start the actors. Raises Unavailable when Ray can't be reached."""
+        PPDSparseSolver().warm_up()  # one process fills numba's disk cache before many read it
+        self._session.__enter__()
+        self._is_open, self._opened = True, time.time()
+        for _ in range(self._n_workers):
+            self._start_actor()
+
+    def submit(self, worker: str, task: Task) -> None:
+        """Send a task to an actor."""
+        self._waiting[self._actors[worker].solve.remote(list(task.labels))] = (worker, task)
+
+    def wait(self, seconds: float) -> list[Report]:
+        """Results, joined and lost workers. Raises Unavailable when no worker gets ready in time."""
+        if not self._joined and time.time() - self._opened > START_SECONDS:
+            raise Unavailable(
+                f"no Ray worker was ready after {START_SECONDS:.0f} s; does the cluster have a free CPU? see `ray status`"
+            )
+        if not self._waiting:
+            time.sleep(seconds)
+            return []
+        references = list(self._waiting)
+        ready, _ = ray.wait(references, num_returns=1, timeout=seconds, fetch_local=False)
+        if ready:
+            ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
+        return [report for reference in ready for report in self._receive(reference)]
+
+    def stop(self) -> None:
+        """Tell the actors to stop at their next slice."""
+        if self._is_open:
+            for actor in self._actors.values():
+                actor.stop.remote()
+
+    def close(self) -> None:
+        """Kill the actors and leave Ray."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            for actor in self._actors.values():
+                ray.kill(actor)
+        finally:
+            self._actors.clear()
+            self._waiting.clear()
+            self._shared = None
+            self._session.__exit__(None, None, None)
+
+    def _start_actor(self) -> None:
+        """One more actor; it is reported as Joined once it has the data."""
+        worker = f"worker-{self._started}"
+        self._started += 1
+        remote = ray.remote(SolverActor).options(
+            name=f"xcray:{self._job}:{worker}", num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2
+        )
+        actor: Any = remote.remote(*self._make)
+        self._actors[worker] = actor
+        opened = actor.open.remote(str(self._dataset.path.resolve()), self._dataset.content_hash)
+        self._waiting[opened] = (worker, None)
+
+    def _receive(self, reference: Any) -> list[Report]:
+        """What one finished reference means."""
+        worker, task = self._waiting.pop(reference, (None, None))
+        if worker is None or worker not in self._actors:
+            return []
+        try:
+            value = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            return [Failed(worker, task or Task(-1, (), 0.0), _cause(error))]
+        except ray.exceptions.RayError:
+            return self._lose(worker)
+        if task is not None:
+            block, began, seconds = value
+            return [Result(worker, task, _frozen(block), began - self._opened, seconds)]
+        if value is False:
+            self._waiting[self._actors[worker].load.remote(*self._share())] = (worker, None)
+            return []
+        self._joined += 1
+        return [Joined(worker)]
+
+    def _lose(self, worker: str) -> list[Report]:
+        """Forget a dead actor and start another."""
+        del self._actors[worker]
+        self._waiting = {reference: held for reference, held in self._waiting.items() if held[0] != worker}
+        if self._started >= (1 + REPLACEMENTS) * self._n_workers:
+            raise Unavailable(
+                f"{self._started} Ray workers were lost one after the other; look at their logs and memory, then resume",
+                code="WORKERS_LOST",
+            )
+        self._start_actor()
+        return [Lost(worker)]
+
+    def _share(self) -> tuple[Any, ...]:
+        """References to the arrays in the object store, put there once, for nodes that don't see the directory."""
+        if self._shared is None:
+            train = self._dataset.train
+            self._shared = tuple(ray.put(tuple(matrix)) for matrix in (train.X, train.XT, train.YT))
+        return self._shared
+
+
+def _frozen(block: Block) -> Block:
+    """A received block in the arrays xcray's own code expects."""
+    return Block(block.labels, csr(*block.W), block.bias, block.records)
+
+
+def _cause(error: Any) -> BaseException:
+    """What the worker raised, as it was raised there."""
+    cause = error.cause
+    return cause if isinstance(cause, (XcrayError, Stopped, NotFound)) else error
