@@ -43,7 +43,7 @@ def top_k(X: CSR, start: int, stop: int, postings: CSR, biases: Biases, scratch:
         labels, scores = out.labels[i], out.scores[i]
         if n_postings(X, i, postings) * DENSE >= n_labels:
             add_all(X, i, postings, scratch.sums)
-            size = offer_all(biases.values, scratch.sums, labels, scores)
+            offer_all(biases.values, scratch.sums, labels, scores)
         else:
             n_touched = add_touched(X, i, postings, scratch)
             size = offer_touched(biases.values, scratch, n_touched, labels, scores)
@@ -99,8 +99,10 @@ def add_all(X: CSR, row: int, postings: CSR, sums: Float64) -> None:
     for p in range(X.indptr[row], X.indptr[row + 1]):
         f = X.indices[p]
         x = np.float64(X.data[p])
-        for q in range(postings.indptr[f], postings.indptr[f + 1]):
-            sums[postings.indices[q]] += x * np.float64(postings.data[q])
+        lo, hi = postings.indptr[f], postings.indptr[f + 1]
+        labels, weights = postings.indices[lo:hi], postings.data[lo:hi]
+        for q in range(len(labels)):
+            sums[np.uint32(labels[q])] += x * np.float64(weights[q])  # unsigned: no test for negative indices
 
 
 @numba.njit(nogil=True, cache=True)
@@ -111,33 +113,43 @@ def add_touched(X: CSR, row: int, postings: CSR, scratch: Scratch) -> int:
     for p in range(X.indptr[row], X.indptr[row + 1]):
         f = X.indices[p]
         x = np.float64(X.data[p])
-        for q in range(postings.indptr[f], postings.indptr[f + 1]):
-            label = postings.indices[q]
+        lo, hi = postings.indptr[f], postings.indptr[f + 1]
+        labels, weights = postings.indices[lo:hi], postings.data[lo:hi]
+        for q in range(len(labels)):
+            label = np.uint32(labels[q])
             touched[n] = label  # written always, kept if new: no branch to mispredict
             n += 1 - seen[label]
             seen[label] = 1
-            sums[label] += x * np.float64(postings.data[q])
+            sums[label] += x * np.float64(weights[q])
     return n
 
 
 @numba.njit(nogil=True, cache=True)
-def offer_all(bias: Float32, sums: Float64, labels: Int32, scores: Float64) -> int:
-    """Offer every label to the heap and clear its sum; returns the heap's size."""
-    size = 0
-    for label in range(len(bias)):
-        size = offer(labels, scores, size, label, sums[label] + np.float64(bias[label]))
-        sums[label] = 0.0
-    return size
+def offer_all(bias: Float32, sums: Float64, labels: Int32, scores: Float64) -> None:
+    """Offer every label to an empty heap and clear its sum; afterwards the heap is full."""
+    k = len(labels)
+    for label in range(k):
+        offer(labels, scores, label, label, sums[label] + np.float64(bias[label]))
+    worst = scores[0]  # kept apart: most labels are below it and need this one comparison
+    for label in range(k, len(bias)):
+        score = sums[label] + np.float64(bias[label])
+        if score > worst:  # an equal score loses: all labels in the heap are lower
+            sink(labels, scores, k, label, score)
+            worst = scores[0]
+    sums[:] = 0.0
 
 
 @numba.njit(nogil=True, cache=True)
 def offer_touched(bias: Float32, scratch: Scratch, n_touched: int, labels: Int32, scores: Float64) -> int:
-    """Offer the touched labels to the heap and clear their sums; returns the heap's size."""
-    size = 0
+    """Offer the touched labels to an empty heap and clear their sums; returns the heap's size."""
+    size, worst = 0, -np.inf
     for t in range(n_touched):
         label = scratch.touched[t]
-        size = offer(labels, scores, size, label, scratch.sums[label] + np.float64(bias[label]))
+        score = scratch.sums[label] + np.float64(bias[label])
         scratch.sums[label] = 0.0
+        if score >= worst:
+            size = offer(labels, scores, size, label, score)
+            worst = scores[0] if size == len(labels) else worst
     return size
 
 
