@@ -16,6 +16,7 @@ from xcray.arrays import CSR, csr, csr_from
 from xcray.data.text import TextPipeline
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, ShapeMismatch, XcrayError
 from xcray.model import directory
+from xcray.model.diff import diff
 from xcray.model.model import Model, write_model
 
 TEXTS = ["read rows of a csv file", "write rows to a file", "parse a date"]
@@ -333,3 +334,34 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     bare = (tmp_path / "bare" / "card.md").read_text()
     assert "(not measured)" in bare
     assert "| a\\|b | x y |" in bare
+
+
+def test_the_difference_between_models(tmp_path: Path) -> None:
+    a = write_model(tmp_path / "a", **parts(label_names=["x", "y", "z"]))
+    # the same features in another order; x as before, y with another bias, z gone, w new
+    W = csr([0, 2, 2, 3], [1, 3, 0], [-1, 0.5, 4], 5)
+    b = write_model(
+        tmp_path / "b",
+        **parts(
+            W=W,
+            b=[0.5, 2, 0],
+            label_names=["x", "y", "w"],
+            feature_names=["b", "c", "d", "a", "e"],
+            measures={"P@1": 0.75, "P@3": 0.5},
+        ),
+    )
+    found = diff(a, b)
+    assert (found.added, found.removed, found.identical, found.changed) == (("w",), ("z",), ("x",), ("y",))
+    assert (found.nnz, found.n_features, found.same_content) == ((4, 3), (4, 5), False)
+    assert found.measures == {"P@1": (0.625, 0.75), "P@3": (None, 0.5)}
+    same = diff(a, a)
+    assert (same.identical, same.changed, same.same_content) == (("x", "y", "z"), (), True)
+
+
+@pytest.mark.parametrize("data", [[0.5, -1, 2, 0.5], [0.5, 1, 2, 0.25]])
+def test_one_changed_weight_is_a_changed_label(tmp_path: Path, data: list[float]) -> None:
+    a = write_model(tmp_path / "a", **parts())
+    b = write_model(tmp_path / "b", **parts(W=csr([0, 2, 2, 4], [0, 2, 1, 3], data, 4)))
+    assert len(diff(a, b).changed) == 1
+    moved = write_model(tmp_path / "c", **parts(W=csr([0, 2, 2, 4], [0, 3, 1, 3], [0.5, -1, 2, 0.25], 4)))
+    assert diff(a, moved).changed == ("csv",)
