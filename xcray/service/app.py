@@ -1,0 +1,148 @@
+"""The app: everything is handed in or made from the settings; nothing starts before the lifespan does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.convertors import StringConvertor, register_url_convertor
+
+from xcray import __version__
+from xcray.jobs.home import Home
+from xcray.jobs.store import JobStore
+from xcray.model.registry import Registry
+from xcray.service import auth, building, problems
+from xcray.service.gauges import Gauges
+from xcray.service.guard import Guard
+from xcray.service.logs import LOGGER
+from xcray.service.predictors import Opener, PredictorCache, open_predictor
+from xcray.service.routes import datasets, health, jobs, models, predict
+from xcray.service.schemas import AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, Problem
+from xcray.service.settings import Settings
+from xcray.service.state import Rooms, Supervising
+from xcray.service.uploads import UploadDesk
+from xcray.train import TrainSpec
+
+BODIES: tuple[type[BaseModel], ...] = (AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest)
+TITLE = "xcray"
+SUMMARY = "Extreme classification: data sets, trainings, models, exact predictions."
+
+
+class _Name(StringConvertor):
+    """A part of a path that can be a name: `:` and `@` belong to references."""
+
+    regex = "[^/:@]+"
+
+
+class _Reference(StringConvertor):
+    """name, name@alias or name:3. Versions are digits, so `:predict` is never one."""
+
+    regex = "[^/:@]+(?:@[^/:@]+|:[0-9]+)?"
+
+
+register_url_convertor("modelname", _Name())
+register_url_convertor("modelref", _Reference())
+
+
+def create_app(
+    settings: Settings,
+    *,
+    store: JobStore | None = None,
+    supervisor: Supervising | None = None,
+    registry: Registry | None = None,
+    authenticate: Callable[[Request], Awaitable[auth.Caller]] = auth.anybody,
+    check_spec: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    opener: Opener = open_predictor,
+    build_command: Sequence[str] = building.INGEST,
+    checks: Mapping[str, Callable[[], None]] | None = None,
+) -> FastAPI:
+    """The service as an ASGI app.
+
+    settings: see Settings. store, registry: those of the home when not given; a store made here is closed at the end.
+    supervisor: started and stopped with the app. authenticate: finds the caller of a request. check_spec: a job's spec as a
+    dictionary -> the same, validated and whole. opener: model directory -> predictor. build_command: runs `ingest`.
+    checks: by reason code, what readiness reports as degraded. Raises Conflict when the store is newer than this program.
+    """
+    home = Home(settings.home)
+    kept = store or JobStore(home.store_url)
+    gauges = Gauges(kept.counts)
+    known = registry or Registry(home.models)
+    rooms = Rooms(
+        settings=settings,
+        home=home,
+        store=kept,
+        registry=known,
+        uploads=UploadDesk(home.path / "uploads", settings),
+        builder=building.Builder(home, kept, settings, gauges, build_command),
+        predictors=PredictorCache(known, gauges, settings.models_loaded, opener, threads=settings.predict_threads),
+        gauges=gauges,
+        check_spec=check_spec or _checked,
+        supervisor=supervisor,
+        checks=dict(checks or {}),
+    )
+    app = FastAPI(
+        title=TITLE,
+        summary=SUMMARY,
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_life(store is None),
+    )
+    app.state.rooms, app.state.settings, app.state.authenticate = rooms, settings, authenticate
+    app.add_middleware(Guard, settings=settings, gauges=gauges)
+    problems.install(app)
+    for room in (predict, datasets, jobs, models, health):
+        app.include_router(room.router, responses={"default": {"model": Problem, "description": "A problem document."}})
+    app.include_router(health.pages)
+    _describe_bodies(app)
+    return app
+
+
+def _checked(spec: dict[str, Any]) -> dict[str, Any]:
+    """A spec as the training will read it. Raises ParameterError with the mend."""
+    return TrainSpec.from_dict(spec).as_dict()
+
+
+def _life(own_store: bool) -> Callable[[FastAPI], Any]:
+    """What happens around serving: take up what was left, start the supervisor; end both, close what is ours."""
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        rooms: Rooms = app.state.rooms
+        swept, left = rooms.uploads.sweep(), await rooms.builder.take_up()
+        LOGGER.info("started", extra={"uploads_swept": swept, "builds_taken_up": left})
+        if rooms.supervisor is not None:
+            rooms.supervisor.start()
+        try:
+            yield
+        finally:
+            rooms.draining = True
+            if rooms.supervisor is not None:
+                rooms.supervisor.stop()
+            await rooms.builder.close()
+            rooms.predictors.close()
+            if own_store:
+                rooms.store.close()
+            LOGGER.info("ended")
+
+    return life
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Add the schemas of bodies that the app reads itself to its OpenAPI description."""
+    make = app.openapi
+
+    def described() -> dict[str, Any]:
+        description = make()
+        schemas = description.setdefault("components", {}).setdefault("schemas", {})
+        for model in BODIES:
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(schema.pop("$defs", {}))
+            schemas[model.__name__] = schema
+        return description
+
+    app.openapi = described  # type: ignore[method-assign]  # the way FastAPI documents

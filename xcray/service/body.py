@@ -1,0 +1,118 @@
+"""The JSON body of a request: type, encoding and size are checked before it is read, strictness while it is parsed.
+
+FastAPI's own body parsing is not used: it takes NaN, "1.5" for 1.5, duplicate keys and bodies of any size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from xcray.errors import InputError, excerpt
+from xcray.service.problems import from_validation
+from xcray.service.settings import Settings
+from xcray.service.strict_json import loads
+
+M = TypeVar("M", bound=BaseModel)
+INLINE = 32_768  # bytes that are parsed on the event loop; more go to a thread
+
+
+def json_body(model: type[M], limit: str = "body_bytes") -> Callable[[Request], Awaitable[M]]:
+    """A dependency that reads the body as `model`; `limit` names the setting of its largest size."""
+
+    async def read(request: Request) -> M:
+        check_type(request, ("application/json",))
+        settings: Settings = request.app.state.settings
+        body = await collect(request, getattr(settings, limit), settings.body_seconds)
+        if len(body) <= INLINE:
+            return parse(model, body)
+        return await asyncio.to_thread(parse, model, body)
+
+    return read
+
+
+def described(model: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI description of such a body; `app.openapi` adds the schema to the components."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def parse(model: type[M], body: bytes) -> M:
+    """A body as a model. Raises BadJSON, or InputError with all that does not fit (see `problems.from_validation`)."""
+    value = loads(body)
+    if not isinstance(value, dict):
+        kind = {list: "an array", str: "a string", type(None): "null", bool: "true or false"}.get(type(value), "a number")
+        raise InputError(f"the body is {kind}, a JSON object was expected", code="BODY_TYPE")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise from_validation(found) from None
+
+
+def check_type(request: Request, allowed: tuple[str, ...]) -> str:
+    """The media type of a request, when it is one of `allowed`. Raises InputError CONTENT_TYPE or CONTENT_ENCODING."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise InputError(f"Content-Encoding {excerpt(encoding)!r} is not accepted: send the body as it is", code="CONTENT_ENCODING")
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    kind = kind.strip().lower()
+    if kind not in allowed:
+        found = f"Content-Type is {excerpt(kind)!r}" if kind else "there is no Content-Type"
+        raise InputError(f"{found}: send {' or '.join(allowed)}", code="CONTENT_TYPE")
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if kind == "application/json" and charset not in ("", "utf-8", "utf8"):
+        raise InputError(f"charset {excerpt(charset)!r} is not accepted: send JSON as UTF-8", code="CONTENT_TYPE")
+    return kind
+
+
+async def collect(request: Request, limit: int, pause: float) -> bytes:
+    """The whole body. Raises InputError BODY_TOO_LARGE above `limit` bytes, SLOW_BODY after `pause` seconds of silence."""
+    if declared_length(request) > limit:
+        await _drain(request, limit)
+        raise too_large(limit)
+    parts, size = [], 0
+    async for chunk in chunks(request, pause):
+        size += len(chunk)
+        if size > limit:
+            raise too_large(limit)
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+async def chunks(request: Request, pause: float) -> AsyncIterator[bytes]:
+    """The pieces of a body as they come, none later than `pause` seconds after the one before."""
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(pause):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise InputError(f"no byte of the body came for {pause:g} s", code="SLOW_BODY") from None
+        if chunk is None:
+            return
+        yield chunk
+
+
+def declared_length(request: Request) -> int:
+    """Content-Length, or 0 when it is not told."""
+    told = request.headers.get("content-length", "")
+    return int(told) if told.isascii() and told.isdecimal() and len(told) < 19 else 0
+
+
+def too_large(limit: int) -> InputError:
+    """The error for a body above its limit."""
+    return InputError(f"the body is larger than {limit:,} bytes: send less at once", code="BODY_TOO_LARGE", limit=limit)
+
+
+async def _drain(request: Request, limit: int) -> None:
+    """Read a little of what will be refused: a client that is still writing hears the answer instead of a broken pipe."""
+    left = limit + 1_000_000
+    async for chunk in chunks(request, 2.0):
+        left -= len(chunk)
+        if left < 0:
+            return

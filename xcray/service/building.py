@@ -1,0 +1,182 @@
+"""Data sets are built in child processes: hostile files can exhaust a child's memory and time, never the service's.
+
+What is to be built is on disk (HOME/builds/ds_.../request.json) before it is acknowledged, and stays until it is built or refused;
+so after a crash or a restart it is taken up again. A child is told its limits, has a clean environment, and dies with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xcray.errors import NotFound, Refused, XcrayError
+from xcray.files import discard_directory, read_json, sync_directory, write_json
+from xcray.jobs.home import Home
+from xcray.jobs.job import DatasetRecord, new_id
+from xcray.jobs.store import JobStore
+from xcray.service.gauges import Gauges
+from xcray.service.logs import LOGGER
+from xcray.service.settings import Settings
+
+INGEST = (sys.executable, "-m", "xcray.service.ingest")
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV")  # no tokens, no addresses
+DEATHS = {
+    -signal.SIGXCPU: {"code": "TIME_LIMIT", "message": "the build took longer than this server allows; send less data"},
+    None: {"code": "BUILD_DIED", "message": "the build ended without a word, most likely for want of memory; send less data"},
+}
+BUILDING, READY, FAILED = "BUILDING", "READY", "FAILED"
+
+
+class Builder:
+    """Takes build requests, runs a few at a time, records how they end."""
+
+    def __init__(self, home: Home, store: JobStore, settings: Settings, gauges: Gauges, command: Sequence[str] = INGEST) -> None:
+        self._home = home
+        self._store = store
+        self._settings = settings
+        self._gauges = gauges
+        self._command = tuple(command)
+        self._root = home.path / "builds"
+        self._root.mkdir(mode=0o700, exist_ok=True)
+        self._places = asyncio.Semaphore(settings.builds_at_once)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def accept(
+        self, tenant: str, name: str, format: str, options: Mapping[str, Any], sources: Mapping[str, Path], *, take: bool
+    ) -> DatasetRecord:
+        """Record a data set as BUILDING, durably; `begin` starts the work.
+
+        sources: files by part; `take` moves them in, else they are read where they lie.
+        """
+        dataset_id = new_id("ds")
+        staged, folder = self._root / f".{dataset_id}.part", self._root / dataset_id
+        staged.mkdir(mode=0o700)
+        moved = {part: folder / f"{part}.{format}" if take else path for part, path in sources.items()}
+        if take:
+            for part, path in sources.items():
+                os.rename(path, staged / moved[part].name)
+        request = {
+            "tenant": tenant,
+            "name": name,
+            "format": format,
+            "options": dict(options),
+            "sources": {part: str(path) for part, path in moved.items()},
+            "target": str(self._home.dataset(dataset_id)),
+            "limits": {"memory_bytes": self._settings.build_memory_bytes, "seconds": self._settings.build_seconds},
+        }
+        write_json(staged / "request.json", request)
+        os.rename(staged, folder)
+        sync_directory(self._root)
+        stats, target = {"format": format}, str(self._home.dataset(dataset_id))
+        return self._store.add_dataset(name, target, tenant=tenant, status=BUILDING, stats=stats, dataset_id=dataset_id)
+
+    def begin(self, dataset_id: str) -> None:
+        """Start the work on an accepted data set. Called on the event loop."""
+        task = asyncio.get_running_loop().create_task(self._run(dataset_id), name=f"build {dataset_id}")
+        self._tasks[dataset_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(dataset_id, None))
+
+    async def take_up(self) -> int:
+        """Begin again with what an earlier process left; how many."""
+        for path in self._root.glob(".*.part"):
+            discard_directory(path)
+        left = sorted(path.name for path in self._root.iterdir() if (path / "request.json").is_file())
+        for dataset_id in left:
+            self.begin(dataset_id)
+        return len(left)
+
+    async def cancel(self, dataset_id: str) -> None:
+        """End the work on a data set, if there is any, and remove what it has."""
+        task = self._tasks.get(dataset_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        await asyncio.to_thread(self._remove, dataset_id)
+
+    async def close(self) -> None:
+        """End all children; what they were at stays on disk for the next start."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _run(self, dataset_id: str) -> None:
+        """Build one data set and record how it ended."""
+        folder = self._root / dataset_id
+        async with self._places:
+            try:
+                request = await asyncio.to_thread(read_json, folder / "request.json")
+                await asyncio.to_thread(_sweep_target, Path(request["target"]))
+                code = await self._child(folder)
+                outcome = await asyncio.to_thread(_outcome, folder, code)
+                await asyncio.to_thread(self._record, dataset_id, request["tenant"], outcome)
+            except XcrayError as error:  # the store is away, or the request was removed: the next start takes it up
+                LOGGER.error("a build could not be recorded", extra={"dataset": dataset_id, "detail": error.message})
+
+    async def _child(self, folder: Path) -> int:
+        """Run the child to its end; its exit code, negative for a signal."""
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        command = (*self._command, str(folder / "request.json"), str(os.getpid()))
+        child = await asyncio.create_subprocess_exec(
+            *command, env=environment, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
+        )
+        try:
+            async with asyncio.timeout(2 * self._settings.build_seconds):
+                return await child.wait()
+        except TimeoutError:
+            return -signal.SIGXCPU
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
+
+    def _record(self, dataset_id: str, tenant: str, outcome: dict[str, Any]) -> None:
+        """Write the outcome to the store, then forget the request."""
+        status = READY if "stats" in outcome else FAILED
+        self._gauges.builds.labels(status.lower()).inc()
+        try:
+            known = self._store.get_dataset(dataset_id, tenant).stats
+            self._store.update_dataset(dataset_id, tenant, status=status, stats={**known, **outcome.get("stats", outcome)})
+        except NotFound:  # deleted meanwhile, or the crash came between the request and its record: nobody was told of it
+            shutil.rmtree(self._home.dataset(dataset_id), ignore_errors=True)
+        self._remove(dataset_id)
+        LOGGER.info("data set built", extra={"dataset": dataset_id, "status": status})
+
+    def _remove(self, dataset_id: str) -> None:
+        """Forget a request and its sources."""
+        shutil.rmtree(self._root / dataset_id, ignore_errors=True)
+
+
+def allowed_path(path: str, roots: Sequence[Path]) -> Path:
+    """A path of the server below a root that the operator allowed, links resolved. Raises Refused, the same for all others."""
+    hint = "the operator can open a folder: XCRAY_DATASET_ROOTS='[\"/data\"]'"
+    refusal = Refused("this path is not open to data sets", code="FORBIDDEN", hint=hint)
+    if "\x00" in path:
+        raise refusal
+    found = Path(path).resolve()
+    if not any(found.is_relative_to(root.resolve()) for root in roots) or not found.exists():
+        raise refusal
+    return found
+
+
+def _sweep_target(target: Path) -> None:
+    """Remove what a killed child left half written."""
+    for path in target.parent.glob(f".{target.name}.*"):
+        discard_directory(path)
+
+
+def _outcome(folder: Path, code: int) -> dict[str, Any]:
+    """What a child left in outcome.json, or what its end means when it could not write any more."""
+    try:
+        outcome: dict[str, Any] = read_json(folder / "outcome.json")
+    except NotFound:
+        LOGGER.error("a build ended without an outcome", extra={"dataset": folder.name, "exit": code})
+        return {"problem": DEATHS.get(code, DEATHS[None])}
+    return outcome

@@ -1,0 +1,23 @@
+"""What a person wants to know of a data set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xcray.data.dataset import Dataset
+
+
+def statistics(dataset: Dataset) -> dict[str, Any]:
+    """Sizes, content hash and what was skipped: what a person wants to know of a data set."""
+    manifest = dataset.manifest
+    out = {
+        "n_features": dataset.n_features,
+        "n_labels": dataset.n_labels,
+        "content_hash": dataset.content_hash,
+        "text": dataset.text is not None,
+        "bytes": sum(entry["bytes"] for entry in manifest["files"].values()),
+        "splits": {
+            part: {"n_rows": split.n_rows, "x_nnz": split.X.nnz, "y_nnz": split.Y.nnz} for part, split in dataset.splits.items()
+        },
+    }
+    return out | {name: manifest[name] for name in ("skipped",) if name in manifest}

@@ -1,0 +1,57 @@
+"""Logs as JSON lines: one event is one parseable line, whatever a stranger put into a name; each bears its request id."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import sys
+import traceback
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import IO, Any
+
+REQUEST_ID: ContextVar[str] = ContextVar("xcray_request_id", default="-")
+LOGGER = logging.getLogger("xcray")
+LONGEST = 256  # characters of a logged string; tracebacks may be longer
+
+_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName", "color_message"}
+
+
+class JSONLines(logging.Formatter):
+    """Time, level, logger, event, request id, and what was given as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line of ASCII JSON; control characters, line separators and colours of terminals arrive escaped."""
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage()[:LONGEST],
+            "request_id": REQUEST_ID.get(),
+        }
+        entry |= {name: _short(value) for name, value in vars(record).items() if name not in _STANDARD}
+        if record.exc_info:
+            entry["traceback"] = "".join(traceback.format_exception(*record.exc_info))[-8192:]
+        return json.dumps(entry, ensure_ascii=True, default=str)
+
+
+def new_request_id() -> str:
+    """A random id of 80 bits."""
+    return f"req_{secrets.token_hex(10)}"
+
+
+def log_to(stream: IO[str] | None, level: str) -> None:
+    """Send the logs of xcray and uvicorn to a stream (stderr when None) as JSON lines, replacing earlier handlers."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JSONLines())
+    for name in ("xcray", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level.upper())
+    logging.getLogger("uvicorn.access").disabled = True  # the guard writes one line a request, with its id
+
+
+def _short(value: Any) -> Any:
+    """Strings cut to a bearable length."""
+    return value[:LONGEST] if isinstance(value, str) else value

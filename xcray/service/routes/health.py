@@ -1,0 +1,76 @@
+"""For operators and people: liveness, readiness, figures, the console, the page of all paths."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from xcray import __version__
+from xcray.errors import Refused, XcrayError
+from xcray.service.schemas import Health, Ready
+from xcray.service.state import Rooms, rooms_of
+
+router = APIRouter(tags=["operations"])
+pages = APIRouter(include_in_schema=False)
+STATIC: Final = Path(__file__).parent.parent / "static"
+PAGES: Final = {"/": "console.html", "/docs": "docs.html"}
+ASSETS: Final = {"console.js": "text/javascript", "docs.js": "text/javascript", "style.css": "text/css"}
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """Alive. Asks nobody: neither Ray nor the store can make this fail."""
+    return Health(status="ok", version=__version__)
+
+
+@router.get("/readyz", responses={503: {"model": Ready}})
+def readyz(request: Request) -> Response:
+    """Whether requests are welcome: DRAINING, STORE, DISK are reasons why not. `degraded` names what only trainings miss."""
+    rooms = rooms_of(request)
+    reasons = ["DRAINING"] if rooms.draining else []
+    reasons += [code for code, check in (("STORE", rooms.store.ping), ("DISK", lambda: _check_disk(rooms))) if not _holds(check)]
+    degraded = [code for code, check in rooms.checks.items() if not _holds(check)]
+    body = Ready(ready=not reasons, reasons=reasons, degraded=degraded)
+    return JSONResponse(body.model_dump(), 503 if reasons else 200, headers={"Retry-After": "5"} if reasons else None)
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+def metrics(request: Request) -> Response:
+    """Figures for Prometheus."""
+    return Response(rooms_of(request).gauges.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+@pages.get("/")
+@pages.get("/docs")
+def page(request: Request) -> FileResponse:
+    """A page of plain HTML; it loads nothing from other hosts."""
+    return FileResponse(STATIC / PAGES[request.url.path], media_type="text/html")
+
+
+@pages.get("/static/{name}")
+def asset(name: str) -> Response:
+    """A script or style of these pages."""
+    if name not in ASSETS:
+        return Response(status_code=404)
+    return FileResponse(STATIC / name, media_type=ASSETS[name])
+
+
+def _check_disk(rooms: Rooms) -> None:
+    """Raise Refused when less than half of the disk's reserve is left."""
+    if shutil.disk_usage(rooms.home.path).free < rooms.settings.disk_reserve_bytes // 2:
+        raise Refused("the disk is nearly full", code="DISK_FULL")
+
+
+def _holds(check: Callable[[], None]) -> bool:
+    """Whether a check passes."""
+    try:
+        check()
+    except (XcrayError, OSError):
+        return False
+    return True

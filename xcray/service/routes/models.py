@@ -1,0 +1,86 @@
+"""Models: versions that never change, aliases that move."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import PlainTextResponse
+
+from xcray.errors import NotFound
+from xcray.model.card import card as card_of
+from xcray.model.directory import read_manifest
+from xcray.model.registry import ModelVersion, Registry
+from xcray.service.auth import Reader, Submitter
+from xcray.service.body import described, json_body
+from xcray.service.schemas import AliasRequest, ModelPage, ModelView, VersionView
+from xcray.service.state import rooms_of
+
+router = APIRouter(prefix="/v1/models", tags=["models"])
+
+_CARD: dict[int | str, dict[str, Any]] = {200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}}
+
+
+@router.get("")
+def index(request: Request, caller: Reader) -> ModelPage:
+    """All models, by name."""
+    registry = rooms_of(request).registry
+    return ModelPage(models=[_model(registry, name) for name in registry.names()])
+
+
+@router.get("/{name:modelname}")
+def show(request: Request, caller: Reader, name: str) -> ModelView:
+    """One model: versions and aliases."""
+    return _model(rooms_of(request).registry, name)
+
+
+@router.get("/{name:modelname}/versions/{version:int}")
+def show_version(request: Request, caller: Reader, name: str, version: int) -> VersionView:
+    """One version: sizes, measures, where it came from."""
+    return _version(rooms_of(request).registry.describe(name, version))
+
+
+@router.get("/{name:modelname}/versions/{version:int}/card", responses=_CARD, response_class=PlainTextResponse)
+def card(request: Request, caller: Reader, name: str, version: int) -> PlainTextResponse:
+    """The model card, in Markdown."""
+    path = rooms_of(request).registry.resolve(f"{name}:{version}")
+    return PlainTextResponse(card_of(read_manifest(path)), media_type="text/markdown")
+
+
+@router.delete("/{name:modelname}/versions/{version:int}", status_code=204)
+def delete_version(request: Request, caller: Submitter, name: str, version: int) -> None:
+    """Delete a version that no alias names; its number is not used again."""
+    rooms = rooms_of(request)
+    rooms.registry.delete(name, version)
+    rooms.predictors.forget(name, version)
+
+
+@router.put("/{name:modelname}/aliases/{alias:modelname}", openapi_extra=described(AliasRequest))
+def set_alias(
+    request: Request, caller: Submitter, name: str, alias: str, asked: Annotated[AliasRequest, Depends(json_body(AliasRequest))]
+) -> ModelView:
+    """Point an alias at a version; the next request already sees it."""
+    registry = rooms_of(request).registry
+    registry.set_alias(name, alias, asked.version)
+    return _model(registry, name)
+
+
+@router.delete("/{name:modelname}/aliases/{alias:modelname}", status_code=204)
+def delete_alias(request: Request, caller: Submitter, name: str, alias: str) -> None:
+    """Remove an alias; the version stays."""
+    rooms_of(request).registry.delete_alias(name, alias)
+
+
+def _model(registry: Registry, name: str) -> ModelView:
+    """A name with at least one version."""
+    versions = registry.versions(name)
+    if not versions:
+        raise NotFound(f"there is no model {name!r}; there are: {', '.join(registry.names()) or 'none'}")
+    latest = _version(registry.describe(name, versions[-1]))
+    return ModelView(name=name, versions=versions, aliases=registry.aliases(name), latest=latest)
+
+
+def _version(found: ModelVersion) -> VersionView:
+    """A version without its path."""
+    fields = {name: getattr(found, name) for name in VersionView.model_fields if name not in ("n_labels", "n_features", "aliases")}
+    return VersionView(**fields, n_labels=found.shape[0], n_features=found.shape[1], aliases=list(found.aliases))

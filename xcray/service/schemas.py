@@ -1,0 +1,244 @@
+"""What requests may say and replies do say. Requests are strict: no unknown fields, no strings for numbers, no NaN."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from xcray.files import NAME, check_name
+
+INDEX_LIMIT = 2**31 - 2
+FLOAT32_MAX = 3.4028234663852886e38
+TEXT_LIMIT = 1_000_000  # characters
+
+Name = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"pattern": f"^{NAME.pattern}$"}, examples=["pydocs"])]
+Index = Annotated[int, Field(ge=0, le=INDEX_LIMIT)]
+Value = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False)]
+
+
+class Strict(BaseModel):
+    """A part of a request."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Instance(Strict):
+    """One thing to classify: `text`; or `indices` and `values` of a sparse row (any order, no index twice); or `values` alone,
+    a dense row as long as the model has features."""
+
+    text: str | None = Field(None, max_length=TEXT_LIMIT, examples=["read rows of a csv file into dictionaries"])
+    indices: list[Index] | None = None
+    values: list[Value] | None = None
+
+
+class PredictRequest(Strict):
+    """Which instances, and how many labels for each (clipped to the number of labels)."""
+
+    instances: list[Instance] = Field(min_length=1)
+    top_k: int = Field(5, ge=1)
+
+
+class ExplainRequest(Strict):
+    """One instance; the label to explain (by name; the best one when left out); how many features to show."""
+
+    instance: Instance
+    label: str | None = Field(None, max_length=10_000)
+    top: int = Field(10, ge=1, le=1000)
+
+
+class JobRequest(Strict):
+    """A training to queue. `params` are the solver's; what they may be is checked before the job is accepted."""
+
+    dataset: str = Field(min_length=1, max_length=64, description="Id or name of a data set; a name means its newest READY one.")
+    model: Name = Field(description="The name under which the model is published.")
+    name: str | None = Field(None, min_length=1, max_length=128, description="A readable name; the model's when left out.")
+    solver: str = Field("ppdsparse", max_length=64)
+    params: dict[str, Any] = Field(default_factory=dict)
+    pool: Literal["serial", "threads", "ray"] | None = Field(None, description="Where classes are solved; else the server chooses.")
+    workers: int = Field(0, ge=0, le=100_000, description="Workers of the pool; 0 takes all cores.")
+    ks: list[Annotated[int, Field(ge=1, le=100)]] = Field([1, 3, 5], min_length=1, max_length=10, description="k of P@k.")
+    priority: int = Field(0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission.")
+
+
+class DatasetRequest(Strict):
+    """A data set that needs no body of its own: built in, generated, from uploads, or from a folder the operator allows."""
+
+    name: Name
+    format: Literal["svmlight", "xc", "jsonl", "csv", "tsv", "pydocs", "synthetic", "dataset"]
+    options: dict[str, Any] = Field(default_factory=dict)
+    uploads: dict[Literal["train", "test"], str] | None = Field(None, description="Ids of POST /v1/uploads.")
+    path: str | None = Field(None, min_length=1, max_length=4096, description="A file (a folder: format=dataset) of the server.")
+
+
+class AliasRequest(Strict):
+    """Where an alias points from now on."""
+
+    version: int = Field(ge=1, le=2**31)
+
+
+class View(BaseModel):
+    """A part of a reply."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="null")
+
+
+class Problem(View):
+    """An error (RFC 9457, application/problem+json)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    kind: str = Field(description="The class in xcray.errors.")
+    request_id: str
+    hint: str | None = None
+
+
+class UploadView(View):
+    """A body that arrived whole."""
+
+    id: str
+    bytes: int
+    sha256: str
+
+
+class DatasetView(View):
+    """A data set. `stats` has its sizes when READY; when FAILED, `problem` says why and `errors` where (the first 20)."""
+
+    id: str
+    name: str
+    status: Literal["BUILDING", "READY", "FAILED"]
+    created: str
+    stats: dict[str, Any]
+
+
+class DatasetPage(View):
+    """Newest first."""
+
+    datasets: list[DatasetView]
+    next_page_token: str | None
+
+
+class JobView(View):
+    """A job. Times are UTC. `result` is there when it SUCCEEDED; `reason` and `message` say why it FAILED."""
+
+    id: str
+    name: str
+    spec: dict[str, Any]
+    status: Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
+    phase: str
+    reason: str | None
+    message: str | None
+    attempt: int
+    priority: int
+    progress: dict[str, Any]
+    result: dict[str, Any] | None
+    stop_requested: bool
+    created: str
+    started: str | None
+    finished: str | None
+
+
+class JobPage(View):
+    """Newest first."""
+
+    jobs: list[JobView]
+    next_page_token: str | None
+
+
+class VersionView(View):
+    """One version of a model."""
+
+    name: str
+    version: int
+    aliases: list[str]
+    sha256: str
+    created: str
+    solver: str
+    n_labels: int
+    n_features: int
+    nnz: int
+    n_bytes: int
+    measures: dict[str, Any]
+    dataset_hash: str
+
+
+class ModelView(View):
+    """A model: its versions, and where its aliases point."""
+
+    name: str
+    versions: list[int]
+    aliases: dict[str, int]
+    latest: VersionView
+
+
+class ModelPage(View):
+    """All models, by name."""
+
+    models: list[ModelView]
+
+
+class Answerer(View):
+    """The version that answered: every part of a reply comes from this one."""
+
+    name: str
+    version: int
+    sha256: str
+
+
+class PredictionView(View):
+    """The best labels of an instance, best first; equal scores by lower label number. Scores are margins, not probabilities."""
+
+    labels: list[str]
+    scores: list[float]
+
+
+class PredictReply(View):
+    """One prediction for each instance, in order. The search is exact."""
+
+    model: Answerer
+    predictions: list[PredictionView]
+
+
+class Contribution(View):
+    """The part of one feature in a score: contribution = x * weight."""
+
+    feature: str
+    x: float
+    weight: float
+    contribution: float
+
+
+class ExplainReply(View):
+    """Why a label has its score: score = bias + contributions + rest (of the n_rest features not listed).
+
+    rank: its place among all labels, from 1; gap_to_top, gap_to_kth: what it lacks to be the best, or the k-th best (k=5).
+    """
+
+    model: Answerer
+    label: str
+    score: float
+    bias: float
+    contributions: list[Contribution]
+    rest: float
+    n_rest: int
+    rank: int
+    gap_to_top: float
+    gap_to_kth: float
+
+
+class Health(View):
+    """Alive."""
+
+    status: Literal["ok"]
+    version: str
+
+
+class Ready(View):
+    """Whether requests are welcome; reason codes when not, and what is missing without which most still works."""
+
+    ready: bool
+    reasons: list[str]
+    degraded: list[str]

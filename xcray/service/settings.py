@@ -1,0 +1,80 @@
+"""What an operator may set: environment variables XCRAY_..., or arguments of `xcray serve`."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from xcray.errors import ParameterError
+
+MB = 1_000_000
+GB = 1_000_000_000
+
+
+class Settings(BaseSettings):
+    """All settings of the service with their defaults; each is read from XCRAY_<NAME> when it is not given."""
+
+    model_config = SettingsConfigDict(env_prefix="XCRAY_", extra="ignore", frozen=True)
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".xcray", description="Folder of an embedded service.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    insecure_dev: bool = Field(False, description="Listen on a public address without keys. For closed networks only.")
+    allowed_hosts: tuple[str, ...] = Field((), description="Host names requests may use, beside the local ones and `host`.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+
+    pool: Literal["serial", "threads", "ray"] = Field("threads", description="Pool of jobs that name none.")
+    ray_address: str | None = Field(None, description="A running Ray to use; without one, pool=ray starts a local Ray.")
+    max_running_jobs: int = Field(1, ge=1, le=1000, description="Jobs that run at the same time.")
+    dataset_roots: tuple[Path, ...] = Field((), description="Folders of the server that data sets may be built from.")
+
+    predict_body_bytes: int = Field(10 * MB, ge=1000, description="Largest body of a predict or explain request.")
+    body_bytes: int = Field(1 * MB, ge=1000, description="Largest JSON body of other requests.")
+    upload_bytes: int = Field(20 * GB, ge=1, description="Largest upload.")
+    uploads_at_once: int = Field(4, ge=1, description="Uploads received at the same time.")
+    disk_reserve_bytes: int = Field(2 * GB, ge=0, description="Free disk that uploads must leave (or 5 %, what is more).")
+    max_instances: int = Field(1024, ge=1, description="Instances of a predict request.")
+    max_top_k: int = Field(1000, ge=1, description="Largest top_k; above the number of labels it is clipped to that.")
+    header_bytes: int = Field(16_384, ge=1000, description="Largest sum of a request's headers.")
+    body_seconds: float = Field(60.0, gt=0, description="Longest pause within a body before the request is given up.")
+
+    build_memory_bytes: int = Field(8 * GB, ge=GB, description="Address space of a process that builds a data set.")
+    build_seconds: int = Field(3600, ge=1, description="Processor seconds of a process that builds a data set.")
+    builds_at_once: int = Field(1, ge=1, description="Data sets built at the same time.")
+    models_loaded: int = Field(4, ge=1, description="Models kept mapped at the same time.")
+    predict_threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, description="Threads that answer predictions.")
+
+    heartbeat_seconds: float = Field(15.0, gt=0, description="Longest silence of an event stream.")
+    poll_seconds: float = Field(0.25, gt=0, description="How often an event stream looks for events.")
+    drain_seconds: float = Field(0.0, ge=0, description="After SIGTERM, how long readiness says no before connections close.")
+    grace_seconds: int = Field(30, ge=1, description="After that, how long requests in flight may take.")
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Host names that requests may address, lower case, without port; `*` allows any."""
+        named = {"localhost", "127.0.0.1", "::1", self.host.lower(), *(name.lower() for name in self.allowed_hosts)}
+        return frozenset(named | {"*"} if self.insecure_dev else named)
+
+
+def check_address(settings: Settings) -> None:
+    """Refuse to listen where strangers can reach the service. Raises ParameterError, code PUBLIC_ADDRESS, with the mend."""
+    if settings.insecure_dev or _is_loopback(settings.host):
+        return
+    raise ParameterError(
+        f"refusing to listen on {settings.host}: everyone who reaches it could train, read and delete without a key. "
+        "Use --host 127.0.0.1 (and a tunnel or a proxy with a login), or --insecure-dev if the network is closed",
+        code="PUBLIC_ADDRESS",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address. Names but localhost resolve who knows where, so they count as public."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

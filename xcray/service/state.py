@@ -1,0 +1,52 @@
+"""What the routes work with: one record on the app, everything in it handed in or made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fastapi import Request
+
+from xcray.jobs.home import Home
+from xcray.jobs.store import JobStore
+from xcray.model.registry import Registry
+from xcray.service.building import Builder
+from xcray.service.gauges import Gauges
+from xcray.service.predictors import PredictorCache
+from xcray.service.settings import Settings
+from xcray.service.uploads import UploadDesk
+
+
+class Supervising(Protocol):
+    """What the service needs of a supervisor."""
+
+    def start(self) -> None:
+        """Begin to claim and launch jobs."""
+
+    def stop(self) -> None:
+        """Claim no more."""
+
+
+@dataclass
+class Rooms:
+    """The rooms of a running service. Only `draining` changes."""
+
+    settings: Settings
+    home: Home
+    store: JobStore
+    registry: Registry
+    uploads: UploadDesk
+    builder: Builder
+    predictors: PredictorCache
+    gauges: Gauges
+    check_spec: Callable[[dict[str, Any]], dict[str, Any]]
+    supervisor: Supervising | None = None
+    checks: dict[str, Callable[[], None]] = field(default_factory=dict)
+    draining: bool = False
+
+
+def rooms_of(request: Request) -> Rooms:
+    """The rooms of the app that serves this request."""
+    rooms: Rooms = request.app.state.rooms
+    return rooms
