@@ -246,3 +246,12 @@ def test_readers_see_a_whole_model_whatever_changes(registry: Registry, tmp_path
         changing.result()
     assert set(seen) <= set(np.arange(12.0))
     assert bias(registry, "news@champion") == 11
+
+
+def test_a_publisher_that_died_before_its_last_line_loses_nothing(registry: Registry, tmp_path: Path) -> None:
+    files.write_json(
+        registry.root / "news" / "aliases.json", {"aliases": {}, "highest": 2}
+    )  # version 3 is there, its record is not
+    assert bias(registry, "news") == 3
+    registry.delete("news", 3)
+    assert registry.publish("news", staged(tmp_path / "next", 9)) == 4
