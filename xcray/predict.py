@@ -6,7 +6,7 @@ Needs a model directory and nothing else: no Ray, no trainer, no scikit-learn.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,7 +121,7 @@ class Predictor:
         ks: Sequence[int] = (1, 3, 5),
         label_counts: Any = None,
         n_train: int | None = None,
-    ) -> Mapping[str, float]:
+    ) -> dict[str, float]:
         """Measures at each k, as fractions by name ("P@1": 0.63), see `xcray.metrics.evaluate`.
 
         rows: n rows as for `predict`; Y: (n, K) their labels. label_counts: (K,) and n_train: labels' and rows' numbers
@@ -130,7 +130,7 @@ class Predictor:
         X = self.features(rows)
         if Y.shape != (X.n_rows, self.model.n_labels):
             raise ShapeMismatch(f"Y is {Y.shape}, it must be rows x labels of the model: {(X.n_rows, self.model.n_labels)}")
-        return evaluate(self.predict(X, max(ks)), Y, ks=ks, label_counts=label_counts, n_train=n_train)
+        return evaluate(self.predict(X, max(ks, default=1)), Y, ks=ks, label_counts=label_counts, n_train=n_train)
 
     def features(self, rows: Any) -> CSR:
         """Rows of features (n, D) of anything that `predict` takes. Errors as there."""
