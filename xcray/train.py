@@ -6,7 +6,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,7 +145,7 @@ class _Run:
         train = self.dataset.train
         missing = self.parts.missing
         costs = self.solver.costs(train.X, train.XT, train.YT)[missing]
-        schedule = Scatter(missing.tolist(), costs.tolist(), rate=FIRST_RATE)
+        schedule = Scatter(missing.tolist(), costs.tolist(), workers=self.workers, rate=FIRST_RATE)
         self.seconds["LOADING"] = time.monotonic() - self.started
         began, kept = time.monotonic(), self.dataset.n_labels - len(missing)
         if len(missing):
@@ -266,13 +265,10 @@ class _Run:
 def _ray_pool(spec: TrainSpec, solver: PPDSparseSolver, dataset: Dataset, workers: int, job: str) -> Pool:
     """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own."""
     try:
-        from xcray.execution import ray_cluster
-        from xcray.execution.ray_pool import RayPool
+        from xcray.execution.ray_pool import RayPool, session
     except ModuleNotFoundError as error:
         raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
-    session: AbstractContextManager[Any]
-    session = ray_cluster.connect(spec.ray_address) if spec.ray_address else ray_cluster.local_ray(num_cpus=workers)
-    return RayPool(spec.solver, solver.as_dict(), dataset, workers, session, job)
+    return RayPool(spec.solver, solver.as_dict(), dataset, workers, session(spec.ray_address, workers), job)
 
 
 def _balance(results: list[dict[str, Any]], workers: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The PPDSparse problem, solved slowly and obviously: dense arrays, L-BFGS-B on a smooth split of w, and the dual by its formula."""
+"""The PPDSparse problem, solved slowly and obviously: dense arrays, L-BFGS-B on a smooth split of w."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ run twice gives the same bits), and another actor takes its place, up to REPLACE
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from xcray.arrays import CSR, Pattern, csr, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import NotFound, Stopped, Unavailable, XcrayError
 from xcray.execution.pool import Failed, Report, Result, StopFlag
+from xcray.execution.ray_session import connect, local_ray
 from xcray.schedule.messages import Joined, Lost, Task
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
@@ -30,6 +32,22 @@ from xcray.solvers.ppdsparse import PPDSparseSolver
 
 REPLACEMENTS = 5  # actors that may take a lost one's place, for each worker
 START_SECONDS = 120.0  # the first actor must be ready by then
+
+
+@contextmanager
+def session(address: str | None, workers: int) -> Iterator[None]:
+    """Ray for the length of a training: the one this process is in already, the cluster at `address`, or one of its own."""
+    if ray.is_initialized():
+        yield
+    elif address is None:
+        with local_ray(num_cpus=workers):
+            yield
+    else:
+        connect(address)
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 class SolverActor:

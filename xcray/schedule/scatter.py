@@ -1,8 +1,9 @@
 """Scatter: every label once, dearest first, in batches that idle workers pull.
 
 Batches are guided: a share of what is left, at most `batch_seconds` by the rate measured so far, so that the tail is
-made of single labels and no worker waits long for another. Each worker holds `depth` batches, so that it never idles
-for a round trip. What a lost worker had is given out again, first.
+made of single labels and no worker waits long for another. While plenty is left, each worker holds `depth` batches, so
+that it never idles for a round trip; in the tail it holds one, so that nothing waits behind a slow worker. What a lost
+worker had is given out again, first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Scatter:
 
     labels: ids to solve; costs: their estimated work, in any unit; batch_seconds: the size to aim at;
     depth: batches in flight per worker; max_attempts: how often one task may lose its worker;
-    rate: first guess of cost units a second a worker (0: the first batches are single labels).
+    workers: how many are expected to join; rate: first guess of cost units a second a worker (0: the first batches are
+    single labels).
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Scatter:
         batch_seconds: float = 0.25,
         depth: int = 2,
         max_attempts: int = 3,
+        workers: int = 1,
         rate: float = 0.0,
     ) -> None:
         order = sorted(range(len(labels)), key=lambda place: (-costs[place], labels[place]))
@@ -38,7 +41,8 @@ class Scatter:
         self._costs = [float(costs[place]) for place in order]
         self._next, self._next_id = 0, 0
         self._left = sum(self._costs)  # cost not yet given out
-        self._batch_seconds, self._depth, self._max_attempts, self._rate = batch_seconds, depth, max_attempts, rate
+        self._batch_seconds, self._depth, self._max_attempts = batch_seconds, depth, max_attempts
+        self._expected, self._rate = workers, rate
         self._again: list[Task] = []
         self._in_flight: dict[int, tuple[str, Task]] = {}
         self._workers: dict[str, int] = {}
@@ -105,7 +109,7 @@ class Scatter:
         if self._failed:
             return [Finish(self._failed)]
         out: list[Command] = []
-        for level in range(self._depth):
+        for level in range(self._depth if self._plenty() else 1):
             for worker in sorted(self._workers):
                 if self._workers[worker] == level and (task := self._take()) is not None:
                     self._in_flight[task.id] = (worker, task)
@@ -113,13 +117,18 @@ class Scatter:
                     out.append(Run(worker, task))
         return out if out or self._in_flight or self._again or self._next < len(self._labels) else [Finish()]
 
+    def _plenty(self) -> bool:
+        """Whether each worker, also those still to join, could have several full batches more."""
+        batch = self._rate * self._batch_seconds
+        return self.done_labels > 0 and self._left > SHARE * max(self._expected, len(self._workers)) * batch
+
     def _take(self) -> Task | None:
         """The next batch: one given back, or the dearest labels not yet given out."""
         if self._again:
             return self._again.pop(0)
         if self._next >= len(self._labels):
             return None
-        limit = self._left / (SHARE * max(len(self._workers), 1))
+        limit = self._left / (SHARE * max(len(self._workers), self._expected))
         limit = min(limit, self._rate * self._batch_seconds)
         end, cost = self._next + 1, self._costs[self._next]
         while end < len(self._labels) and cost + self._costs[end] <= limit:

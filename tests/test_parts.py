@@ -1,0 +1,93 @@
+"""Committed blocks: nothing lost, nothing damaged accepted, nothing of another run mixed in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from xcray.arrays import csr, frozen
+from xcray.errors import Conflict
+from xcray.execution.parts import Parts
+from xcray.kernels.ppdsparse import STATE
+from xcray.solvers.block import Block, merge
+
+RUN = {"solver": "ppdsparse", "params": {"lam": 0.01}, "dataset": "abc"}
+
+
+def block(labels, seed: int = 0) -> Block:
+    """Made-up weights over 7 features for `labels`; a label's weights depend on the label only."""
+    rows = [np.flatnonzero(np.random.default_rng([seed, label]).random(7) < 0.5) for label in labels]
+    data = [np.random.default_rng([seed, label, 1]).normal(size=len(row)) for label, row in zip(labels, rows, strict=True)]
+    indptr = np.cumsum([0, *(len(row) for row in rows)])
+    records = np.zeros(len(labels), STATE)
+    records["label"] = labels
+    W = csr(indptr, np.concatenate([[], *rows]), np.concatenate([[], *data]), 7)
+    return Block(frozen(labels, np.int32), W, frozen(-np.array(labels, float), np.float64), records)
+
+
+def parts(path, run=RUN) -> Parts:
+    """The parts of a run with 6 labels and 7 features."""
+    return Parts(path, run, n_labels=6, n_features=7)
+
+
+def test_committed_blocks_come_back_in_label_order(tmp_path):
+    first = parts(tmp_path)
+    first.commit(block([4, 1]))
+    first.commit(block([0]))
+    again = parts(tmp_path)
+    assert again.missing.tolist() == [2, 3, 5]
+    again.commit(block([5, 3, 2]))
+    assert again.merged().digest() == block(range(6)).digest()
+    assert parts(tmp_path).merged().digest() == block(range(6)).digest()
+
+
+def test_overlapping_parts_count_once(tmp_path):
+    found = parts(tmp_path)
+    for labels in ([0, 1, 2], [2, 3], [3, 4, 5], [0, 5]):
+        found.commit(block(labels))
+    assert found.merged().digest() == block(range(6)).digest()
+
+
+def test_a_missing_label_is_named():
+    with pytest.raises(ValueError, match="label 2"):
+        merge([block([0, 1]), block([3])], 4, 7)
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty", "rename"])
+def test_damaged_parts_are_set_aside_and_solved_again(tmp_path, harm):
+    found = parts(tmp_path)
+    found.commit(block([0, 1, 2]))
+    found.commit(block([3, 4, 5]))
+    victim = next(path for path in sorted(tmp_path.glob("part-*")))
+    content = bytearray(victim.read_bytes())
+    if harm == "flip":
+        weights = (
+            np.float32(block([0, 1, 2]).W.data[0]).tobytes() if bytes(block([0, 1, 2]).W.data[:1].tobytes()) in content else None
+        )
+        place = content.find(weights) if weights else len(content) // 2
+        content[place] ^= 1
+        victim.write_bytes(content)
+    elif harm == "cut":
+        victim.write_bytes(content[: len(content) // 2])
+    elif harm == "empty":
+        victim.write_bytes(b"")
+    else:
+        victim.rename(tmp_path / f"part-{'0' * 32}.arrow")
+    again = parts(tmp_path)
+    assert len(again.damaged) == 1
+    assert len(again.missing) == 3
+    again.commit(block(again.missing.tolist()))
+    assert again.merged().digest() == block(range(6)).digest()
+
+
+def test_another_runs_directory_is_refused(tmp_path):
+    parts(tmp_path).commit(block([0]))
+    with pytest.raises(Conflict, match="other params"):
+        parts(tmp_path, {**RUN, "params": {"lam": 0.1}})
+
+
+def test_half_written_files_are_not_parts(tmp_path):
+    found = parts(tmp_path)
+    found.commit(block([0]))
+    (tmp_path / ".part-abc.arrow.123.part").write_bytes(b"half")
+    assert parts(tmp_path).missing.tolist() == [1, 2, 3, 4, 5]
