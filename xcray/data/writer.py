@@ -93,6 +93,14 @@ class DatasetWriter:
         """How many rows `split` has so far."""
         return self._spills[split].n_rows if split in self._spills else 0
 
+    def widen(self, n_features: int, n_labels: int) -> None:
+        """Tell D and K once they are known; ShapeMismatch when rows so far are wider."""
+        if n_features < self._seen[0] or n_labels < self._seen[1]:
+            raise ShapeMismatch(
+                f"rows have {self._seen[0]} features and {self._seen[1]} labels, more than {n_features} and {n_labels}"
+            )
+        self._fixed = (n_features, n_labels)
+
     def add(self, split: str, X: CSR, Y: Pattern) -> None:
         """Append rows to "train" or "test". X: (n x d), Y: (n x k), as `arrays.csr` and `arrays.pattern` describe them.
 

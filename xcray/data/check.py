@@ -1,0 +1,97 @@
+"""Reading a file for its errors alone: nothing is written."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xcray.data.matrices import READERS
+from xcray.data.options import ReadOptions
+from xcray.data.problems import DataErrors, Tally
+from xcray.data.records import FORMATS as TEXT_FORMATS
+from xcray.data.records import read_records
+from xcray.data.source import Source
+from xcray.errors import DataError, ParameterError
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a file holds.
+
+    rows: good rows; features: D, None for text; labels: K or the number of distinct names; nnz: stored features, None for
+    text; errors: the first ones as `DataError.as_dict`; n_bad: all errors; warnings: a count of each kind.
+    """
+
+    rows: int
+    features: int | None
+    labels: int
+    nnz: int | None
+    errors: list[dict[str, Any]]
+    n_bad: int
+    warnings: dict[str, int]
+
+    @property
+    def good(self) -> bool:
+        """Whether the file can be read without skipping anything."""
+        return not self.n_bad
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report, JSON-ready."""
+        return asdict(self)
+
+
+def check(format: str, path: Path | str, options: ReadOptions | None = None) -> CheckReport:
+    """Read the whole file as training data and report; bad lines are counted to the end, the first `max_errors` are kept.
+
+    format: svmlight, xc, jsonl, csv or tsv. Raises NotFound when there is no file, ParameterError for another format.
+    """
+    options = replace(options or ReadOptions(), skip_bad=False)
+    if format not in READERS and format not in TEXT_FORMATS:
+        raise ParameterError(f"there is no file format {format!r}; there are {', '.join((*READERS, *TEXT_FORMATS))}")
+    tally = Tally(options.max_errors, skip=True)
+    fatal: list[DataError] = []
+    counts: dict[Any, int] = {}
+    try:
+        counts = (
+            _text_counts(format, path, options, tally) if format in TEXT_FORMATS else _matrix_counts(format, path, options, tally)
+        )
+        if not tally.n_positives:
+            fatal.append(Source(path, options).error("NO_POSITIVES", "no row has a label; there is nothing to learn"))
+    except DataError as error:
+        if not isinstance(error, DataErrors):  # several errors: every line is bad, and the tally has them already
+            fatal.append(error)
+    warnings = dict(tally.as_dict()["warnings"])
+    if counts and tally.n_rows > 1 and (everywhere := sum(count == tally.n_rows for count in counts.values())):
+        warnings["labels_in_every_row"] = everywhere
+    text = format in TEXT_FORMATS
+    return CheckReport(
+        rows=tally.n_rows,
+        features=None if text else tally.n_features,
+        labels=len(counts) if text else tally.n_labels,
+        nnz=None if text else tally.n_entries,
+        errors=[error.as_dict() for error in [*tally.errors, *fatal][: options.max_errors]],
+        n_bad=tally.n_bad + len(fatal),
+        warnings=warnings,
+    )
+
+
+def _matrix_counts(format: str, path: Path | str, options: ReadOptions, tally: Tally) -> dict[Any, int]:
+    """Rows of each label id that occurs."""
+    counts = np.zeros(0, np.int64)
+    for _, Y in READERS[format](path, options, tally):
+        found = np.bincount(Y.indices)
+        counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
+        counts[: len(found)] += found
+    return {int(k): int(counts[k]) for k in np.flatnonzero(counts)}
+
+
+def _text_counts(format: str, path: Path | str, options: ReadOptions, tally: Tally) -> dict[Any, int]:
+    """Records of each label name."""
+    counts: dict[Any, int] = {}
+    for record in read_records(format, path, options, tally):
+        for label in record.labels:
+            counts[label] = counts.get(label, 0) + 1
+    return counts
