@@ -6,9 +6,10 @@ beside xcray, read with `ast`, never imported. Labels: the dotted module, its pa
 `sklearn.linear_model._ridge.Ridge` is `sklearn.linear_model.Ridge`.
 
 The text is the docstring, after the thing's own name and its arguments. The standard library keeps much of its
-documentation in a manual rather than in docstrings (`csv.DictReader` has none); there, a thing without a docstring
-is described by its names, its comments and the names it uses. Neither the module nor the class a thing
-belongs to is put into its text: those are the labels. Elsewhere a file without a triple-quoted string counts as undocumented.
+documentation in a manual rather than in docstrings (`csv.DictReader` has none); there, a function without a docstring
+is described by its comments and the names it uses, a class by the first line of its module and the names of its members.
+Neither the name of the module nor of the class a thing belongs to is put into its text: those are the labels.
+Elsewhere than in the standard library a file without a triple-quoted string counts as undocumented.
 
 Left out: tests, vendored copies, generated code, tools of the trade (`TOOLS`), private things, and any document whose
 words were seen before, so that no copied docstring sits on both sides of a split.
@@ -32,7 +33,24 @@ from typing import NamedTuple
 from xcray.data.terms import TextParams
 from xcray.errors import NotFound, ParameterError
 
-TEXT_PARAMS = TextParams(split_identifiers=True, fold_plurals=True, min_df=2, max_df=0.2, sublinear_tf=True)
+SPELT_OUT = (  # code abbreviates and names its agents; people who ask do not
+    "addr=address arg=argument attr=attribute auth=authentication buf=buffer char=character cls=class cmd=command col=column "
+    "cond=condition config=configuration conn=connection ctx=context decoder=decode dest=destination dict=dictionary dir=directory "
+    "dirs=directory doc=document elem=element encoder=encode env=environment err=error exc=exception expr=expression fn=function "
+    "func=function img=image impl=implementation info=information init=initialize int=integer iter=iterator kwarg=argument "
+    "len=length lib=library loader=load loc=location max=maximum mem=memory min=minimum mod=module msg=message num=number "
+    "obj=object op=operation param=parameter parser=parse pos=position prev=previous proc=process ptr=pointer reader=read "
+    "regex=regular repr=representation req=request resp=response sep=separator seq=sequence spec=specification src=source "
+    "stmt=statement str=string temp=temporary tmp=temporary util=utility val=value var=variable vec=vector writer=write"
+)
+TEXT_PARAMS = TextParams(
+    split_identifiers=True,
+    fold_plurals=True,
+    aliases=tuple((short, word) for short, _, word in (pair.partition("=") for pair in SPELT_OUT.split())),
+    min_df=2,
+    max_df=0.2,
+    sublinear_tf=True,
+)
 
 WORD = re.compile(r"[^\W\d_]{2,}")
 DOCSTRING = re.compile(rb'"""|\'\'\'')
@@ -212,9 +230,10 @@ class _Module:
             )
 
     def _code_words(self, node: Definition, scope: tuple[str, ...]) -> str:
-        """Comments and the names used in a function; of a class, the names of its members."""
+        """Comments and the names used in a function; of a class, its module's first line and the names of its members."""
         if isinstance(node, ast.ClassDef):
-            return " ".join(dict.fromkeys(_signature(member) for member in _definitions(node.body)))
+            summary = _docstring(self.tree).strip().partition("\n")[0]
+            return " ".join([summary, *dict.fromkeys(_signature(member) for member in _definitions(node.body))])
         lines = self.lines[node.lineno - 1 : node.end_lineno]
         comments = " ".join(found.group(1) for found in map(COMMENT.search, lines) if found)
         used = dict.fromkeys(_identifier(inner) for statement in node.body for inner in ast.walk(statement))

@@ -24,6 +24,7 @@ class TextParams:
     split_identifiers: also give the parts of DictReader, max_iter, HTTPError: n-grams run over the parts, the whole
         word is added as a term of its own.
     fold_plurals: read English plurals as their singular (rows -> row, dictionaries -> dictionary), by rule.
+    aliases: pairs (token, what to read it as), applied last and once: (("dict", "dictionary"),).
     ngram_max: terms are runs of 1 to ngram_max tokens (1-5).
     min_df: leave out terms found in fewer texts than this (>= 1).
     max_df: leave out terms found in more than this share of the texts (0-1].
@@ -35,6 +36,7 @@ class TextParams:
     token_pattern: str = r"\b\w\w+\b"
     split_identifiers: bool = False
     fold_plurals: bool = False
+    aliases: tuple[tuple[str, str], ...] = ()
     ngram_max: int = 1
     min_df: int = 1
     max_df: float = 1.0
@@ -52,6 +54,8 @@ class TextParams:
         _require(limit is None or (_is_int(limit) and limit >= 1), "max_features", limit, "a whole number of at least 1, or null")
         for name in ("lowercase", "split_identifiers", "fold_plurals", "sublinear_tf"):
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
+        pairs = all(len(pair) == 2 and all(isinstance(word, str) for word in pair) for pair in self.aliases)
+        _require(pairs, "aliases", self.aliases, "pairs of strings")
         _compiled(self.token_pattern)
 
     @classmethod
@@ -60,7 +64,9 @@ class TextParams:
         unknown = sorted(set(values) - set(cls.__dataclass_fields__))
         if unknown:
             raise ParameterError(f"text has no parameter {unknown[0]!r}; it has {', '.join(cls.__dataclass_fields__)}")
-        return cls(**values)
+        aliases = values.get("aliases", ())
+        _require(isinstance(aliases, list | tuple), "aliases", aliases, "a list of pairs of strings")
+        return cls(**{**values, "aliases": tuple(tuple(pair) for pair in aliases)})
 
 
 def normalise(text: str) -> str:
@@ -70,7 +76,7 @@ def normalise(text: str) -> str:
 
 def tokenizer(params: TextParams) -> Callable[[str], list[str]]:
     """The function from a text to its terms, in order, repeats included."""
-    find = _compiled(params.token_pattern).findall
+    find, aliases = _compiled(params.token_pattern).findall, dict(params.aliases)
 
     def split(text: str) -> list[str]:
         text = normalise(text)
@@ -84,6 +90,8 @@ def tokenizer(params: TextParams) -> Callable[[str], list[str]]:
                 tokens, wholes = [t.lower() for t in tokens], [t.lower() for t in wholes]
         if params.fold_plurals:
             tokens = [singular(t) if t[-1:] == "s" else t for t in tokens]
+        if aliases:
+            tokens = [aliases.get(t, t) for t in tokens]
         return _ngrams(tokens, params.ngram_max) + wholes
 
     return split

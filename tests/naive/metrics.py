@@ -1,0 +1,65 @@
+"""The measures, one row at a time, as a textbook writes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def precision(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
+    """P@k."""
+    return sum(sum(label in t for label in r[:k]) / k for r, t in zip(ranked, true, strict=True)) / len(true)
+
+
+def recall(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
+    """recall@k."""
+    return sum(sum(label in t for label in r[:k]) / len(t) if t else 0.0 for r, t in zip(ranked, true, strict=True)) / len(true)
+
+
+def dcg(gains: Sequence[float]) -> float:
+    """Gains discounted by the logarithm of their rank."""
+    return sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains))
+
+
+def ndcg(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
+    """nDCG@k."""
+    rows = [
+        dcg([float(label in t) for label in r[:k]]) / dcg([1.0] * min(k, len(t))) if t else 0.0
+        for r, t in zip(ranked, true, strict=True)
+    ]
+    return sum(rows) / len(rows)
+
+
+def inverse_propensity(count: int, n: int, a: float = 0.55, b: float = 1.5) -> float:
+    """1 / p of a label, Jain et al. 2016, equation 5."""
+    return 1.0 + (math.log(n) - 1.0) * (b + 1.0) ** a * math.exp(-a * math.log(count + b))
+
+
+def _gains(r: Sequence[int], t: set[int], k: int, w: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Gains of a ranking and of the best one."""
+    return [w[label] if label in t else 0.0 for label in r[:k]], sorted((w[label] for label in t), reverse=True)[:k]
+
+
+def psp(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, w: Sequence[float]) -> float:
+    """PSP@k."""
+    pairs = [_gains(r, t, k, w) for r, t in zip(ranked, true, strict=True)]
+    best = sum(sum(b) for _, b in pairs)
+    return sum(sum(g) for g, _ in pairs) / best if best else 0.0
+
+
+def psndcg(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, w: Sequence[float]) -> float:
+    """PSnDCG@k."""
+    got = best = 0.0
+    for r, t in zip(ranked, true, strict=True):
+        if t:
+            g, b = _gains(r, t, k, w)
+            ideal = dcg([1.0] * min(k, len(t)))
+            got, best = got + dcg(g) / ideal, best + dcg(b) / ideal
+    return got / best if best else 0.0
+
+
+def coverage(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
+    """Share of occurring labels that are hit."""
+    occurring = set().union(*true)
+    hit = {label for r, t in zip(ranked, true, strict=True) for label in r[:k] if label in t}
+    return len(hit) / len(occurring) if occurring else 0.0

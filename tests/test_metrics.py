@@ -1,0 +1,141 @@
+"""Measures: hand-computed, against the naive twin, against scikit-learn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from tests.naive import metrics as naive
+from xcray import metrics
+from xcray.arrays import Pattern, TopK, pattern, pattern_from
+from xcray.errors import ParameterError, ShapeMismatch
+
+
+def truth(rows, n_labels) -> Pattern:
+    """A Pattern of label sets."""
+    return pattern(np.cumsum([0] + [len(row) for row in rows]), [label for row in rows for label in sorted(row)], n_labels)
+
+
+def ranking(rows) -> TopK:
+    """A TopK with falling scores."""
+    labels = np.array(rows, np.int32)
+    return TopK(labels, np.tile(-np.arange(labels.shape[1], dtype=np.float64), (len(labels), 1)))
+
+
+@st.composite
+def cases(draw):
+    """(ranked, true, K): complete or cut rankings and sets of labels, empty ones too."""
+    n, K = draw(st.integers(1, 7)), draw(st.integers(1, 8))
+    width = draw(st.integers(1, K))
+    ranked = [draw(st.permutations(range(K)))[:width] for _ in range(n)]
+    true = [draw(st.sets(st.integers(0, K - 1))) for _ in range(n)]
+    return ranked, true, K
+
+
+def test_by_hand():
+    Y, top = truth([{0, 2}, {1}, set()], 4), ranking([[2, 1, 0], [0, 3, 1], [0, 1, 2]])
+    assert metrics.precision_at_k(top, Y, 1) == pytest.approx(1 / 3)
+    assert metrics.precision_at_k(top, Y, 3) == pytest.approx((2 / 3 + 1 / 3 + 0) / 3)
+    assert metrics.recall_at_k(top, Y, 2) == pytest.approx((1 / 2 + 0 + 0) / 3)
+    assert metrics.ndcg_at_k(top, Y, 3) == pytest.approx(((1 + 1 / 2) / (1 + 1 / math.log2(3)) + 1 / 2) / 3)
+    assert metrics.label_coverage(top, Y, 1) == pytest.approx(1 / 3)
+    assert metrics.accuracy(top, Y) == pytest.approx(1 / 3)
+
+
+def test_propensity_by_hand():
+    weights = metrics.inverse_propensities([1, 10], 100)
+    expected = [1 + (math.log(100) - 1) * 2.5**0.55 * (n + 1.5) ** -0.55 for n in (1, 10)]
+    np.testing.assert_allclose(weights, expected, rtol=1e-14)
+    Y, top = truth([{0, 1}, {1}], 2), ranking([[1], [1]])
+    assert metrics.psp_at_k(top, Y, 1, [3.0, 2.0]) == pytest.approx((2 + 2) / (3 + 2))
+    assert metrics.psp_at_k(ranking([[0], [1]]), Y, 1, [3.0, 2.0]) == 1.0
+    second = ranking([[1, 0], [0, 1]])
+    ideal, log3 = 1 + 1 / math.log2(3), math.log2(3)
+    got, best = (2 + 3 / log3) / ideal + 2 / log3, (3 + 2 / log3) / ideal + 2
+    assert metrics.psndcg_at_k(second, Y, 2, [3.0, 2.0]) == pytest.approx(got / best)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), st.integers(1, 6), st.lists(st.integers(0, 50), min_size=8, max_size=8))
+def test_equals_the_naive_twin(case, k, counts):
+    ranked, true, K = case
+    top, Y = ranking(ranked), truth(true, K)
+    weights = metrics.inverse_propensities(counts[:K], 60)
+    np.testing.assert_allclose(weights, [naive.inverse_propensity(n, 60) for n in counts[:K]], rtol=1e-12)
+    pairs = [
+        (metrics.precision_at_k(top, Y, k), naive.precision(ranked, true, k)),
+        (metrics.recall_at_k(top, Y, k), naive.recall(ranked, true, k)),
+        (metrics.ndcg_at_k(top, Y, k), naive.ndcg(ranked, true, k)),
+        (metrics.psp_at_k(top, Y, k, weights), naive.psp(ranked, true, k, weights)),
+        (metrics.psndcg_at_k(top, Y, k, weights), naive.psndcg(ranked, true, k, weights)),
+        (metrics.label_coverage(top, Y, k), naive.coverage(ranked, true, k)),
+    ]
+    for got, expected in pairs:
+        assert got == pytest.approx(expected, abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 6))
+def test_equals_scikit_learn(seed, K, k):
+    rng = np.random.default_rng(seed)
+    dense, scores = rng.random((9, K)) < 0.4, rng.permuted(np.tile(np.arange(K, dtype=float), (9, 1)), axis=1)
+    Y, order = pattern_from(dense), np.argsort(-scores, axis=1)
+    top = TopK(order.astype(np.int32), np.take_along_axis(scores, order, axis=1))
+    assert metrics.ndcg_at_k(top, Y, k) == pytest.approx(sk.ndcg_score(dense, scores, k=k))
+    guess = rng.random((9, K)) < 0.4
+    got = metrics.f1(pattern_from(guess), Y)
+    assert got["micro-F1"] == pytest.approx(sk.f1_score(dense, guess, average="micro", zero_division=0))
+    assert got["macro-F1"] == pytest.approx(sk.f1_score(dense, guess, average="macro", zero_division=0))
+    assert metrics.subset_accuracy(pattern_from(guess), Y) == pytest.approx(sk.accuracy_score(dense, guess))
+    single = rng.integers(0, K, 9)
+    assert metrics.accuracy(top, truth([{label} for label in single], K)) == pytest.approx(sk.accuracy_score(single, order[:, 0]))
+
+
+def test_evaluate_names_what_it_can_measure():
+    Y, top = truth([{0}, {1}], 3), ranking([[0, 1, 2], [0, 1, 2]])
+    plain = metrics.evaluate(top, Y, ks=(1, 3, 5))
+    assert set(plain) == {f"{m}@{k}" for m in ("P", "nDCG", "recall", "coverage") for k in (1, 3)} | {"accuracy"}
+    assert (plain["P@1"], plain["recall@3"], plain["accuracy"]) == (0.5, 1.0, 0.5)
+    full = metrics.evaluate(top, Y, ks=(1,), label_counts=[5, 1, 1], n_train=7)
+    assert full["PSP@1"] == metrics.psp_at_k(top, Y, 1, metrics.inverse_propensities([5, 1, 1], 7))
+    assert "PSnDCG@1" in full
+
+
+def test_sets_from_rankings_and_views():
+    top = TopK(np.array([[2, 0], [1, -1]], np.int32), np.array([[0.5, -0.1], [0.2, 0.1]]))
+    assert metrics.chosen(top, 3).row(0).tolist() == [0, 2]
+    assert metrics.chosen(top, 3).row(1).tolist() == [1]  # -1 is padding
+    assert metrics.chosen(top, 3, threshold=0.0).row(0).tolist() == [2]
+    assert metrics.chosen(top, 3, k=1).indices.tolist() == [2, 1]
+    whole = truth([{0}, {0, 2}, {1}], 3)
+    view = Pattern(whole.indptr[1:], whole.indices, 3)  # rows 1 and 2, as a split hands them out
+    assert metrics.precision_at_k(top, view, 1) == 1.0
+    assert metrics.f1(metrics.chosen(top, 3), view) == {"micro-F1": 1.0, "macro-F1": 1.0}
+    assert metrics.psp_at_k(top, view, 2, np.ones(3)) == 1.0
+
+
+def test_padding_never_hits_and_nothing_is_zero():
+    assert metrics.precision_at_k(TopK(np.array([[0], [-1]], np.int32), np.zeros((2, 1))), truth([{2}, {0}], 3), 1) == 0.0
+    empty = metrics.evaluate(ranking([[0, 1]]), truth([set()], 2), ks=(1,), label_counts=[1, 1], n_train=2)
+    assert set(empty.values()) == {0.0}
+
+
+def test_clear_errors():
+    Y = truth([{0}], 2)
+    with pytest.raises(ShapeMismatch, match="2 rows and true labels for 1"):
+        metrics.precision_at_k(ranking([[0], [1]]), Y, 1)
+    with pytest.raises(ShapeMismatch, match="label 5"):
+        metrics.precision_at_k(ranking([[5]]), Y, 1)
+    with pytest.raises(ShapeMismatch, match="weights for 3"):
+        metrics.psp_at_k(ranking([[0]]), Y, 1, np.ones(3))
+    with pytest.raises(ShapeMismatch, match="1 x 3"):
+        metrics.f1(truth([{0}], 3), Y)
+    with pytest.raises(ParameterError, match="at least 1"):
+        metrics.evaluate(ranking([[0]]), Y, ks=(0,))
+    with pytest.raises(ParameterError, match="n_train is 0"):
+        metrics.inverse_propensities([0], 0)
