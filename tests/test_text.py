@@ -84,14 +84,6 @@ def test_identifiers_plurals_and_aliases():
     assert split("max_iter HTTPError2 xml CSV") == ["max", "iter", "http", "error", "xml", "csv", "max_iter", "httperror2"]
     plurals = ["box", "class", "dictionary", "cache", "status", "this", "axis"]
     assert split("boxes classes dictionaries caches status this axis") == plurals
-        "box",
-        "class",
-        "dictionary",
-        "cache",
-        "status",
-        "this",
-        "axis",
-    ]
     bigrams = terms.tokenizer(TextParams(split_identifiers=True, ngram_max=2))
     assert bigrams("read maxIter") == ["read", "max", "iter", "read max", "max iter", "maxiter"]
 
