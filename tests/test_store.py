@@ -183,7 +183,9 @@ def writes(store, job_id, attempt):
         lambda: store.append(job_id, attempt, "progress", {"done": 1}),
         lambda: store.finish(job_id, attempt, SUCCEEDED, result={}),
         lambda: store.release(job_id, attempt),
-        lambda: store.launch_failed(job_id, attempt, "no"),
+        lambda: store.retry_later(job_id, attempt, reason="LAUNCH", message="no"),
+        lambda: store.lose(job_id, attempt),
+        lambda: store.current(job_id, attempt),
     ]
 
 
@@ -346,7 +348,7 @@ def test_the_third_failed_launch_fails_the_job(store, clock):
     job, waits = submit(store), []
     for attempt in (1, 2, 3):
         assert claim(store).attempt == attempt
-        after = store.launch_failed(job.id, attempt, "no such program", max_attempts=3)
+        after = store.retry_later(job.id, attempt, reason="LAUNCH", message="no such program", max_attempts=3)
         if attempt < 3:
             assert claim(store) is None
             waits.append(raw(store, "SELECT not_before FROM jobs")[0][0] - clock.seconds)
@@ -355,7 +357,7 @@ def test_the_third_failed_launch_fails_the_job(store, clock):
     assert (after.status, after.reason, after.message) == (FAILED, "LAUNCH", "no such program")
     store.resume(job.id)
     assert claim(store).attempt == 4  # at once, and with all its tries again
-    assert store.launch_failed(job.id, 4, "no", max_attempts=3).status == PENDING
+    assert store.retry_later(job.id, 4, reason="LAUNCH", message="no", max_attempts=3).status == PENDING
 
 
 @pytest.mark.parametrize(("done", "reason"), [(0, "POISON"), (3, "LOST")])
@@ -378,6 +380,25 @@ def test_a_stopping_job_whose_runner_vanished_is_stopped(store, clock):
     store.request_stop(job.id)
     clock.seconds += 2
     assert [job.status for job in store.expire()] == [STOPPED]
+
+
+def test_a_job_whose_process_is_known_to_be_gone_need_not_wait_for_its_lease(store):
+    job = submit(store)
+    assert store.current(job.id, claim(store).attempt).id == job.id
+    assert store.lose(job.id, 1, max_attempts=2).status == PENDING
+    claim(store)
+    assert store.lose(job.id, 2, max_attempts=2).reason == "POISON"
+
+
+def test_a_claim_keeps_the_cap_whoever_runs_the_jobs(store):
+    for _ in range(3):
+        submit(store)
+    assert store.claim("a", lease_seconds=20, cap=2)
+    assert store.claim("b", lease_seconds=20, cap=2)
+    assert store.claim("a", lease_seconds=20, cap=2) is None
+    with ThreadPoolExecutor(8) as pool:
+        claimed = [job for job in pool.map(lambda _: store.claim("c", lease_seconds=20, cap=3), range(8)) if job]
+    assert len(claimed) == 1
 
 
 def test_counts_name_every_status(store):

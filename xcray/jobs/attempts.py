@@ -18,7 +18,7 @@ from xcray.jobs.rows import JOB_COLUMNS, change, job_of, move, note, owned
 from xcray.jobs.schema import JOBS
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STARTING, STOPPED, TERMINAL
 
-LAUNCH_BACKOFF = 5.0  # seconds before the second try to launch; doubles, up to LONGEST_BACKOFF
+FIRST_BACKOFF = 5.0  # seconds before the second try; doubles, up to LONGEST_BACKOFF
 LONGEST_BACKOFF = 300.0
 
 
@@ -28,18 +28,23 @@ class AttemptTable:
     _database: Database
     _now: Callable[[], float]
 
-    def claim(self, owner: str, *, lease_seconds: float) -> Job | None:
-        """Take the oldest job of the highest priority: RUNNING, attempt + 1, leased to `owner`. None when nothing waits."""
+    def claim(self, owner: str, *, lease_seconds: float, cap: int | None = None) -> Job | None:
+        """Take the oldest job of the highest priority: RUNNING, attempt + 1, leased to `owner`. None when nothing waits.
+
+        `cap`: None also while that many jobs are RUNNING, counted in the same transaction, whoever runs them.
+        """
         waiting = (
             sa.select(JOBS)
             .where(JOBS.c.status == PENDING, JOBS.c.not_before <= self._now())
             .order_by(JOBS.c.priority.desc(), JOBS.c.seq)
             .limit(1)
-            .with_for_update(skip_locked=True)  # for PostgreSQL; SQLite's writers are one at a time
         )
+        with self._database.read() as connection:  # looking needs no lock, and most looks find nothing
+            if connection.execute(waiting.with_only_columns(JOBS.c.seq)).first() is None:
+                return None
         with self._database.write() as connection:
-            row = connection.execute(waiting).mappings().first()
-            if row is None:
+            row = connection.execute(waiting.with_for_update(skip_locked=True)).mappings().first()
+            if row is None or (cap is not None and _count_running(connection) >= cap):
                 return None
             now = self._now()
             return move(
@@ -96,12 +101,15 @@ class AttemptTable:
             row = owned(connection, job_id, attempt)
             return move(connection, row, self._now(), STOPPED if row["stop_requested"] else PENDING)
 
-    def launch_failed(self, job_id: str, attempt: int, message: str, *, max_attempts: int = 3) -> Job:
-        """Give back a job that could not be launched, to be tried again later; FAILED with reason LAUNCH at last. Raises Fenced."""
+    def retry_later(self, job_id: str, attempt: int, *, reason: str, message: str, max_attempts: int = 3) -> Job:
+        """Give back a job that something unavailable hinders, to be tried again after a pause; FAILED after `max_attempts`.
+
+        The pause is FIRST_BACKOFF seconds, then twice as long each time. Raises Fenced.
+        """
         with self._database.write() as connection:
             row, now = owned(connection, job_id, attempt), self._now()
-            pause = min(LAUNCH_BACKOFF * 2 ** row["losses"], LONGEST_BACKOFF)
-            return self._lose(connection, row, max_attempts, "LAUNCH", message, not_before=now + pause)
+            pause = min(FIRST_BACKOFF * 2 ** row["losses"], LONGEST_BACKOFF)
+            return self._lose(connection, row, max_attempts, reason, message, not_before=now + pause)
 
     def expire(self, *, max_attempts: int = 3) -> list[Job]:
         """Take jobs from runners whose lease ran out; the jobs as they are now.
@@ -116,6 +124,16 @@ class AttemptTable:
         with self._database.write() as connection:
             rows = connection.execute(sa.select(JOBS).where(*late).order_by(JOBS.c.seq).with_for_update()).mappings().all()
             return [self._expired(connection, row, max_attempts) for row in rows]
+
+    def lose(self, job_id: str, attempt: int, *, max_attempts: int = 3) -> Job:
+        """Do for one attempt what `expire` does when its lease runs out: its process is known to be gone. Raises Fenced."""
+        with self._database.write() as connection:
+            return self._expired(connection, owned(connection, job_id, attempt), max_attempts)
+
+    def current(self, job_id: str, attempt: int) -> Job:
+        """The job that an attempt runs, for the process that runs it. Raises Fenced."""
+        with self._database.write() as connection:
+            return job_of(owned(connection, job_id, attempt))
 
     def running(self, owner: str | None = None) -> list[Job]:
         """Jobs that are RUNNING now, of all tenants, oldest first; of one owner when named."""
@@ -140,3 +158,8 @@ class AttemptTable:
         if losses >= max_attempts:
             return move(connection, row, self._now(), FAILED, losses=losses, reason=reason, message=message)
         return move(connection, row, self._now(), PENDING, losses=losses, reason=reason, message=message, **values)
+
+
+def _count_running(connection: Connection) -> int:
+    """How many jobs run now, of all tenants."""
+    return int(connection.execute(sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.status == RUNNING)).scalar_one())

@@ -1,0 +1,279 @@
+"""xcray's own local Ray: started once, shared, sealed by a token, ended whole. Each test ends only what it started."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from xcray.errors import Unavailable
+from xcray.execution import ray_session
+from xcray.execution.ray_cluster import ClusterInfo, LocalCluster, connect, local_ray
+from xcray.execution.ray_keeper import descendants
+from xcray.execution.ray_session import auth_environment, free_port, reachable, set_environment, short_root, write_token
+
+pytestmark = pytest.mark.ray
+SMALL = {"num_cpus": 1, "object_store_memory": 100 << 20}
+DEFAULTS = (Path("/tmp/ray"), Path.home() / ".ray")
+
+
+def marks():
+    """What may not change: Ray's default folders."""
+    return [(path.exists(), path.stat().st_mtime_ns if path.exists() else 0) for path in DEFAULTS]
+
+
+def settings_():
+    """The environment, but for a mark that importing Ray leaves."""
+    return {name: value for name, value in os.environ.items() if name != "RAY_CLIENT_MODE"}
+
+
+def gone(pids, seconds=10.0):
+    """Wait for the end of processes; those that are left."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def alive(pid):
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
+    return bool(state) and not state.startswith("Z")
+
+
+def root_of(directory):
+    return Path(ray_cluster_file(directory)["root"])
+
+
+def ray_cluster_file(directory):
+    from xcray.files import read_json
+
+    return read_json(directory / "ray.json")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("own") / "ray"
+
+
+@pytest.fixture(scope="module")
+def before():
+    return marks()
+
+
+@pytest.fixture(scope="module")
+def cluster(directory, before):
+    """A cluster that was asked for by a process which has been killed since."""
+    asker = subprocess.Popen([sys.executable, "-c", ASKER, str(directory)], start_new_session=True)
+    cluster = LocalCluster(directory, **SMALL)
+    deadline = time.monotonic() + 120
+    while not (directory / "asked").exists():
+        assert asker.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(asker.pid, signal.SIGKILL)
+    asker.wait()
+    yield cluster
+    cluster.stop()
+
+
+ASKER = """
+import sys, time
+from pathlib import Path
+from xcray.execution.ray_cluster import LocalCluster
+LocalCluster(sys.argv[1], num_cpus=1, object_store_memory=100 << 20).ensure()
+Path(sys.argv[1], "asked").touch()
+time.sleep(600)
+"""
+
+
+def get(url, headers=None):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}), timeout=10) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_it_outlives_the_process_that_asked_for_it_and_is_found_again(cluster, directory):
+    info = cluster.ensure()
+    assert info == LocalCluster(directory).info() == LocalCluster(directory).ensure()
+    assert alive(info.pid)
+    assert reachable(info.address)
+
+
+def test_only_the_bearer_of_the_token_gets_in(cluster):
+    info = cluster.ensure()
+    jobs = f"{info.dashboard}/api/jobs/"
+    assert [get(jobs), get(jobs, {"Authorization": "Bearer wrong"}), get(jobs, info.headers)] == [401, 403, 200]
+
+
+def test_the_token_is_in_one_file_of_its_owner_and_shown_nowhere(cluster, directory):
+    info = cluster.ensure()
+    token = info.token_path.read_text()
+    assert len(token) == 64
+    assert stat.S_IMODE(info.token_path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(root_of(directory).stat().st_mode) == 0o700
+    commands = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    files = [path for path in directory.iterdir() if path != info.token_path]
+    shown = [path.read_text(errors="replace") for path in files]
+    assert not any(token in text for text in [commands, repr(info), str(info.environment), *shown])
+
+
+def test_the_dashboard_listens_on_the_loopback_interface_only(cluster):
+    assert cluster.ensure().dashboard.startswith("http://127.0.0.1:")
+
+
+def test_a_driver_joins_by_address_and_leaves_it_running(cluster):
+    info = cluster.ensure()
+    handler = signal.getsignal(signal.SIGTERM)
+    environment = settings_()
+    with connect(info.address, token_path=info.token_path):
+        import ray
+
+        assert ray.get_runtime_context().namespace == "xcray"
+        assert ray.get(ray.remote(lambda: 6 * 7).remote(), timeout=60) == 42
+        assert signal.getsignal(signal.SIGTERM) is handler
+    assert settings_() == environment
+    assert not ray.is_initialized()
+    assert alive(info.pid)
+
+
+def test_a_driver_with_another_token_is_refused(cluster, tmp_path):
+    info = cluster.ensure()
+    write_token(tmp_path / "token")
+    program = (
+        "import sys; from xcray.execution.ray_cluster import connect\n"
+        "with connect(sys.argv[1], token_path=sys.argv[2]): print('in')\n"
+    )
+    reply = subprocess.run(
+        [sys.executable, "-c", program, info.address, str(tmp_path / "token")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert reply.returncode != 0
+    assert "in" not in reply.stdout.split()
+
+
+def test_a_job_is_seen_under_its_name(cluster):
+    from ray.job_submission import JobSubmissionClient
+
+    info = cluster.ensure()
+    before = settings_()
+    client = JobSubmissionClient(info.dashboard, headers=info.headers)
+    client.submit_job(entrypoint=f"{sys.executable} -c pass", submission_id="xcray-pydocs-job_1-a1")
+    deadline = time.monotonic() + 60
+    while client.get_job_status("xcray-pydocs-job_1-a1") not in ("SUCCEEDED", "FAILED"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert client.get_job_status("xcray-pydocs-job_1-a1") == "SUCCEEDED"
+    assert settings_() == before
+
+
+def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, before):
+    info = cluster.ensure()
+    with connect(info.address, token_path=info.token_path):
+        import ray
+
+        pid = ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=60)
+        pids = [info.pid, *descendants(info.pid)]
+        assert pid in pids
+        root = root_of(directory)
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # xcray ray"])
+    cluster.stop()
+    assert gone(pids, 0.5) == []
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+    assert not root.exists()
+    assert not (directory / "ray.json").exists()
+    assert not (directory / "token").exists()
+    assert cluster.info() is None
+    cluster.stop()  # nothing there: nothing happens
+    assert marks() == before
+
+
+def test_a_killed_keeper_takes_its_ray_along_and_the_next_one_clears_up(tmp_path):
+    cluster = LocalCluster(tmp_path / "ray", **SMALL, grace=3.0)
+    try:
+        first = cluster.ensure()
+        pids, root = [first.pid, *descendants(first.pid)], root_of(tmp_path / "ray")
+        os.kill(first.pid, signal.SIGKILL)
+        assert gone(pids, 15.0) == []
+        assert cluster.info() is None
+        assert root.exists()
+        second = cluster.ensure()
+        assert second.pid != first.pid
+        assert not root.exists()
+        pids = [second.pid, *descendants(second.pid)]
+        assert gone(pids, 30.0) == []  # nobody touched `wanted` for three seconds
+        assert cluster.info() is None
+    finally:
+        cluster.stop()
+
+
+def test_a_ray_of_ones_own_ends_with_the_block(before):
+    import ray
+
+    environment, mine = settings_(), set(descendants(os.getpid()))
+    with local_ray(num_cpus=1, object_store_memory=100 << 20) as address:
+        assert reachable(address)
+        assert ray.get(ray.remote(lambda: 1).remote(), timeout=60) == 1
+        started = set(descendants(os.getpid())) - mine
+        root = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    assert gone(started) == []
+    assert not root.exists()
+    assert settings_() == environment
+    assert marks() == before
+
+
+def test_nothing_listening_is_said_at_once():
+    with pytest.raises(Unavailable, match="no Ray answers at 127") as caught:
+        with connect(f"127.0.0.1:{free_port()}"):
+            pass
+    assert caught.value.code == "RAY_UNREACHABLE"
+
+
+def test_a_start_that_fails_says_why(tmp_path):
+    cluster = LocalCluster(tmp_path / "ray", num_cpus=1, object_store_memory=1)  # Ray refuses such a small store
+    with pytest.raises(Unavailable, match=r"ray\.log") as caught:
+        cluster.ensure()
+    assert caught.value.code == "RAY_START"
+    assert cluster.info() is None
+
+
+def test_a_long_temporary_folder_is_avoided_or_named(monkeypatch, tmp_path):
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(ray_session.tempfile, "gettempdir", lambda: str(long))
+    root = short_root()
+    assert len(str(root)) <= ray_session.LONGEST_ROOT
+    root.rmdir()
+    monkeypatch.setattr(ray_session.os.path, "isdir", lambda _: False)
+    with pytest.raises(Unavailable, match="TMPDIR"):
+        short_root()
+
+
+def test_settings_are_put_back(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    with ray_session.environment(auth_environment("/nowhere/token")):
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+    set_environment({"RAY_AUTH_MODE": None})
+    assert "RAY_AUTH_MODE" not in os.environ
+
+
+def test_what_is_known_of_a_cluster_holds_no_token(tmp_path):
+    (tmp_path / "token").write_text("secret")
+    info = ClusterInfo("h:1", "http://h:2", tmp_path / "token", 1)
+    assert "secret" not in repr(info)
+    assert info.headers == {"Authorization": "Bearer secret"}
+    assert info.environment["RAY_AUTH_MODE"] == "token"

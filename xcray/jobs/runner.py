@@ -1,0 +1,197 @@
+"""The process that runs one attempt of a job: `python -m xcray.jobs.runner --home DIR --job ID --attempt N`.
+
+It ends with SUCCEEDED, STOPPED or FAILED in the store; with PENDING when it gave the job back (SIGTERM, something unavailable);
+or with nothing at all when a newer attempt owns the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from xcray.errors import Fenced, Refused, Stopped, Unavailable, XcrayError
+from xcray.execution.pool import StopFlag
+from xcray.jobs.heart import Heart
+from xcray.jobs.home import Home
+from xcray.jobs.job import Job
+from xcray.jobs.launch import STORE_VARIABLE
+from xcray.jobs.publish import Outcome, PublishDesk
+from xcray.jobs.states import FAILED, STOPPED, SUCCEEDED
+from xcray.jobs.store import JobStore
+from xcray.model.registry import Registry
+from xcray.train import TrainResult, TrainSpec, train
+
+LOG: Final = logging.getLogger(__name__)
+FENCED: Final = "FENCED"  # what `run_attempt` returns when the job is another attempt's
+NOT_THE_SPECS: Final = ("dataset_id",)  # what the service notes in a spec for itself
+LARGEST_FIGURE: Final = 4000  # characters of JSON that one entry of a report may take in a job's record
+
+Train = Callable[..., TrainResult]
+
+
+def run_attempt(
+    store: JobStore,
+    home: Home,
+    job_id: str,
+    attempt: int,
+    *,
+    training: Train = train,
+    ray_address: str | None = None,
+    flag: StopFlag | None = None,
+    **heart_options: Any,
+) -> str:
+    """Run one attempt to its end; the job's status then, or FENCED.
+
+    training: stands for `xcray.train.train`. ray_address: the cluster for specs with pool "ray" that name none. flag: set it from
+    outside (SIGTERM) to give the job back. heart_options: see `Heart`.
+    """
+    flag = flag or StopFlag()
+    heart = Heart(store, job_id, attempt, flag, **heart_options)
+    try:
+        heart.start()
+        return _Attempt(store, home, store.current(job_id, attempt), heart, ray_address).run(training)
+    except Fenced as error:
+        LOG.warning("%s", error.message)
+        return FENCED
+    finally:
+        heart.stop()
+
+
+class _Attempt:
+    """One attempt: what its steps share."""
+
+    def __init__(self, store: JobStore, home: Home, job: Job, heart: Heart, ray_address: str | None) -> None:
+        self.store, self.home, self.job, self.heart, self.ray_address = store, home, job, heart, ray_address
+
+    def run(self, training: Train) -> str:
+        """Train, publish, finish; every end of it as a status. Raises Fenced."""
+        try:
+            result = self._train_and_publish(training)
+        except Fenced:
+            raise
+        except Stopped:
+            return self._stopped()
+        except Unavailable as error:
+            return self._later(error)
+        except XcrayError as error:
+            return self._fail(error.code, error.message)
+        except MemoryError:
+            LOG.exception("out of memory")
+            return self._fail("OUT_OF_MEMORY", "the training needs more memory than there is: use fewer workers or less data")
+        except OSError as error:
+            return self._system_error(error)
+        except Exception:
+            LOG.exception("the training failed")
+            return self._fail("INTERNAL", "something in xcray went wrong; the log of the job says where")
+        self._finish(SUCCEEDED, result=result)
+        LOG.info("published %s version %d", result["model"], result["version"])
+        return SUCCEEDED
+
+    def _train_and_publish(self, training: Train) -> dict[str, Any]:
+        """The job's result."""
+        spec = self._spec()
+        folder = self.home.run(self.job.id)
+        desk = PublishDesk(folder / "publish", Registry(self.home.models), self.job.id, spec.name)
+        found = desk.found()
+        if found is not None:
+            LOG.info("an earlier attempt has published version %d", found["version"])
+            return found
+        staged = desk.staged(self.job.attempt)
+        given = training(spec, run_dir=folder, out=staged, progress=self.heart.progress, stop=self.heart.flag, job=self.job.id)
+        outcome = Outcome(given.sha256, given.measures, summary(given.report))
+        return desk.publish(given.model_path, outcome, self.job.attempt, self.heart.beat)
+
+    def _spec(self) -> TrainSpec:
+        """The training's spec, from what was submitted."""
+        values = {name: value for name, value in self.job.spec.items() if name not in NOT_THE_SPECS}
+        if values.get("pool") == "ray" and self.ray_address and not values.get("ray_address"):
+            values["ray_address"] = self.ray_address
+        return TrainSpec.from_dict(values)
+
+    def _finish(self, status: str, **more: Any) -> None:
+        """End the job, after everything that the heart has still to say."""
+        self.heart.stop()
+        self.store.finish(self.job.id, self.job.attempt, status, **more)
+
+    def _fail(self, reason: str, message: str) -> str:
+        """FAILED."""
+        LOG.error("%s: %s", reason, message)
+        self._finish(FAILED, reason=reason, message=message)
+        return FAILED
+
+    def _stopped(self) -> str:
+        """STOPPED when somebody asked for it; else given back, to go on elsewhere."""
+        self.heart.stop()
+        if self.heart.fenced:
+            raise Fenced(f"attempt {self.job.attempt} of {self.job.id} lost its job")
+        if self.heart.asked:
+            self._finish(STOPPED)
+            return STOPPED
+        return self.store.release(self.job.id, self.job.attempt).status
+
+    def _later(self, error: Unavailable) -> str:
+        """Given back, to be tried again after a pause; FAILED at last."""
+        LOG.warning("%s: %s", error.code, error.message)
+        self.heart.stop()
+        return self.store.retry_later(self.job.id, self.job.attempt, reason=error.code, message=error.message).status
+
+    def _system_error(self, error: OSError) -> str:
+        """The system's troubles by their numbers."""
+        LOG.exception("the system refused")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return self._fail("DISK_FULL", "the disk is full: make room, then resume the job")
+        return self._fail("INTERNAL", "the operating system refused something; the log of the job says what")
+
+
+def summary(report: dict[str, Any]) -> dict[str, Any]:
+    """A report without its long parts, which the model's directory keeps."""
+    return {name: value for name, value in report.items() if len(repr(value)) <= LARGEST_FIGURE}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The process. Exit status: 0 done or given back, 1 FAILED, 3 the job is another attempt's."""
+    parser = argparse.ArgumentParser(prog="xcray.jobs.runner", description="run one attempt of a job")
+    parser.add_argument("--home", required=True)
+    parser.add_argument("--store", default=os.environ.get(STORE_VARIABLE))
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--log", type=Path, help="write the log there too")
+    parser.add_argument("--ray-address")
+    parser.add_argument("--wanted", type=Path, help="a file to touch while running")
+    chosen = parser.parse_args(arguments)
+    _log_to(chosen.log, chosen.job, chosen.attempt)
+    home, flag = Home(chosen.home), StopFlag()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: flag.set())
+    store = JobStore(chosen.store or home.store_url)
+    try:
+        end = run_attempt(store, home, chosen.job, chosen.attempt, ray_address=chosen.ray_address, flag=flag, wanted=chosen.wanted)
+    except XcrayError as error:  # the store itself can't be had: the lease will run out, and another attempt follows
+        LOG.error("%s: %s", error.code, error.message)
+        return 2
+    finally:
+        store.close()
+    LOG.info("end: %s", end)
+    return {FAILED: 1, FENCED: 3}.get(end, 0)
+
+
+def _log_to(path: Path | None, job: str, attempt: int) -> None:
+    """Log to standard error, and to a file of the owner's when one is named. Crashes of native code are traced too."""
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if path is not None:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        handlers.append(logging.StreamHandler(os.fdopen(handle, "a")))
+    form = f"%(asctime)s %(levelname)s {job} a{attempt} %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, handlers=handlers, force=True)
+    faulthandler.enable()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The thread that keeps jobs going: expire, claim, launch. Any number of replicas may run one; the store arbitrates."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+from xcray.errors import Fenced, XcrayError
+from xcray.jobs.job import Job
+from xcray.jobs.launch import Launcher
+from xcray.jobs.store import JobStore
+
+LOG: Final = logging.getLogger(__name__)
+
+
+class _Launch(NamedTuple):
+    """A launch under way."""
+
+    job: Job
+    outcome: Future[None]
+    deadline: float  # monotonic seconds
+
+
+class Supervisor:
+    """Claims jobs while fewer than `cap` run, and has `launcher` start them.
+
+    A claimed job's lease lasts `start_seconds`, until its runner's own heartbeats take over; it is renewed for at most
+    `launch_seconds` while the launcher is still at it (a local Ray may have to start). `max_attempts` bounds lost attempts.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        launcher: Launcher,
+        *,
+        cap: int = 1,
+        tick_seconds: float = 0.5,
+        start_seconds: float = 60.0,
+        launch_seconds: float = 180.0,
+        max_attempts: int = 3,
+        owner: str | None = None,
+    ) -> None:
+        self._store, self._launcher, self._cap, self._tick = store, launcher, cap, tick_seconds
+        self._start_seconds, self._launch_seconds, self._max_attempts = start_seconds, launch_seconds, max_attempts
+        self._owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        self._launches: list[_Launch] = []
+        self._hands = ThreadPoolExecutor(max(1, cap), thread_name_prefix="xcray-launch")
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="xcray-supervisor", daemon=True)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Claim no more. Running jobs go on without us; launches under way are waited for a moment."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10.0)
+        self._hands.shutdown(wait=False, cancel_futures=True)
+
+    def step(self) -> None:
+        """One tick: take jobs from vanished runners, look after launches, claim and launch what there is room for."""
+        for lost in self._store.expire(max_attempts=self._max_attempts):
+            LOG.warning("job %s lost its runner: now %s", lost.id, lost.status)
+        for ended in self._launcher.tend():
+            self._collect(ended.job_id, ended.attempt)
+        self._launches = [launch for launch in self._launches if self._look(launch)]
+        while job := self._store.claim(self._owner, lease_seconds=self._start_seconds, cap=self._cap):
+            LOG.info("job %s: attempt %d", job.id, job.attempt)
+            deadline = time.monotonic() + self._launch_seconds
+            self._launches.append(_Launch(job, self._hands.submit(self._launcher.launch, job), deadline))
+
+    def _run(self) -> None:
+        """The thread: a tick that fails is only a tick."""
+        while not self._ending.wait(self._tick):
+            try:
+                self.step()
+            except XcrayError as error:
+                LOG.warning("supervisor: %s", error.message)
+            except Exception:
+                LOG.exception("supervisor")
+
+    def _collect(self, job_id: str, attempt: int) -> None:
+        """A runner ended: well, when its attempt is no longer the running one; else it is lost."""
+        try:
+            job = self._store.lose(job_id, attempt, max_attempts=self._max_attempts)
+        except Fenced:
+            return
+        LOG.warning("job %s: the runner of attempt %d ended without a word: now %s", job_id, attempt, job.status)
+
+    def _look(self, launch: _Launch) -> bool:
+        """Whether a launch is still under way. Keeps its lease, and gives the job back when it failed."""
+        job, outcome, deadline = launch
+        try:
+            if not outcome.done():
+                if time.monotonic() < deadline:
+                    self._store.heartbeat(job.id, job.attempt, lease_seconds=self._start_seconds)
+                return time.monotonic() < deadline
+            error = outcome.exception()
+            if error is not None:
+                LOG.warning("job %s could not be launched: %s", job.id, error)
+                self._store.retry_later(
+                    job.id, job.attempt, reason="LAUNCH", message=_sentence(error), max_attempts=self._max_attempts
+                )
+        except Fenced:  # it ended, or was taken from us, in between
+            return False
+        return False
+
+
+def _sentence(error: BaseException) -> str:
+    """Why a launch failed, for people, without paths of this machine."""
+    return error.message if isinstance(error, XcrayError) else f"the runner could not be started ({type(error).__name__})"
