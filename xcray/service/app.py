@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
-from starlette.convertors import StringConvertor, register_url_convertor
 
 from xcray import __version__
 from xcray.jobs.home import Home
@@ -29,22 +28,6 @@ from xcray.train import TrainSpec
 BODIES: tuple[type[BaseModel], ...] = (AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest)
 TITLE = "xcray"
 SUMMARY = "Extreme classification: data sets, trainings, models, exact predictions."
-
-
-class _Name(StringConvertor):
-    """A part of a path that can be a name: `:` and `@` belong to references."""
-
-    regex = "[^/:@]+"
-
-
-class _Reference(StringConvertor):
-    """name, name@alias or name:3. Versions are digits, so `:predict` is never one."""
-
-    regex = "[^/:@]+(?:@[^/:@]+|:[0-9]+)?"
-
-
-register_url_convertor("modelname", _Name())
-register_url_convertor("modelref", _Reference())
 
 
 def create_app(

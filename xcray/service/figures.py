@@ -20,4 +20,5 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
             part: {"n_rows": split.n_rows, "x_nnz": split.X.nnz, "y_nnz": split.Y.nnz} for part, split in dataset.splits.items()
         },
     }
-    return out | {name: manifest[name] for name in ("skipped",) if name in manifest}
+    source = manifest.get("source", {})
+    return out | {name: source[name] for name in ("skipped",) if name in source}

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from xcray.data.build import build
+from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, XcrayError
 from xcray.files import read_json, write_json
@@ -41,7 +41,8 @@ def _attempt(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     target = Path(request["target"])
     sources = {part: Path(path) for part, path in request["sources"].items()}
     try:
-        dataset = build(request["format"], sources, target, {**request["options"], "name": request["name"]})
+        options = BuildOptions.from_dict({**request["options"], "name": request["name"]})
+        dataset = build(request["format"], sources, target, options)
     except Conflict:  # published by an attempt that died before it could say so
         dataset = Dataset.open(target, verify=True)
     except XcrayError as error:

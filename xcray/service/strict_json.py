@@ -1,7 +1,7 @@
 """JSON read strictly: what two readers could understand differently is refused, with its position.
 
 Refused: bytes that are not UTF-8, byte order marks, NaN and infinities, numbers too large for a float, keys given twice,
-half surrogate pairs, nesting beyond a limit. Integers of more than 400 digits become +-10**400, which no field admits.
+half surrogate pairs, nesting beyond a limit. Integers of more than 300 digits become +-10**300, which no field admits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from xcray.errors import InputError, excerpt
 
 MAX_DEPTH = 32
-HUGE = 10**400  # stands for integers of more digits than anybody means; converting those is quadratic
+HUGE = 10**300  # stands for integers of more digits than anybody means; converting those is quadratic
 
 # A string up to its closing quote, or to the end of the data: always a match, so the scan is linear on hostile input.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -96,8 +96,8 @@ def _float(digits: str) -> float:
 
 
 def _int(digits: str) -> int:
-    """An integer, or +-HUGE for more than 400 digits."""
-    if len(digits) > 400:
+    """An integer, or +-HUGE for more than 300 digits."""
+    if len(digits) > 300:
         return -HUGE if digits[0] == "-" else HUGE
     return int(digits)
 

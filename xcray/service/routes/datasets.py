@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ParameterError
 from xcray.files import check_name
@@ -28,7 +29,9 @@ UPLOADED = ("svmlight", "xc", "jsonl", "csv", "tsv")
 GENERATED = ("pydocs", "synthetic")
 RAW = ("application/octet-stream", "application/x-ndjson", "text/csv", "text/plain", "text/tab-separated-values")
 # paths of the server; patterns that could run for hours in a process that serves; what the server itself declares
-CLOSED_OPTIONS = frozenset({"labels_file", "token_pattern", "expected_bytes", "expected_sha256", "name"})
+CLOSED_OPTIONS = frozenset(
+    {"expected_bytes", "expected_sha256", "label_names_file", "labels_file", "name", "test_rows_file", "token_pattern"}
+)
 _BYTES = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in RAW[:3]}
 _RAW_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
 _BOTH_BODIES: dict[str, Any] = {
@@ -173,12 +176,16 @@ def _register(rooms: Rooms, tenant: str, name: str, path: Path) -> DatasetRecord
 
 
 def _options(options: Any) -> Mapping[str, Any]:
-    """Options that a stranger may set. What they may be, the reader says."""
+    """Options that a stranger may set, when the reader takes them. Raises ParameterError."""
     if not isinstance(options, dict):
         raise InputError("options is not a JSON object", code="TYPE")
     closed = CLOSED_OPTIONS & (set(options) | {name for value in options.values() if isinstance(value, dict) for name in value})
     if closed:
         raise ParameterError(f"option {min(closed)!r} can't be set over HTTP", code="FORBIDDEN")
+    try:
+        BuildOptions.from_dict(options)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"the options do not fit: {error}") from None
     return options
 
 

@@ -1,0 +1,111 @@
+"""A service under test: the real server in a thread, a store in a file, small models; and raw sockets for what no client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from fastapi import FastAPI
+
+from xcray.arrays import csr_from
+from xcray.data.text import TextPipeline
+from xcray.model.model import Model, write_model
+from xcray.model.registry import Registry
+from xcray.service.server import Server
+from xcray.service.settings import Settings
+
+TEXTS = ("read rows of a csv file", "write rows into a json file", "open a socket and listen", "rows of text in files")
+LABELS = ("csv", "json", "socket", "io")
+
+
+def settings_for(home: Path, **changes: Any) -> Settings:
+    """Settings of a service in a folder of the test; they depend on nothing around it."""
+    fixed: dict[str, Any] = {"home": home, "disk_reserve_bytes": 0, "poll_seconds": 0.02, "heartbeat_seconds": 0.2, "port": 0}
+    return Settings(**{**fixed, **changes})
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """The URL of an app while it is served."""
+    settings: Settings = app.state.settings
+    ready = threading.Event()
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        server = Server(app, settings, ready.set)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+        thread.start()
+        assert ready.wait(20), "the server did not start"
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            app.state.rooms.draining = True
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive(), "the server did not end"
+
+
+@contextmanager
+def client_of(app: FastAPI) -> Iterator[httpx.Client]:
+    """A plain HTTP client of a served app."""
+    with serving(app) as url, httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+        yield client
+
+
+def text_model(path: Path, *, seed: int = 0, texts: Sequence[str] = TEXTS, labels: Sequence[str] = LABELS) -> Model:
+    """A model that reads text, with random weights."""
+    pipeline = TextPipeline.fit(texts)
+    return _write(path, seed, pipeline.n_features, labels, pipeline.terms.to_pylist(), pipeline)
+
+
+def plain_model(path: Path, n_features: int = 6, *, seed: int = 0) -> Model:
+    """A model over numbered features."""
+    return _write(path, seed, n_features, LABELS, [str(j) for j in range(n_features)], None)
+
+
+def publish(registry: Registry, name: str, staged: Path, **how: Any) -> int:
+    """Publish a text model; its version."""
+    text_model(staged, **how)
+    return registry.publish(name, staged)
+
+
+def _write(
+    path: Path, seed: int, n_features: int, labels: Sequence[str], features: Sequence[str], text: TextPipeline | None
+) -> Model:
+    """Random weights, half of them zero."""
+    rng = np.random.default_rng(seed)
+    weights = rng.normal(size=(len(labels), n_features)) * (rng.random((len(labels), n_features)) < 0.5)
+    bias = rng.normal(size=len(labels)).astype(np.float32)
+    return write_model(
+        path,
+        W=csr_from(weights),
+        b=bias,
+        label_names=labels,
+        feature_names=features,
+        solver="ppdsparse",
+        params={},
+        dataset_hash="0" * 64,
+        seed=seed,
+        text=text,
+        measures={"P@1": 0.5},
+    )
+
+
+def raw(url: str, data: bytes, *, seconds: float = 10.0) -> bytes:
+    """Bytes to the server as they are; all that comes back until it closes or falls silent."""
+    parts = httpx.URL(url)
+    out = b""
+    with socket.create_connection((parts.host, parts.port or 80), timeout=seconds) as connection:
+        connection.sendall(data)
+        connection.settimeout(1.0)
+        try:
+            while chunk := connection.recv(65_536):
+                out += chunk
+        except (TimeoutError, ConnectionResetError):
+            return out
+    return out

@@ -1,0 +1,204 @@
+"""Data sets, jobs, models: one class a noun, one method a path."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote
+
+from xcray.client.connection import Connection
+from xcray.client.results import Dataset, Event, Job, Model, Version
+from xcray.errors import InputError, NotFound, Unavailable
+from xcray.files import sha256_file
+
+
+class Noun:
+    """Part of a client: the paths of one thing."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def _pages(self, path: str, key: str, query: Mapping[str, Any] | None = None) -> Iterator[Any]:
+        """All entries of a list, page after page."""
+        token = None
+        while True:
+            page = self._connection.ask("GET", path, query={**(query or {}), "page_token": token})
+            yield from page[key]
+            token = page.get("next_page_token")
+            if token is None:
+                return
+
+
+class Datasets(Noun):
+    """/v1/datasets."""
+
+    def upload(
+        self, path: str | Path, *, name: str, format: str, test: str | Path | None = None, options: Mapping[str, Any] | None = None
+    ) -> Dataset:
+        """Send a file (svmlight, xc, jsonl, csv or tsv), and one of held-out rows if there is one; answered while BUILDING."""
+        files = {"train": Path(path)} | ({} if test is None else {"test": Path(test)})
+        uploads = {part: self._upload(file) for part, file in files.items()}
+        return self._create({"name": name, "format": format, "options": dict(options or {}), "uploads": uploads})
+
+    def build(self, name: str, format: str, options: Mapping[str, Any] | None = None) -> Dataset:
+        """Make a data set that needs no file: pydocs or synthetic."""
+        return self._create({"name": name, "format": format, "options": dict(options or {})})
+
+    def register(
+        self, path: str | Path, *, name: str, format: str = "dataset", options: Mapping[str, Any] | None = None
+    ) -> Dataset:
+        """Use a file or a data set directory of the server, below a folder that its operator opened."""
+        return self._create({"name": name, "format": format, "options": dict(options or {}), "path": str(path)})
+
+    def list(self) -> Iterator[Dataset]:
+        """All data sets, newest first."""
+        return self._pages("/v1/datasets", "datasets")
+
+    def get(self, dataset_id: str) -> Dataset:
+        """One data set."""
+        return cast(Dataset, self._connection.ask("GET", f"/v1/datasets/{part_of(dataset_id)}"))
+
+    def wait(self, dataset_id: str, *, seconds: float = 3600.0) -> Dataset:
+        """The data set once it is READY. Raises InputError with the first bad line when it FAILED, Unavailable after `seconds`."""
+        deadline, pause = time.monotonic() + seconds, 0.05
+        while True:
+            found = self.get(dataset_id)
+            if found["status"] == "READY":
+                return found
+            if found["status"] == "FAILED":
+                problem = found["stats"].get("problem", {})
+                details = {key: value for key, value in problem.items() if key not in ("message", "code", "hint")}
+                message = problem.get("message", f"data set {dataset_id} FAILED")
+                raise InputError(message, code=problem.get("code"), hint=problem.get("hint"), **details)
+            if time.monotonic() > deadline:
+                raise Unavailable(f"data set {dataset_id} is still {found['status']} after {seconds:g} s", code="TIMEOUT")
+            time.sleep(pause)
+            pause = min(1.0, pause * 1.5)
+
+    def delete(self, dataset_id: str) -> None:
+        """Remove a data set."""
+        self._connection.ask("DELETE", f"/v1/datasets/{part_of(dataset_id)}")
+
+    def _upload(self, file: Path) -> str:
+        """Send one file; its id."""
+        if not file.is_file():
+            raise NotFound(f"there is no file {file}")
+        query = {"sha256": sha256_file(file)}
+        return str(self._connection.ask("POST", "/v1/uploads", content=file, query=query)["id"])
+
+    def _create(self, body: Mapping[str, Any]) -> Dataset:
+        """POST /v1/datasets."""
+        return cast(Dataset, self._connection.ask("POST", "/v1/datasets", body=body))
+
+
+class Jobs(Noun):
+    """/v1/jobs."""
+
+    def submit(
+        self,
+        *,
+        dataset: str,
+        model: str,
+        solver: str = "ppdsparse",
+        params: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+        **more: Any,
+    ) -> Job:
+        """Queue a training.
+
+        dataset: id or name; model: the name to publish under; params: of the solver; more: name, pool, workers, ks, priority.
+        A key is made when none is given, so that a lost answer does not become a second job.
+        """
+        body = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {}), **more}
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return cast(Job, self._connection.ask("POST", "/v1/jobs", body=body, headers=headers, again=True))
+
+    def list(self, *, status: str | None = None) -> Iterator[Job]:
+        """Jobs, newest first; only those of a status when it is given."""
+        return self._pages("/v1/jobs", "jobs", {"status": status})
+
+    def get(self, job_id: str) -> Job:
+        """One job."""
+        return cast(Job, self._connection.ask("GET", self._path(job_id)))
+
+    def events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
+        """What happened since event number `after` and happens, each event once, until the job has ended."""
+        return self._connection.stream(f"{self._path(job_id)}/events", after)
+
+    def wait(self, job_id: str, *, on_event: Callable[[Event], object] | None = None) -> Job:
+        """The job once it has ended, however it did; `on_event` hears each of its events."""
+        for event in self.events(job_id):
+            if on_event is not None:
+                on_event(event)
+        return self.get(job_id)
+
+    def logs(self, job_id: str, *, tail: int = 200) -> str:
+        """The last lines of its log."""
+        return str(self._connection.ask("GET", f"{self._path(job_id)}/logs", query={"tail": tail}))
+
+    def timeline(self, job_id: str) -> Any:
+        """Which worker did what when."""
+        return self._connection.ask("GET", f"{self._path(job_id)}/timeline")
+
+    def stop(self, job_id: str) -> Job:
+        """Ask it to stop; finished work is kept."""
+        return cast(Job, self._connection.ask("POST", f"{self._path(job_id)}/stop", again=True))
+
+    def resume(self, job_id: str) -> Job:
+        """Queue a stopped or failed job again."""
+        return cast(Job, self._connection.ask("POST", f"{self._path(job_id)}/resume", again=True))
+
+    def delete(self, job_id: str) -> None:
+        """Forget an ended job."""
+        self._connection.ask("DELETE", self._path(job_id))
+
+    def _path(self, job_id: str) -> str:
+        """The path of a job."""
+        return f"/v1/jobs/{part_of(job_id)}"
+
+
+class Models(Noun):
+    """/v1/models."""
+
+    def list(self) -> list[Model]:
+        """All models, by name."""
+        return cast("list[Model]", self._connection.ask("GET", "/v1/models")["models"])
+
+    def get(self, name: str) -> Model:
+        """One model."""
+        return cast(Model, self._connection.ask("GET", f"/v1/models/{part_of(name)}"))
+
+    def version(self, name: str, version: int) -> Version:
+        """One version."""
+        return cast(Version, self._connection.ask("GET", self._path(name, version)))
+
+    def card(self, name: str, version: int) -> str:
+        """Its card, in Markdown."""
+        return str(self._connection.ask("GET", f"{self._path(name, version)}/card"))
+
+    def delete_version(self, name: str, version: int) -> None:
+        """Delete a version that no alias names."""
+        self._connection.ask("DELETE", self._path(name, version))
+
+    def set_alias(self, name: str, alias: str, version: int) -> Model:
+        """Point an alias at a version."""
+        path = f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}"
+        return cast(Model, self._connection.ask("PUT", path, body={"version": version}))
+
+    def delete_alias(self, name: str, alias: str) -> None:
+        """Remove an alias."""
+        self._connection.ask("DELETE", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}")
+
+    def _path(self, name: str, version: int) -> str:
+        """The path of a version."""
+        return f"/v1/models/{part_of(name)}/versions/{int(version)}"
+
+
+def part_of(name: str) -> str:
+    """A name as one part of a path. Raises InputError when it can't be one."""
+    if not name or name in (".", ".."):
+        raise InputError(f"{name!r} is not a name or id", code="BAD_NAME")
+    return quote(name, safe="")

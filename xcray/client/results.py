@@ -1,0 +1,116 @@
+"""What the service answers: plain dictionaries whose keys type checkers know, ready for JSON."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class Dataset(TypedDict):
+    """A data set: BUILDING, READY or FAILED; its figures, or its problem, in stats."""
+
+    id: str
+    name: str
+    status: str
+    created: str
+    stats: dict[str, Any]
+
+
+class Job(TypedDict):
+    """A job: status is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED; phase says more; times are UTC."""
+
+    id: str
+    name: str
+    spec: dict[str, Any]
+    status: str
+    phase: str
+    reason: str | None
+    message: str | None
+    attempt: int
+    priority: int
+    progress: dict[str, Any]
+    result: dict[str, Any] | None
+    stop_requested: bool
+    created: str
+    started: str | None
+    finished: str | None
+
+
+class Event(TypedDict):
+    """Something that happened to a job: kinds status, phase, progress, stop."""
+
+    seq: int
+    time: str
+    kind: str
+    data: dict[str, Any]
+
+
+class Version(TypedDict):
+    """One version of a model."""
+
+    name: str
+    version: int
+    aliases: list[str]
+    sha256: str
+    created: str
+    solver: str
+    n_labels: int
+    n_features: int
+    nnz: int
+    n_bytes: int
+    measures: dict[str, float]
+    dataset_hash: str
+
+
+class Model(TypedDict):
+    """A model: its versions and aliases."""
+
+    name: str
+    versions: list[int]
+    aliases: dict[str, int]
+    latest: Version
+
+
+class Answerer(TypedDict):
+    """The version that answered."""
+
+    name: str
+    version: int
+    sha256: str
+
+
+class Prediction(TypedDict):
+    """The best labels of one instance, best first, with their scores."""
+
+    labels: list[str]
+    scores: list[float]
+
+
+class Predictions(TypedDict):
+    """One prediction for each instance, all by one version."""
+
+    model: Answerer
+    predictions: list[Prediction]
+
+
+class Contribution(TypedDict):
+    """The part of one feature in a score."""
+
+    feature: str
+    x: float
+    weight: float
+    contribution: float
+
+
+class Explanation(TypedDict):
+    """score = bias + contributions + rest; rank from 1; gap_to_top, gap_to_kth: what it lacks to be the best, or among five."""
+
+    model: Answerer
+    label: str
+    score: float
+    bias: float
+    contributions: list[Contribution]
+    rest: float
+    n_rest: int
+    rank: int
+    gap_to_top: float
+    gap_to_kth: float
