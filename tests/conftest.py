@@ -48,10 +48,10 @@ def rng() -> np.random.Generator:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A synthetic data set: a few hundred rows and some dozens of labels, with a test split."""
-    from xcray.data.build import build
+    from xcray.data.build import BuildOptions, build
 
-    target = tmp_path_factory.mktemp("tiny") / "data"
-    return build("synthetic", {}, target, {"rows": 400, "features": 200, "labels": 40, "test_fraction": 0.25, "seed": 7})
+    options = {"test_fraction": 0.25, "synthetic": {"rows": 400, "features": 200, "labels": 40, "seed": 7}}
+    return build("synthetic", {}, tmp_path_factory.mktemp("tiny") / "data", BuildOptions.from_dict(options))
 
 
 @pytest.fixture(scope="module")

@@ -146,12 +146,13 @@ def check_port(port: int) -> Check:
 
 def check_training() -> Check:
     """A small training, from rows to answers."""
-    from xcray.data.build import build
+    from xcray.data.build import BuildOptions, build
     from xcray.train import TrainSpec, train
 
     with tempfile.TemporaryDirectory(prefix="xcray-doctor-") as folder:
         place = Path(folder)
-        build("synthetic", {}, place / "data", {"n_rows": 500, "n_features": 300, "n_labels": 50})
+        options = BuildOptions.from_dict({"synthetic": {"rows": 500, "features": 300, "labels": 50}})
+        build("synthetic", {}, place / "data", options)
         started = time.monotonic()
         result = train(TrainSpec(dataset=str(place / "data")), run_dir=place / "run", out=place / "model")
         seconds = time.monotonic() - started

@@ -11,7 +11,7 @@ import typer
 
 from xcray import __version__
 from xcray.cli import data, demo, doctor, jobs, models, predict, serve, train
-from xcray.cli.output import FAILURE, INTERRUPTED, OK, fail, say, status_of
+from xcray.cli.output import BAD_INPUT, FAILURE, INTERRUPTED, OK, fail, say, status_of
 from xcray.errors import XcrayError
 
 app = typer.Typer(
@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         debug(error)
         return explained(error.as_dict(), status_of(error), given)
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help was shown
+            return BAD_INPUT
         debug(error)
         return explained(*problem_of(error), given)
 
@@ -81,7 +83,7 @@ def debug(error: Exception) -> None:
 
 def problem_of(error: Exception) -> tuple[dict[str, Any], int]:
     """Errors that are not ours: of usage (they know their exit code), of the system, and bugs."""
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's, whichever click it carries
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "xcray"
         return {"code": "USAGE", "message": error.format_message(), "hint": f"{command} --help"}, int(error.exit_code)

@@ -86,7 +86,8 @@ def train(
 
 def run(spec: Any, out: Path, run_dir: Path, quiet: bool) -> TrainResult:
     """Train with progress, stopping at Ctrl-C. Raises Stopped with the way to resume."""
-    from xcray.train import StopFlag, train
+    from xcray.execution.pool import StopFlag
+    from xcray.train import train
 
     flag = StopFlag()
     try:
@@ -106,9 +107,8 @@ def report(result: TrainResult, as_json: bool) -> None:
         )
         return
     show_measures(result.measures)
-    seconds = result.report.get("seconds")
-    took = f" in {duration(seconds)}" if isinstance(seconds, int | float) else ""
-    output.say(f"model {result.model_path}{took}, sha256 {result.sha256[:16]}")
+    took = duration(sum(result.report["seconds"].values()))
+    output.say(f"model {result.model_path} in {took}, sha256 {result.sha256[:16]}")
 
 
 def show_measures(measures: dict[str, float]) -> None:

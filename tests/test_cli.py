@@ -1,0 +1,253 @@
+"""The command line: what it prints, where, with which exit code; for people and for machines."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xcray.cli import main as cli
+from xcray.cli import output
+from xcray.cli.interrupt import stopping
+from xcray.cli.progress import Lines, Step, duration, line_of, reporter, step_of
+from xcray.errors import Conflict, DataError, InputError, NotFound, Stopped, Unavailable
+
+
+def step(phase: str = "TRAINING", done: int = 0, total: int = 100, **fields: Any) -> Step:
+    values: dict[str, Any] = {"seconds": 1.0, "rate": 0.0, "eta": None, "note": "", **fields}
+    return Step(phase=phase, done=done, total=total, **values)
+
+
+def run(*arguments: str) -> int:
+    return cli.main(list(arguments))
+
+
+# progress
+
+
+def test_a_step_as_a_line() -> None:
+    whole = step(done=1200, total=5000, rate=830.4, eta=4.6, note="two workers")
+    assert line_of(whole) == "TRAINING 1,200 of 5,000 (24 %), 830/s, 5 s left, two workers"
+    assert line_of(step("MERGING", 0, 0)) == "MERGING"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_lines_are_written_now_and_then_without_control_codes() -> None:
+    stream, now = io.StringIO(), [0.0]
+    show = Lines(stream, every=5.0, clock=lambda: now[0])
+    for second, each in enumerate([step("LOADING", 0, 0), *(step(done=n) for n in range(0, 101, 10)), step("MERGING", 0, 0)]):
+        now[0] = float(second)
+        show(each)
+    lines = stream.getvalue().splitlines()
+    assert [line.split(" (")[0] for line in lines] == [
+        "LOADING",
+        "TRAINING 0 of 100",  # a new phase: at once
+        "TRAINING 50 of 100",  # five seconds later
+        "TRAINING 100 of 100",  # ten
+        "MERGING",
+    ]
+    assert all(line.isprintable() for line in lines)
+
+
+def test_the_last_line_of_a_phase_comes_once() -> None:
+    stream = io.StringIO()
+    show = Lines(stream, every=5.0, clock=lambda: 0.0)
+    for _ in range(3):
+        show(step(done=10))
+    for _ in range(3):
+        show(step(done=100))
+    assert [line.split(" (")[0] for line in stream.getvalue().splitlines()] == ["TRAINING 10 of 100", "TRAINING 100 of 100"]
+
+
+def test_a_step_from_json_needs_nothing() -> None:
+    assert step_of({}, "QUEUED") == Step("QUEUED", 0, 0, 0.0, 0.0, None, "")
+    assert step_of({"phase": "TRAINING", "done": 3, "eta": 1.5}).eta == 1.5
+
+
+def test_bars_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(reporter(quiet=True)).__name__ == "Reporter"
+    assert type(reporter(quiet=False)).__name__ == "Lines"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with reporter(quiet=False) as bars:
+        assert type(bars).__name__ == "Bars"
+        bars(step("LOADING", 0, 0))
+        bars(step(done=50, rate=3.0, eta=2.0))
+        finished = {task.description: (task.completed, task.total) for task in bars._drawn.tasks}  # type: ignore[attr-defined]
+    assert finished == {"LOADING": (1, 1), "TRAINING": (50, 100)}
+
+
+# output
+
+
+def test_tables_are_tab_separated_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(["name", "n"], [["a", 1200], ["b\x1b[31m", None]])
+    assert capsys.readouterr().out == "name\tn\na\t1,200\nb\\x1b[31m\t-\n"
+
+
+def test_json_has_no_nan_and_keeps_unicode(capsys: pytest.CaptureFixture[str]) -> None:
+    output.emit({"a": float("nan"), "b": [float("inf"), 1.5], "c": "für", "d": Path("x")})
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"a": None, "b": [None, 1.5], "c": "für", "d": "x"}
+    assert "für" in out
+
+
+def test_control_characters_in_names_never_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output.say("label \x1b]0;owned\x07 \u202e")
+    assert capsys.readouterr().out == "label \\x1b]0;owned\\x07 \\u202e\n"
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (3.2e9, "3.2 GB"), (4e12, "4.0 TB")]
+)
+def test_bytes(n: float, text: str) -> None:
+    assert output.bytes_of(n) == text
+
+
+def test_assignments() -> None:
+    assert output.assignments(["lam=0.01", "note=a=b"]) == {"lam": "0.01", "note": "a=b"}
+    with pytest.raises(InputError, match="NAME=VALUE"):
+        output.assignments(["lam"])
+
+
+# errors and exit codes
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("x"), 2),
+        (DataError("LABEL", "bad label", file="a.txt", line=3), 2),
+        (NotFound("x"), 2),
+        (Conflict("x"), 1),
+        (Unavailable("x"), 1),
+        (Stopped("x"), 130),
+        (KeyboardInterrupt(), 130),
+        (PermissionError(13, "Permission denied", "file"), 1),
+        (ZeroDivisionError("division by zero"), 1),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_every_error_is_one_line_and_a_code(
+    error: BaseException, code: int, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fails)
+    assert run("anything", *(["--json"] if as_json else [])) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first = captured.err.splitlines()[0]
+    assert "Traceback" not in captured.err
+    if as_json:
+        assert {"code", "message"} <= set(json.loads(captured.err))
+    else:
+        assert first.startswith("error ")
+        assert ": " in first
+
+
+def test_the_place_of_bad_data_is_in_both_forms(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(**_: Any) -> None:
+        raise DataError("VALUE", "'x' is not a number", file="a.svm", line=3, column=7, value="x", hint="write 1:0.5")
+
+    monkeypatch.setattr(cli, "app", fails)
+    assert run("data") == 2
+    assert capsys.readouterr().err == "error VALUE: a.svm:3:7: 'x' is not a number\n  hint: write 1:0.5\n"
+    assert run("data", "--json") == 2
+    problem = json.loads(capsys.readouterr().err)
+    assert (problem["code"], problem["line"], problem["column"]) == ("VALUE", 3, 7)
+
+
+def test_debug_lets_the_traceback_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "app", fails)
+    monkeypatch.setenv("XCRAY_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        run("x")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--nonsense"], ["nonsense"], ["data", "info"], ["train", "--workers", "many", "d"], ["predict", "m", "-k", "0"]]
+)
+def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error USAGE: ")
+    assert "--help" in err
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    import xcray
+
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"xcray {xcray.__version__}\n"
+    assert run("--help") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("data", "train", "jobs", "models", "predict", "explain", "serve", "demo", "doctor"))
+
+
+def test_help_starts_fast_and_light() -> None:
+    code = (
+        "import sys, time\nstart = time.perf_counter()\nfrom xcray.cli.main import main\nmain(['--help'])\n"
+        "print(time.perf_counter() - start, *(m for m in ('numpy', 'numba', 'ray', 'fastapi', 'sklearn', 'pyarrow') if m in sys.modules))"
+    )
+    times = []
+    for _ in range(3):  # the best of three: the machine may be busy
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        seconds, *heavy = done.stdout.splitlines()[-1].split()
+        assert heavy == []
+        times.append(float(seconds))
+    assert min(times) < 0.5
+
+
+# Ctrl-C
+
+
+class Flag:
+    times = 0
+
+    def set(self) -> None:
+        self.times += 1
+
+
+def test_the_first_interrupt_asks_the_second_leaves() -> None:
+    flag, before = Flag(), signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), stopping(flag):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        assert flag.times == 1
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# a terminal
+
+
+def test_on_a_terminal_tables_are_aligned() -> None:
+    code = "from xcray.cli import output; output.table(['name', 'n'], [['alpha', 1], ['b', 22]])"
+    controller, terminal = pty.openpty()
+    done = subprocess.run([sys.executable, "-c", code], stdout=terminal, stderr=subprocess.PIPE, check=True)
+    os.close(terminal)
+    shown = os.read(controller, 4096).decode()
+    os.close(controller)
+    assert done.stderr == b""
+    assert "\t" not in shown
+    assert [line.split() for line in shown.splitlines()] == [["name", "n"], ["alpha", "1"], ["b", "22"]]

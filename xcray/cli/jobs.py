@@ -1,0 +1,186 @@
+"""`xcray jobs`: trainings on a server, over REST."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xcray.cli import output
+from xcray.cli.progress import Reporter, line_of, reporter, step_of
+from xcray.cli.server import ServerChoice, client_of
+from xcray.cli.train import Parameters, show_measures
+
+if TYPE_CHECKING:
+    from xcray.client import Client
+
+app = typer.Typer(name="jobs", help="Trainings on a server: submit, watch, stop, resume.", no_args_is_help=True)
+
+ENDED = {"STOPPED": output.INTERRUPTED, "SUCCEEDED": output.OK, "FAILED": output.FAILURE}  # exit code of watching
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job.")]
+
+
+@app.command()
+def submit(
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Id or name of a data set of the server.")],
+    model: Annotated[str, typer.Option(help="The name under which the model is published.")],
+    solver: Annotated[str, typer.Option(help="Which solver.")] = "ppdsparse",
+    param: Parameters = None,
+    pool: Annotated[str | None, typer.Option(help="serial, threads or ray. [default: the server's]")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
+    name: Annotated[str | None, typer.Option(help="A readable name. [default: the model's]")] = None,
+    priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: the same one again gives the same job.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and show its progress.")] = False,
+    server: ServerChoice = None,
+    json: output.AsJson = False,
+) -> None:
+    """Queue a training."""
+    spec: dict[str, Any] = {"dataset": dataset, "model": model, "solver": solver, "params": read(solver, param), "workers": workers}
+    spec |= {name: value for name, value in {"pool": pool, "name": name, "priority": priority or None}.items() if value is not None}
+    with client_of(server) as client:
+        job = client.jobs.submit(**spec, idempotency_key=key)
+        if watch:
+            raise typer.Exit(follow(client, job["id"], json))
+    if json:
+        output.emit(job)
+    else:
+        output.say(f"{job['id']} {job['status']}; xcray jobs watch {job['id']}")
+
+
+def read(solver: str, given: list[str] | None) -> dict[str, Any]:
+    """Parameters with the types the solver declares: a request carries numbers, not strings. Raises ParameterError."""
+    from xcray.solvers import make_solver
+
+    values = output.assignments(given)
+    checked = make_solver(solver, values).as_dict()
+    return {name: checked[name] for name in values}
+
+
+@app.command("list")
+def index(
+    status: Annotated[str | None, typer.Option(help="Only those that are PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, newest first.")] = 50,
+    server: ServerChoice = None,
+    json: output.AsJson = False,
+) -> None:
+    """Jobs, newest first."""
+    with client_of(server) as client:
+        jobs = list(islice(client.jobs.list(status=status), limit))
+    if json:
+        output.emit({"jobs": jobs})
+        return
+    rows = [
+        [job["id"], job["name"], job["status"], line_of(step_of(job["progress"], job["phase"])), job["created"]] for job in jobs
+    ]
+    output.table(["job", "name", "status", "progress", "created"], rows)
+
+
+@app.command()
+def get(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
+    """One job: its state, progress and result."""
+    with client_of(server) as client:
+        found = client.jobs.get(job)
+    if json:
+        output.emit(found)
+    else:
+        show(found)
+
+
+@app.command()
+def watch(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
+    """Follow a job to its end. Ctrl-C stops the watching, not the job. Ends with 0 when it SUCCEEDED."""
+    with client_of(server) as client:
+        raise typer.Exit(follow(client, job, json))
+
+
+def follow(client: Client, job: str, as_json: bool) -> int:
+    """Show progress until the job has ended; the exit code."""
+    with reporter(quiet=as_json) as report:
+        for event in client.jobs.events(job):
+            tell(report, event)
+    found = client.jobs.get(job)
+    if as_json:
+        output.emit(found)
+    else:
+        show(found)
+    return ENDED.get(found["status"], output.FAILURE)
+
+
+def tell(report: Reporter, event: Mapping[str, Any]) -> None:
+    """Report an event of progress or of a new phase."""
+    if event["kind"] in ("phase", "progress"):
+        report(step_of(event["data"]))
+
+
+def show(job: Mapping[str, Any]) -> None:
+    """A job for people."""
+    lines = {
+        "job": f"{job['id']} ({job['name']})",
+        "status": job["status"] + (" (stop requested)" if job["stop_requested"] and job["status"] == "RUNNING" else ""),
+        "progress": line_of(step_of(job["progress"], job["phase"])) if job["status"] == "RUNNING" else None,
+        "reason": job["reason"],
+        "message": job["message"],
+        "attempts": job["attempt"] if job["attempt"] != 1 else None,
+        "finished": job["finished"],
+    }
+    result = job["result"] or {}
+    output.pairs({name: value for name, value in lines.items() if value is not None})
+    if result.get("model"):
+        output.pairs({"model": f"{result['model']}:{result.get('version', '')}".rstrip(":")})
+    if result.get("measures"):
+        show_measures(result["measures"])
+
+
+@app.command()
+def logs(
+    job: JobId,
+    tail: Annotated[int, typer.Option(min=1, max=10_000, help="The last so many lines.")] = 200,
+    server: ServerChoice = None,
+    json: output.AsJson = False,
+) -> None:
+    """The last lines of a job's log."""
+    with client_of(server) as client:
+        text = client.jobs.logs(job, tail=tail)
+    if json:
+        output.emit({"job": job, "lines": text.splitlines()})
+        return
+    for line in text.splitlines():
+        output.say(line)
+
+
+def changed(job: Mapping[str, Any], as_json: bool) -> None:
+    """A job after it was asked to change."""
+    if as_json:
+        output.emit(job)
+    else:
+        asked = ", stop requested" if job["stop_requested"] else ""
+        output.say(f"{job['id']} {job['status']}{asked}")
+
+
+@app.command()
+def stop(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
+    """Ask a job to stop; finished work is kept."""
+    with client_of(server) as client:
+        changed(client.jobs.stop(job), json)
+
+
+@app.command()
+def resume(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
+    """Queue a stopped or failed job again; it does what is left."""
+    with client_of(server) as client:
+        changed(client.jobs.resume(job), json)
+
+
+@app.command()
+def delete(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
+    """Forget an ended job, its events, log and finished parts. The model stays."""
+    with client_of(server) as client:
+        client.jobs.delete(job)
+    if json:
+        output.emit({"deleted": job})
+    else:
+        output.say(f"{job} is deleted")

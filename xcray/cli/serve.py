@@ -1,0 +1,54 @@
+"""`xcray serve`: the service, until Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xcray.cli import output
+from xcray.errors import ParameterError
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. [default: 8000]")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder for data sets, jobs, models. [default: ~/.xcray]")] = None,
+    pool: Annotated[str | None, typer.Option(help="Pool of jobs that name none: serial, threads, ray. [default: threads]")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="A running Ray; without one, jobs on ray start a local one.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [default: info]")] = None,
+    insecure_dev: Annotated[bool, typer.Option("--insecure-dev", help="Listen on a public address without keys.")] = False,
+    json: output.AsJson = False,
+) -> None:
+    """Serve REST, docs and console. Settings not given here are read from XCRAY_HOST, XCRAY_PORT and so on. Logs go to stderr."""
+    from xcray.service.server import serve as run
+    from xcray.service.settings import Settings
+
+    given = {"host": host, "port": port, "home": home, "pool": pool, "ray_address": ray_address, "log_level": log_level}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if insecure_dev:
+        chosen["insecure_dev"] = True
+    try:
+        settings = Settings(**chosen)
+    except ValueError as error:
+        raise ParameterError(first_problem(error)) from None
+    run(settings, ready=lambda url: announce(url, settings, json))
+
+
+def first_problem(error: ValueError) -> str:
+    """The first complaint of the settings, with the name it is about."""
+    found: list[dict[str, Any]] = getattr(error, "errors", list)()
+    if not found:
+        return str(error)
+    name = ".".join(str(part) for part in found[0]["loc"])
+    return f"{name}: {found[0]['msg']} (--{name.replace('_', '-')} or XCRAY_{name.upper()})"
+
+
+def announce(url: str, settings: Any, as_json: bool) -> None:
+    """Say where it is, once it answers."""
+    if as_json:
+        output.emit({"url": url, "docs": f"{url}/docs", "home": str(settings.home), "pool": settings.pool})
+        return
+    output.pairs({"serving": url, "console": f"{url}/", "docs": f"{url}/docs", "home": settings.home})
+    output.say("Ctrl-C ends it")
