@@ -1,4 +1,4 @@
-"""Who runs the queued jobs of an embedded service: a supervisor in a thread, runners in processes of their own."""
+"""Who runs the queued jobs: a supervisor in a thread, runners in processes of their own or as Ray jobs, as each job asks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,55 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from xcray.execution.ray_cluster import Cluster, JoinedCluster, LocalCluster
 from xcray.jobs.home import Home
+from xcray.jobs.job import Job
+from xcray.jobs.launch import Ended, Launcher, ProcessLauncher, RayJobLauncher
 from xcray.jobs.store import JobStore
+from xcray.jobs.supervisor import Supervisor
 from xcray.service.settings import Settings
 from xcray.service.state import Supervising
 
 Checks: TypeAlias = Mapping[str, Callable[[], None]]
 
 
+class LauncherByPool:
+    """Jobs whose pool is ray go to one launcher, all others to another."""
+
+    def __init__(self, on_ray: Launcher, here: Launcher) -> None:
+        self._on_ray, self._here = on_ray, here
+
+    def launch(self, job: Job) -> None:
+        """Start the runner of a claimed job. Raises XcrayError or OSError."""
+        launcher = self._on_ray if job.spec.get("pool") == "ray" else self._here
+        launcher.launch(job)
+
+    def tend(self) -> list[Ended]:
+        """Runners that have ended, of both."""
+        return [*self._here.tend(), *self._on_ray.tend()]
+
+
 @contextmanager
-def supervision(settings: Settings, home: Home, store: JobStore) -> Iterator[tuple[Supervising | None, Checks]]:
-    """The supervisor for a service, and the checks that readiness reports as degraded."""
-    yield None, {}
+def supervision(settings: Settings, home: Home, store: JobStore) -> Iterator[tuple[Supervising, Checks]]:
+    """The supervisor of a service, and the checks that readiness reports as degraded. At the end, a local Ray of ours ends too.
+
+    A local Ray starts with the first job that wants it, and only then; what it was at is taken up at the next start.
+    """
+    cluster, checks = _cluster(settings, home)
+    launcher = LauncherByPool(RayJobLauncher(home, cluster), ProcessLauncher(home))
+    try:
+        yield Supervisor(store, launcher, cap=settings.max_running_jobs), checks
+    finally:
+        cluster.stop()
+
+
+def _cluster(settings: Settings, home: Home) -> tuple[Cluster, Checks]:
+    """The Ray that jobs with pool ray run on: a running one, or our own."""
+    if settings.ray_address is None:
+        return LocalCluster(home.ray), {}
+    joined = JoinedCluster(settings.ray_address, settings.ray_dashboard, settings.ray_token_path)
+
+    def check() -> None:
+        joined.ensure()
+
+    return joined, {"RAY": check}

@@ -30,6 +30,8 @@ class Settings(BaseSettings):
 
     pool: Literal["serial", "threads", "ray"] = Field("threads", description="Pool of jobs that name none.")
     ray_address: str | None = Field(None, description="A running Ray to use; without one, pool=ray starts a local Ray.")
+    ray_dashboard: str = Field("http://127.0.0.1:8265", description="The dashboard of that Ray, where jobs are submitted.")
+    ray_token_path: Path | None = Field(None, description="File with the token of that Ray.")
     max_running_jobs: int = Field(1, ge=1, le=1000, description="Jobs that run at the same time.")
     dataset_roots: tuple[Path, ...] = Field((), description="Folders of the server that data sets may be built from.")
 

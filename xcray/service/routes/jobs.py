@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from xcray.errors import NotFound
-from xcray.files import read_json
+from xcray.files import read_table
 from xcray.jobs.job import Job, body_digest
 from xcray.jobs.states import TERMINAL
 from xcray.service import sse
@@ -26,6 +26,7 @@ from xcray.service.state import Rooms, rooms_of
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 LOG_BYTES = 1 << 20  # of its end, at most, in a reply
+TIMELINE_ROWS = 100_000
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
     204: {"description": "Ended, and all was told."},
@@ -108,13 +109,14 @@ def logs(request: Request, caller: Reader, job_id: str, tail: Annotated[int, Que
 
 @router.get("/{job_id}/timeline")
 def timeline(request: Request, caller: Reader, job_id: str) -> Response:
-    """Which worker solved which classes when, once the training has written it."""
+    """Which worker solved which classes when: {"batches": [...]}, once the training has written it."""
     rooms = rooms_of(request)
     job = rooms.store.get(job_id, caller.tenant)
-    path = rooms.home.run(job.id) / "timeline.json"
+    path = rooms.home.run(job.id) / "timeline.arrow"
     if not path.is_file():
         raise NotFound(f"job {job.id} has no timeline (yet)")
-    return Response(json.dumps(sse.finite(read_json(path))), media_type="application/json")
+    batches = read_table(path).slice(0, TIMELINE_ROWS).to_pylist()
+    return Response(json.dumps({"batches": sse.finite(batches)}), media_type="application/json")
 
 
 @router.post("/{job_id}/stop")
@@ -149,11 +151,8 @@ def view(job: Job) -> JobView:
 
 def _spec(rooms: Rooms, asked: JobRequest, dataset: str) -> dict[str, Any]:
     """The training that a request means, checked as a whole. Raises ParameterError."""
-    chosen: dict[str, Any] = {"pool": asked.pool or rooms.settings.pool, "ray_address": None}
-    if chosen["pool"] == "ray":
-        chosen["ray_address"] = rooms.settings.ray_address
     fields = {"solver": asked.solver, "params": asked.params, "workers": asked.workers, "ks": list(asked.ks), "name": asked.model}
-    return rooms.check_spec({"dataset": dataset, **fields, **chosen})
+    return rooms.check_spec({"dataset": dataset, "pool": asked.pool or rooms.settings.pool, **fields})
 
 
 def _tail(path: Path, lines: int) -> str:
