@@ -10,6 +10,7 @@ run twice gives the same bits), and another actor takes its place, up to REPLACE
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -81,6 +82,10 @@ class SolverActor:
         block = self._solver.solve(self._local, np.array(labels, np.int32), self._stop.is_set)
         self._solved.inc(len(labels))
         return block, began, time.monotonic() - started
+
+    def pid(self) -> int:
+        """The worker's process."""
+        return os.getpid()
 
     def stop(self) -> None:
         """Let the batch under way end at its next slice."""

@@ -144,7 +144,8 @@ def start(problem: Problem, s: Settings, label: int, scratch: Scratch, at: Any) 
     positives = YT.indices[YT.indptr[label] : YT.indptr[label + 1]]
     n_pos, n_neg = len(positives), len(X.indptr) - 1 - len(positives)
     at.label, at.positives, at.n_active, at.n_touched = label, n_pos, n_pos, 0
-    at.rounds, at.sweeps, at.position, at.work = 0, 0, 0, 0
+    at.rounds, at.sweeps, at.sweeps_left, at.position, at.work = 0, 0, 0, 0, 0
+    at.violation = 0.0
     at.nnz, at.pruned, at.support, at.violating = 0, 0, 0, 0
     at.counter = stream(s.seed, label)
     at.null = null_objective(n_pos, n_neg, s)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Int32, Pattern, csr, frozen
-from xcray.errors import Stopped
+from xcray.errors import ParameterError, Stopped
 from xcray.kernels import ppdsparse as kernel
 from xcray.kernels.sparse import row_norms_sq
 from xcray.solvers.block import Block
@@ -105,8 +105,10 @@ class PPDSparseSolver:
         """Solve `labels` (n,) int32 one after the other; the block's rows are in their order.
 
         `stopped` is asked between slices of at most 200 ms; when it says True, Stopped is raised and nothing is kept.
+        Raises ParameterError for a label that there is not.
         """
         labels = frozen(labels, np.int32)
+        _check_labels(labels, local.problem.YT.n_rows)
         settings = self._settings()
         state = np.zeros(1, kernel.STATE)
         out = _room(len(labels), FIRST_ROOM)
@@ -143,6 +145,12 @@ class PPDSparseSolver:
             growth=self.growth,
             seed=self.seed,
         )
+
+
+def _check_labels(labels: Int32, n_labels: int) -> None:
+    """The kernel reads without bounds: no label may be out of range."""
+    for label in labels[(labels < 0) | (labels >= n_labels)]:
+        raise ParameterError(f"there is no label {label}: the data have labels 0 to {n_labels - 1}")
 
 
 def _scratch(problem: kernel.Problem) -> kernel.Scratch:

@@ -1,0 +1,110 @@
+"""The Ray pool: same bits as serial for any number of workers, through deaths, and when nodes don't see the data."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xcray.errors import ParameterError, Stopped
+from xcray.execution.drive import drive
+from xcray.execution.pool import Result, StopFlag
+from xcray.schedule.scatter import Scatter
+from xcray.solvers.block import merge
+from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.train import TrainSpec, train
+
+ray_module = pytest.importorskip("ray")
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
+
+
+@pytest.fixture(scope="module")
+def serial_sha(tiny, tmp_path_factory):
+    """The model's hash when one thread solves all."""
+    folder = tmp_path_factory.mktemp("serial")
+    return train(TrainSpec(str(tiny.path), pool="serial"), run_dir=folder / "run", out=folder / "model").sha256
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_model_is_the_same_for_any_number_of_workers(tiny, tmp_path, serial_sha, workers):
+    spec = TrainSpec(str(tiny.path), pool="ray", workers=workers)
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", job=f"w{workers}")
+    assert result.sha256 == serial_sha
+    assert len(result.report["busy_share"]) <= workers
+
+
+def pool_and_schedule(dataset, workers=2, **parameters):
+    """A Ray pool inside the test's own Ray, with small batches."""
+    from xcray.execution.ray_pool import RayPool
+
+    solver, t = PPDSparseSolver(**parameters), dataset.train
+    costs = solver.costs(t.X, t.XT, t.YT)
+    schedule = Scatter(range(dataset.n_labels), costs.tolist(), batch_seconds=0.01, workers=workers, rate=costs.sum())
+    return solver, RayPool("ppdsparse", solver.as_dict(), dataset, workers, nullcontext(), "test"), schedule
+
+
+def whole(solver, dataset):
+    """Every label, solved here."""
+    t = dataset.train
+    return solver.solve(solver.load(t.X, t.XT, t.YT), np.arange(dataset.n_labels, dtype=np.int32))
+
+
+def test_kill_minus_nine_of_a_worker_changes_no_bit(tiny):
+    """Right after the first result one worker is killed, by its own pid, with its batches in flight."""
+    solver, pool, schedule = pool_and_schedule(tiny)
+    results: list[Result] = []
+
+    def commit(result: Result) -> None:
+        results.append(result)
+        if len(results) == 1:
+            victim = pool._actors[result.worker]
+            os.kill(ray_module.get(victim.pid.remote()), signal.SIGKILL)
+
+    drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    assert sorted(label for r in results for label in r.task.labels) == list(range(tiny.n_labels))
+    assert len({r.worker for r in results}) >= 2
+    assert merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest() == whole(solver, tiny).digest()
+
+
+def test_a_node_that_does_not_see_the_data_gets_it_from_the_object_store(tiny):
+    solver, pool, schedule = pool_and_schedule(replace(tiny, path=Path("/nowhere/to/be/found")))
+    results: list[Result] = []
+    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
+    assert merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest() == whole(solver, tiny).digest()
+
+
+def test_actors_have_readable_names_and_are_gone_after(tiny):
+    _, pool, schedule = pool_and_schedule(tiny)
+    seen = []
+
+    def commit(_: Result) -> None:
+        seen.extend(ray_module.util.list_named_actors())
+
+    drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    assert "xcray:test:worker-0" in seen
+    assert not pool._actors
+
+
+def test_a_stop_keeps_finished_batches(tiny):
+    _, pool, schedule = pool_and_schedule(tiny)
+    stop, committed = StopFlag(), []
+
+    def commit(result: Result) -> None:
+        committed.append(result)
+        stop.set()
+
+    with pytest.raises(Stopped):
+        drive(schedule, pool, commit=commit, stop=stop, tick=lambda: None)
+    assert committed
+
+
+def test_what_a_worker_raises_is_raised_here(tiny):
+    _, pool, _ = pool_and_schedule(tiny)
+    schedule = Scatter([10**6], [1.0])  # no such label
+    with pytest.raises(ParameterError, match="label 1000000"):
+        drive(schedule, pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
