@@ -20,7 +20,7 @@ from xcray.data.splits import HashSplit
 from xcray.data.terms import TextParams
 from xcray.data.text import TextPipeline
 from xcray.data.writer import DatasetWriter
-from xcray.errors import DataError
+from xcray.errors import DataError, excerpt
 
 BATCH = 1000  # test documents turned into rows at once
 
@@ -52,15 +52,20 @@ def build_documents(
 
     def texts() -> Iterator[str]:
         for record in train:
-            if split.held_out(record.id):
+            unknown = labels.unknown(record, tally.file)
+            if unknown is not None:
+                tally.n_rows -= 1
+                tally.bad(unknown)
+            elif split.held_out(record.id):
                 spool.add(record)
             else:
                 labels.add(record)
                 yield record.text
+        tally.close()
+        if not labels.ids:
+            raise DataError("NO_POSITIVES", "no training document has a label; there is nothing to learn", file=tally.file)
 
     pipeline, X = TextPipeline.fit_transform(texts(), params)
-    if not len(labels.ids):
-        raise DataError("NO_POSITIVES", "no training document has a label; there is nothing to learn")
     ordered, Y = labels.finish()
     tally.warnings["rows_without_features"] += int(np.count_nonzero(np.diff(X.indptr) == 0))
     writer.add("train", X, Y)
@@ -83,12 +88,17 @@ class _Labels:
         self.number = {} if names is None else {name: k for k, name in enumerate(names.names)}
         self.ids, self.starts = array("i"), array("q", [0])
 
+    def unknown(self, record: Record, file: str | None) -> DataError | None:
+        """The error for a document with a label that the file of names lacks."""
+        if self.names is None or all(label in self.number for label in record.labels):
+            return None
+        label = next(label for label in record.labels if label not in self.number)
+        problem = f"label '{excerpt(label)}' is not in {self.names.file}"
+        return DataError("LABEL_UNKNOWN", problem, file=file, line=record.line, value=label, hint="add it there")
+
     def add(self, record: Record) -> None:
-        """Append the label set of one document. Raises LABEL_UNKNOWN for a label that the names file lacks."""
+        """Append the label set of one document."""
         for label in record.labels:
-            if self.names is not None and label not in self.number:
-                problem = f"document {record.id[:60]} has the label '{label[:60]}', which {self.names.file} lacks"
-                raise DataError("LABEL_UNKNOWN", problem, value=label, hint="add it to the file of label names")
             self.ids.append(self.number.setdefault(label, len(self.number)))
         self.starts.append(len(self.ids))
 

@@ -17,6 +17,7 @@ from xcray.data.splits import HashSplit, RowSplit
 from xcray.data.svmlight import read_svmlight
 from xcray.data.writer import DatasetWriter
 from xcray.data.xc import read_xc
+from xcray.errors import ParameterError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 
 READERS = {"svmlight": read_svmlight, "xc": read_xc}
@@ -26,6 +27,8 @@ def build_matrices(
     format: str, sources: Mapping[str, Path | str], writer: DatasetWriter, read: ReadOptions, split: HashSplit | RowSplit
 ) -> dict[str, Tally]:
     """Stream the files into the writer; the tally of each. Errors as `build`."""
+    if read.labels_file is not None and "test" in sources:
+        raise ParameterError("labels_file belongs to the training file; hold test rows out with test_rows_file or test_fraction")
     train = Tally(read.max_errors, read.skip_bad)
     for X, Y in READERS[format](sources["train"], read, train):
         for part, x, y in split_rows(X, Y, split.mask(train.n_rows - X.n_rows, train.n_rows)):
@@ -49,7 +52,7 @@ def _stream_test(
     """Stream a test file as wide as the training part; labels beyond its last one are left out and counted."""
     D, K = widths
     if format == "xc":
-        read = replace(read, n_features=D, n_labels=K, labels_file=None)
+        read = replace(read, n_features=D, n_labels=K)
     for X, Y in READERS[format](path, read, test):
         if X.n_cols > D:
             problem = f"the file has {X.n_cols} features, the training file {D}"

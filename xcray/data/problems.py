@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from xcray.errors import DataError
@@ -32,13 +33,15 @@ class DataErrors(DataError):
 class Tally:
     """The account of one reading, filled while the rows go by.
 
-    errors: the first `keep`; n_bad: bad lines; n_rows: good rows; warnings: a count of each kind of oddness.
-    n_features, n_labels: widths seen so far, or told by a header; n_entries, n_positives: stored features and labels.
+    file: base name of what is read. errors: the first `keep`; n_bad: bad lines; n_rows: good rows; warnings: a count of
+    each kind of oddness. n_features, n_labels: widths seen so far, or told by a header; n_entries, n_positives: stored
+    features and labels.
     skip: go on after a bad line (to leave it out, or just to count).
     """
 
     def __init__(self, keep: int = 20, skip: bool = False) -> None:
         self.keep, self.skip = keep, skip
+        self.file: str | None = None
         self.errors: list[DataError] = []
         self.warnings: Counter[str] = Counter()
         self.n_bad = self.n_rows = self.n_entries = self.n_positives = 0
@@ -51,6 +54,18 @@ class Tally:
             self.errors.append(error)
         if not self.skip and len(self.errors) == self.keep:
             raise DataErrors(self.errors, more=True)
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """While reading: an error that ends the reading comes after the bad lines already found, not in their place."""
+        try:
+            yield
+        except DataErrors:
+            raise
+        except DataError as error:
+            if self.errors and not self.skip:
+                raise DataErrors([*self.errors, error]) from error
+            raise
 
     def close(self) -> None:
         """The end of the file: raise DataErrors for the errors collected, unless they are to be skipped."""

@@ -25,11 +25,12 @@ WHOLE = re.compile(r"[0-9]{1,18}")
 
 
 class Record(NamedTuple):
-    """A document: its id (a field, or its row number from 0), text and labels (distinct, in file order)."""
+    """A document: its id (a field, or its row number from 0), text, labels (distinct, in file order) and line."""
 
     id: str
     text: str
     labels: tuple[str, ...]
+    line: int | None = None
 
 
 def read_records(format: str, path: Path | str, options: ReadOptions, tally: Tally) -> Iterator[Record]:
@@ -43,19 +44,21 @@ def read_records(format: str, path: Path | str, options: ReadOptions, tally: Tal
     source = Source(path, options, text=True)
     parts = _json_parts(source, tally) if format == "jsonl" else _table_parts(source, tally, format == "csv")
     maker = _Maker(source, tally)
-    for line, found in parts:
-        try:
-            record = maker(line, found)
-        except DataError as error:
-            tally.bad(error)
-            continue
-        tally.n_rows += 1
-        tally.n_positives += len(record.labels)
-        tally.warnings["rows_without_labels"] += not record.labels
-        yield record
-    tally.close()
-    if not tally.n_rows:
-        raise DataErrors(tally.errors) if tally.errors else source.error("EMPTY_FILE", "no records; the file is empty")
+    tally.file = source.name
+    with tally.collected():
+        for line, found in parts:
+            try:
+                record = maker(line, found)
+            except DataError as error:
+                tally.bad(error)
+                continue
+            tally.n_rows += 1
+            tally.n_positives += len(record.labels)
+            tally.warnings["rows_without_labels"] += not record.labels
+            yield record
+        tally.close()
+        if not tally.n_rows:
+            raise DataErrors(tally.errors) if tally.errors else source.error("EMPTY_FILE", "no records; the file is empty")
 
 
 class _Maker:
@@ -71,7 +74,7 @@ class _Maker:
         labels = self._labels(line, self._get(line, found, self.options.label_field))
         name = self.options.id_field
         row = self.tally.n_rows + self.tally.n_bad
-        return Record(str(row) if name is None else str(self._get(line, found, name)), text, labels)
+        return Record(str(row) if name is None else str(self._get(line, found, name)), text, labels, line)
 
     def _get(self, line: int, found: dict[str, Any], name: str) -> Any:
         """The value of a field."""

@@ -38,13 +38,14 @@ def read_svmlight(path: Path | str, options: ReadOptions, tally: Tally) -> Itera
         labels=True,
     )
     reader = BlockReader(source, LineParser(source, bounds, tally), tally)
-    for block in source.blocks():
-        if block.line == 1:
-            check_svmlight(source, block.data)
-        yield from reader.read(block)
-    reader.close()
-    if not tally.n_rows:
-        raise source.error("EMPTY_FILE", "no rows; the file is empty, or holds only comments and blank lines")
+    with tally.collected():
+        for block in source.blocks():
+            if block.line == 1:
+                check_svmlight(source, block.data)
+            yield from reader.read(block)
+        reader.close()
+        if not tally.n_rows:
+            raise source.error("EMPTY_FILE", "no rows; the file is empty, or holds only comments and blank lines")
 
 
 class BlockReader:
@@ -53,6 +54,7 @@ class BlockReader:
     def __init__(self, source: Source, parser: LineParser, tally: Tally, expected: int | None = None) -> None:
         """expected: the number of rows that a header claims, if one did."""
         self.source, self.parser, self.tally, self.expected = source, parser, tally, expected
+        tally.file = source.name
         self.blank: list[Line] = []
         self.n_blank = 0
 

@@ -34,7 +34,8 @@ def read_xc(path: Path | str, options: ReadOptions, tally: Tally) -> Iterator[Ch
     if options.labels_file is not None:
         yield from _read_pair(path, options, tally)
         return
-    yield from _read_one(Source(path, options), tally, fields=3)
+    with tally.collected():
+        yield from _read_one(Source(path, options), tally, fields=3)
 
 
 def _read_one(source: Source, tally: Tally, fields: int) -> Iterator[Chunk]:
@@ -110,14 +111,15 @@ def _read_pair(path: Path | str, options: ReadOptions, tally: Tally) -> Iterator
     source, label_source = Source(path, options), Source(str(options.labels_file), options)
     Y = _label_sets(label_source, Tally(tally.keep))
     start = 0
-    for X, _ in _read_one(source, tally, fields=2):
-        stop = start + X.n_rows
-        if stop <= Y.n_rows:
-            labels = pattern_range(Y, start, stop)
-            tally.n_labels = Y.n_cols
-            tally.n_positives += labels.nnz
-            yield X, labels
-        start = stop
+    with tally.collected():
+        for X, _ in _read_one(source, tally, fields=2):
+            stop = start + X.n_rows
+            if stop <= Y.n_rows:
+                labels = pattern_range(Y, start, stop)
+                tally.n_labels = Y.n_cols
+                tally.n_positives += labels.nnz
+                yield X, labels
+            start = stop
     if start != Y.n_rows:
         problem = f"{start} rows of features, but {Y.n_rows} rows of labels in {label_source.name}"
         raise source.error("ROW_MISMATCH", problem, hint="give the two files of the same rows")
