@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.test_ppdsparse import problem
 from xcray.errors import ShapeMismatch, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
@@ -17,8 +18,6 @@ from xcray.schedule.messages import Joined, Lost
 from xcray.schedule.scatter import Scatter
 from xcray.solvers.block import merge
 from xcray.solvers.ppdsparse import PPDSparseSolver
-
-from tests.test_ppdsparse import problem
 
 POOLS = {
     "serial": SerialPool,

@@ -153,7 +153,9 @@ def pattern_from(matrix: Any) -> Pattern:
     if isinstance(matrix, Pattern):
         return matrix
     canonical = _canonical(matrix)
-    canonical.eliminate_zeros()
+    if not canonical.data.all():
+        canonical = canonical.copy()  # copy: dropping zeros works in place, and the caller's matrix is not ours
+        canonical.eliminate_zeros()
     return pattern(canonical.indptr, canonical.indices, canonical.shape[1])
 
 

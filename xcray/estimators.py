@@ -1,0 +1,175 @@
+"""The scikit-learn face: estimators with fit, predict and score that take sparse X and sparse Y."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from xcray.arrays import CSR, Pattern, TopK, csr_from, pattern, pattern_from
+from xcray.execution.drive import drive
+from xcray.execution.local import SerialPool, ThreadPool
+from xcray.execution.pool import Pool, Result, StopFlag
+from xcray.index.inverted import InvertedIndex
+from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.schedule.scatter import Scatter
+from xcray.solvers import make_solver
+from xcray.solvers.block import Block, merge
+from xcray.solvers.ppdsparse import PPDSparseSolver
+
+FIRST_RATE = 2e8  # cost units a second of one worker, until measured
+CHUNK = 4096  # rows scored at once
+
+
+class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """One-vs-all sparse linear classification for very many labels; see `xcray.solvers.ppdsparse` for the problem.
+
+    lam, tau, C, loss, eps, prune, max_rounds, max_sweeps, growth, seed: as in the solver. n_jobs: threads; None for one,
+    -1 for all cores; the model's bits do not depend on it.
+
+    After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,) structured: rounds,
+    primal, dual, gap and more of every class; n_features_in_.
+
+    Example:
+        >>> import numpy as np
+        >>> X, Y = np.eye(3), np.array([[1, 0], [0, 1], [0, 1]])
+        >>> PPDSparse(eps=1e-6).fit(X, Y).predict_top_k(X, k=1).labels.ravel().tolist()
+        [0, 1, 1]
+    """
+
+    def __init__(
+        self,
+        lam: float = 0.01,
+        tau: float = 1.0,
+        C: float = 1.0,
+        loss: str = "squared_hinge",
+        eps: float = 0.01,
+        prune: float = 0.0,
+        max_rounds: int = 100,
+        max_sweeps: int = 20,
+        growth: int = 10,
+        seed: int = 0,
+        n_jobs: int | None = None,
+    ) -> None:
+        """Keep the parameters; they are checked in `fit`."""
+        self.lam, self.tau, self.C, self.loss, self.eps, self.prune = lam, tau, C, loss, eps, prune
+        self.max_rounds, self.max_sweeps, self.growth, self.seed, self.n_jobs = max_rounds, max_sweeps, growth, seed, n_jobs
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train one linear model a label.
+
+        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense; or (N,) one class a row.
+        Raises ParameterError for a parameter out of its range, ValueError for X or y that scikit-learn's checks refuse.
+        """
+        solver = make_solver("ppdsparse", {name: value for name, value in self.get_params().items() if name != "n_jobs"})
+        rows, labels = self._validated(X, y)
+        block = _solve(solver, rows, labels, self._workers())
+        self.coef_, self.intercept_ = block.W.to_scipy(), block.bias.astype(np.float32)
+        self.records_ = block.records
+        self._index = InvertedIndex.build(block.W, self.intercept_)
+        return self
+
+    def predict_top_k(self, X: Any, k: int = 5) -> TopK:
+        """The k best labels of each row of X (N, D), exactly: numbers (columns of y, places in `classes_`) and scores."""
+        return self._index.query(self._rows(X), k, threads=self._workers())
+
+    def predict(self, X: Any) -> Any:
+        """For one class a row: the best class, (N,). For label indicators: (N, K) of 0/1, one where the score is above 0;
+        sparse when the y of `fit` was."""
+        rows = self._rows(X)
+        if not self.multilabel_:
+            return self.classes_[self._index.query(rows, 1, threads=self._workers()).labels[:, 0]]
+        out = [sp.csr_matrix(scores > 0.0, dtype=np.int64) for scores in self._scores(rows)]
+        found = sp.vstack(out, "csr") if out else sp.csr_matrix((0, len(self.classes_)), dtype=np.int64)
+        return found if self.sparse_labels_ else found.toarray()
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """All scores, dense: (N, K), or (N,) score differences where there are two classes. Needs 8 N K bytes: for few labels."""
+        rows = self._rows(X)
+        scores = np.vstack([np.empty((0, len(self.classes_))), *self._scores(rows)])
+        return scores[:, 1] - scores[:, 0] if not self.multilabel_ and len(self.classes_) == 2 else scores
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """P@1: the share of rows whose best label is true; for one class a row, accuracy."""
+        best = self.predict_top_k(X, 1).labels[:, 0]
+        if self.multilabel_:
+            hits = np.asarray(sp.csr_matrix(y)[np.arange(len(best)), best]).ravel() != 0
+        else:
+            hits = self.classes_[best] == np.asarray(y)
+        return float(np.average(hits, weights=sample_weight))
+
+    def __sklearn_tags__(self) -> Any:
+        """Sparse X, one or many labels a row."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.classifier_tags.multi_label = True
+        tags.target_tags.multi_output = False
+        return tags
+
+    def __getstate__(self) -> Any:
+        """The index is made again from the weights: its scratch belongs to threads."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_index"}
+
+    def __setstate__(self, state: Any) -> None:
+        """Restore, and make the index again."""
+        super().__setstate__(state)
+        if "coef_" in state:
+            self._index = InvertedIndex.build(csr_from(self.coef_), self.intercept_)
+
+    def _validated(self, X: Any, Y: Any) -> tuple[CSR, Pattern]:
+        """X and Y in xcray's arrays; sets classes_, multilabel_ and n_features_in_."""
+        self.sparse_labels_ = sp.issparse(Y)
+        if not self.sparse_labels_ and Y is not None:
+            Y = np.asarray(Y)
+        if self.sparse_labels_ or (np.ndim(Y) == 2 and np.shape(Y)[1] != 1):
+            self.multilabel_ = True
+            X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
+            labels = pattern_from(Y)
+            if labels.n_rows != X.shape[0]:
+                raise ValueError(f"X has {X.shape[0]} rows, Y has {labels.n_rows}; give one row of labels for each row of X")
+            self.classes_ = np.arange(labels.n_cols)
+            return csr_from(X), labels
+        self.multilabel_ = False
+        X, y = validate_data(self, X, Y, accept_sparse="csr", dtype=np.float32)
+        check_classification_targets(y)
+        if type_of_target(y) not in ("binary", "multiclass"):
+            raise ValueError(f"y is {type_of_target(y)}; give one class a row, or a 0/1 matrix of labels")
+        self.classes_, number = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has one class only ({self.classes_[0]!r}); a classifier needs at least two")
+        return csr_from(X), pattern(np.arange(len(number) + 1), number, len(self.classes_))
+
+    def _rows(self, X: Any) -> CSR:
+        """X as fitted, checked."""
+        check_is_fitted(self, "coef_")
+        return csr_from(validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False))
+
+    def _scores(self, rows: CSR) -> Any:
+        """Dense scores, chunk by chunk."""
+        X, W = rows.to_scipy().astype(np.float64), self.coef_.T.astype(np.float64)
+        for start in range(0, rows.n_rows, CHUNK):
+            yield (X[start : start + CHUNK] @ W).toarray() + self.intercept_.astype(np.float64)
+
+    def _workers(self) -> int:
+        """Threads to use, by scikit-learn's convention."""
+        if self.n_jobs is None:
+            return 1
+        cores = os.cpu_count() or 1
+        return max(1, self.n_jobs if self.n_jobs > 0 else cores + 1 + self.n_jobs)
+
+
+def _solve(solver: PPDSparseSolver, X: CSR, Y: Pattern, workers: int) -> Block:
+    """All labels, on threads of this process."""
+    local = solver.load(X, transpose(X), transpose_pattern(Y))
+    costs = solver.costs(X, local.problem.XT, local.problem.YT)
+    schedule = Scatter(range(Y.n_cols), costs.tolist(), workers=workers, rate=FIRST_RATE)
+    pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
+    results: list[Result] = []
+    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
+    return merge([result.block for result in results], Y.n_cols, X.n_cols)
