@@ -1,4 +1,4 @@
-"""The second thread of a runner: keeps the lease, hears of stops, and hands progress to the store without holding up the training."""
+"""The second thread of a runner: keeps the lease, hears of stops, and writes progress so that the training needn't wait."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from xcray.jobs.job import Job
 LOG: Final = logging.getLogger(__name__)
 STORE_VARIABLE: Final = "XCRAY_STORE"  # the store's address where it holds a password: command lines are seen by everybody
 LOOK_SECONDS: Final = 2.0  # between questions to Ray
+_CHILDREN: Final[list[subprocess.Popen[bytes]]] = []  # runners outlive their launcher; as children they must still be collected
 
 
 class Ended(NamedTuple):
@@ -54,7 +55,7 @@ class ProcessLauncher:
             environment[STORE_VARIABLE] = self._store_url
         handle = os.open(self._home.log(job.id), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(handle, "ab") as log:
-            self._started[Ended(job.id, job.attempt)] = subprocess.Popen(
+            process = subprocess.Popen(
                 command(self._home, self._store_url, job),
                 cwd=self._home.path,
                 env=environment,
@@ -63,6 +64,8 @@ class ProcessLauncher:
                 stderr=log,
                 start_new_session=True,
             )
+        self._started[Ended(job.id, job.attempt)] = process
+        _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None] + [process]
 
     def tend(self) -> list[Ended]:
         """Runners that have ended; their processes are collected."""

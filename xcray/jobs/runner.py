@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from xcray.errors import Fenced, Refused, Stopped, Unavailable, XcrayError
+from xcray.errors import Fenced, Stopped, Unavailable, XcrayError
 from xcray.execution.pool import StopFlag
 from xcray.jobs.heart import Heart
 from xcray.jobs.home import Home
@@ -70,6 +70,8 @@ class _Attempt:
 
     def __init__(self, store: JobStore, home: Home, job: Job, heart: Heart, ray_address: str | None) -> None:
         self.store, self.home, self.job, self.heart, self.ray_address = store, home, job, heart, ray_address
+        self.folder = home.run(job.id)
+        self.desk = PublishDesk(self.folder / "publish", Registry(home.models), job.id, job.spec.get("name", job.name))
 
     def run(self, training: Train) -> str:
         """Train, publish, finish; every end of it as a status. Raises Fenced."""
@@ -92,22 +94,21 @@ class _Attempt:
             LOG.exception("the training failed")
             return self._fail("INTERNAL", "something in xcray went wrong; the log of the job says where")
         self._finish(SUCCEEDED, result=result)
+        self.desk.clear()
         LOG.info("published %s version %d", result["model"], result["version"])
         return SUCCEEDED
 
     def _train_and_publish(self, training: Train) -> dict[str, Any]:
         """The job's result."""
         spec = self._spec()
-        folder = self.home.run(self.job.id)
-        desk = PublishDesk(folder / "publish", Registry(self.home.models), self.job.id, spec.name)
-        found = desk.found()
+        found = self.desk.found()
         if found is not None:
             LOG.info("an earlier attempt has published version %d", found["version"])
             return found
-        staged = desk.staged(self.job.attempt)
-        given = training(spec, run_dir=folder, out=staged, progress=self.heart.progress, stop=self.heart.flag, job=self.job.id)
+        staged = self.desk.staged(self.job.attempt)
+        given = training(spec, run_dir=self.folder, out=staged, progress=self.heart.progress, stop=self.heart.flag, job=self.job.id)
         outcome = Outcome(given.sha256, given.measures, summary(given.report))
-        return desk.publish(given.model_path, outcome, self.job.attempt, self.heart.beat)
+        return self.desk.publish(given.model_path, outcome, self.job.attempt, self.heart.beat)
 
     def _spec(self) -> TrainSpec:
         """The training's spec, from what was submitted."""

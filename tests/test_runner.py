@@ -1,0 +1,399 @@
+"""One attempt of a job, with trainings that do what the test says: every end it can have, and one result at most."""
+
+import errno
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from xcray.arrays import csr
+from xcray.errors import Fenced, ParameterError, Refused, Stopped, Unavailable
+from xcray.execution.pool import StopFlag
+from xcray.jobs.heart import Heart
+from xcray.jobs.home import Home, check_id
+from xcray.jobs.launch import submission_id
+from xcray.jobs.runner import FENCED, LARGEST_FIGURE, run_attempt, summary
+from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
+from xcray.jobs.store import JobStore
+from xcray.model.model import write_model
+from xcray.model.registry import Registry
+from xcray.train import Progress, TrainResult
+
+SPEC = {"dataset": "/nowhere", "name": "pydocs", "pool": "threads", "dataset_id": "ds_1"}
+QUICK = {"lease_seconds": 60.0, "beat_seconds": 0.05, "report_seconds": 0.02}
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def store(home):
+    store = JobStore(home.store_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def registry(home):
+    return Registry(home.models)
+
+
+@pytest.fixture
+def job(store):
+    store.submit(SPEC, name="pydocs")
+    return store.claim("test", lease_seconds=60)
+
+
+def again(store, job_id, attempt):
+    """The attempt is lost and the next one claimed."""
+    store.lose(job_id, attempt, max_attempts=99)
+    return store.claim("test", lease_seconds=60)
+
+
+def model_at(out):
+    eye = csr(np.arange(3, dtype=np.int64), np.arange(2, dtype=np.int32), np.ones(2, np.float32), 2)
+    bias = np.zeros(2, np.float32)
+    return write_model(
+        out, W=eye, b=bias, label_names=["a", "b"], feature_names=["x", "y"], solver="ppdsparse", params={}, dataset_hash="0" * 64
+    )
+
+
+def good(spec, *, run_dir, out, progress, stop, job):
+    """A training that succeeds."""
+    progress(Progress("LOADING", 0, 0, 0.0, 0.0, None, ""))
+    progress(Progress("TRAINING", 2, 2, 0.1, float("inf"), float("nan"), "two classes"))
+    model = model_at(out)
+    return TrainResult(out, model.sha256, {"P@1": 0.5}, {"seconds": {"TRAINING": 0.1}, "timeline": ["x" * LARGEST_FIGURE]})
+
+
+def until_stopped(spec, *, run_dir, out, progress, stop, job):
+    """A training that goes on until it is told to stop."""
+    deadline = time.monotonic() + 20
+    while not stop.is_set():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    raise Stopped("stopped on request")
+
+
+def never(*_, **__):
+    raise AssertionError("nobody may train here")
+
+
+def raising(error):
+    def training(*_, **__):
+        raise error
+
+    return training
+
+
+# --- the good end
+
+
+def test_a_training_is_published_and_the_job_says_what(store, home, registry, job):
+    assert run_attempt(store, home, job.id, 1, training=good, **QUICK) == SUCCEEDED
+    done = store.get(job.id)
+    described = registry.describe("pydocs", 1)
+    assert (done.status, done.phase) == (SUCCEEDED, "TRAINING")
+    assert done.result == {
+        "model": "pydocs",
+        "version": 1,
+        "sha256": described.sha256,
+        "measures": {"P@1": 0.5},
+        "report": {"seconds": {"TRAINING": 0.1}},
+    }
+    assert done.progress["eta"] is None  # not a number is not JSON
+    assert [e.data["phase"] for e in store.events(job.id) if e.kind == "phase"] == ["LOADING", "TRAINING"]
+    assert not (home.run(job.id) / "publish").exists()
+
+
+def test_the_training_is_given_what_it_needs(store, home, job):
+    seen = {}
+
+    def training(spec, **more):
+        seen.update(more, spec=spec)
+        return good(spec, **more)
+
+    run_attempt(store, home, job.id, 1, training=training, **QUICK)
+    assert (seen["spec"].dataset, seen["spec"].name, seen["spec"].pool) == ("/nowhere", "pydocs", "threads")
+    assert (seen["run_dir"], seen["job"], seen["spec"].ray_address) == (home.run(job.id), job.id, None)
+
+
+def test_a_spec_for_ray_gets_the_clusters_address_unless_it_names_one(store, home):
+    addresses = []
+
+    def training(spec, **more):
+        addresses.append(spec.ray_address)
+        return good(spec, **more)
+
+    for extra in ({}, {"ray_address": "own:1"}, {"pool": "threads"}):
+        store.submit({**SPEC, "pool": "ray", **extra}, name="pydocs")
+        mine = store.claim("test", lease_seconds=60)
+        run_attempt(store, home, mine.id, 1, training=training, ray_address="cluster:1", **QUICK)
+    assert addresses == ["cluster:1", "own:1", None]
+
+
+def test_two_jobs_of_one_name_are_two_versions(store, home, registry):
+    for _ in range(2):
+        store.submit(SPEC, name="pydocs")
+        run_attempt(store, home, store.claim("test", lease_seconds=60).id, 1, training=good, **QUICK)
+    assert registry.versions("pydocs") == [1, 2]
+
+
+def test_progress_is_throttled_and_phases_are_not(store, home, job):
+    def training(spec, *, progress, **more):
+        for phase in ("LOADING", "TRAINING", "MERGING"):
+            for done in range(2000):
+                progress(Progress(phase, done, 2000, 0.1, 1.0, 1.0, ""))
+        return good(spec, progress=progress, **more)
+
+    run_attempt(store, home, job.id, 1, training=training, **{**QUICK, "report_seconds": 0.2})
+    events = store.events(job.id)
+    assert [e.data["phase"] for e in events if e.kind == "phase"] == ["LOADING", "TRAINING", "MERGING", "LOADING", "TRAINING"]
+    assert 1 <= len([e for e in events if e.kind == "progress"]) < 50
+    assert store.get(job.id).progress["note"] == "two classes"  # the last one is always told
+
+
+# --- other ends
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "words"),
+    [
+        (ParameterError("C is -1: use a positive number"), "PARAMETER", "use a positive number"),
+        (Refused("needs 90 GB, there are 24", code="MEMORY"), "MEMORY", "90 GB"),
+        (OSError(errno.ENOSPC, "No space left", "/secret"), "DISK_FULL", "make room"),
+        (OSError(errno.EPERM, "not permitted", "/secret"), "INTERNAL", "log"),
+        (MemoryError(), "OUT_OF_MEMORY", "fewer workers"),
+        (ZeroDivisionError("/secret"), "INTERNAL", "log"),
+    ],
+)
+def test_a_failure_is_a_reason_and_a_sentence(store, home, registry, job, error, reason, words):
+    assert run_attempt(store, home, job.id, 1, training=raising(error), **QUICK) == FAILED
+    failed = store.get(job.id)
+    assert (failed.status, failed.reason) == (FAILED, reason)
+    assert words in failed.message
+    assert "secret" not in failed.message
+    assert registry.names() == []
+
+
+def test_the_log_says_where_an_unexpected_failure_came_from(store, home, job, caplog):
+    run_attempt(store, home, job.id, 1, training=raising(ZeroDivisionError("at the very bottom")), **QUICK)
+    assert "at the very bottom" in caplog.text
+
+
+def test_a_bad_spec_fails_with_its_own_sentence(store, home):
+    store.submit({**SPEC, "pool": "swimming"}, name="pydocs")
+    job = store.claim("test", lease_seconds=60)
+    assert run_attempt(store, home, job.id, 1, training=never, **QUICK) == FAILED
+    assert store.get(job.id).reason == "PARAMETER"
+
+
+def test_what_is_unavailable_is_tried_again_and_fails_at_last(store, home, job):
+    trouble = raising(Unavailable("no Ray answers", code="RAY_UNREACHABLE"))
+    for attempt, end in ((1, PENDING), (2, PENDING), (3, FAILED)):
+        assert run_attempt(store, home, job.id, attempt, training=trouble, **QUICK) == end
+        store._now = lambda later=1000 * attempt: time.time() + later
+        if end == PENDING:
+            assert store.claim("test", lease_seconds=1e6).attempt == attempt + 1
+    assert store.get(job.id).reason == "RAY_UNREACHABLE"
+
+
+def test_a_stop_is_heard_within_a_beat_and_finished_work_stays(store, home, job):
+    parts = home.run(job.id) / "part"
+
+    def training(spec, *, run_dir, **more):
+        run_dir.mkdir(exist_ok=True)
+        parts.write_text("finished")
+        threading.Timer(0.1, store.request_stop, [job.id]).start()
+        until_stopped(spec, run_dir=run_dir, **more)
+
+    begin = time.monotonic()
+    assert run_attempt(store, home, job.id, 1, training=training, **QUICK) == STOPPED
+    assert time.monotonic() - begin < 5
+    assert store.get(job.id).status == STOPPED
+    assert parts.read_text() == "finished"
+    store.resume(job.id)
+    assert store.claim("test", lease_seconds=60).attempt == 2
+    assert run_attempt(store, home, job.id, 2, training=good, **QUICK) == SUCCEEDED
+
+
+def test_sigterm_gives_the_job_back(store, home, job):
+    flag = StopFlag()
+    threading.Timer(0.1, flag.set).start()
+    assert run_attempt(store, home, job.id, 1, training=until_stopped, flag=flag, **QUICK) == PENDING
+    assert store.claim("test", lease_seconds=60).attempt == 2
+
+
+def test_a_training_that_does_not_stop_is_ended_with_its_process(store, job):
+    ended = threading.Event()
+    heart = Heart(store, job.id, 1, StopFlag(), patience=0.1, end_process=lambda _: ended.set(), **QUICK)
+    heart.start()
+    assert not ended.wait(0.3)
+    store.request_stop(job.id)
+    assert ended.wait(10)
+    heart.stop()
+
+
+def test_a_heart_keeps_the_lease_and_the_cluster(store, job, tmp_path):
+    heart = Heart(store, job.id, 1, StopFlag(), wanted=tmp_path / "wanted", **{**QUICK, "lease_seconds": 1.0})
+    heart.start()
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline:
+        assert store.expire() == []
+        time.sleep(0.05)
+    heart.stop()
+    assert (tmp_path / "wanted").exists()
+
+
+def test_a_store_that_cannot_answer_for_a_while_is_no_reason_to_give_up(store, home, job, monkeypatch):
+    calls = []
+    real = store.heartbeat
+
+    def flaky(*args, **more):
+        calls.append(1)
+        if len(calls) in (2, 3):
+            raise Unavailable("locked")
+        return real(*args, **more)
+
+    def training(spec, **more):
+        deadline = time.monotonic() + 10
+        while len(calls) < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return good(spec, **more)
+
+    monkeypatch.setattr(store, "heartbeat", flaky)
+    assert run_attempt(store, home, job.id, 1, training=training, **QUICK) == SUCCEEDED
+    assert len(calls) >= 6
+
+
+# --- fences, and one result at most
+
+
+def test_an_attempt_that_is_not_the_running_one_does_nothing(store, home, registry, job):
+    again(store, job.id, 1)
+    before = (store.get(job.id), store.events(job.id))
+    assert run_attempt(store, home, job.id, 1, training=never, **QUICK) == FENCED
+    assert run_attempt(store, home, "job_none", 1, training=never, **QUICK) == FENCED
+    assert (store.get(job.id), store.events(job.id)) == before
+
+
+def test_an_attempt_that_lost_its_job_publishes_nothing(store, home, registry, job):
+    def robbed(spec, **more):
+        again(store, job.id, 1)
+        return good(spec, **more)
+
+    assert run_attempt(store, home, job.id, 1, training=robbed, **QUICK) == FENCED
+    assert registry.names() == []
+    assert store.get(job.id).status == RUNNING
+    assert run_attempt(store, home, job.id, 2, training=good, **QUICK) == SUCCEEDED
+    assert registry.versions("pydocs") == [1]
+
+
+def test_a_fenced_training_is_told_to_stop(store, home, job):
+    def robbed(spec, **more):
+        again(store, job.id, 1)
+        until_stopped(spec, **more)
+
+    assert run_attempt(store, home, job.id, 1, training=robbed, **QUICK) == FENCED
+    assert store.get(job.id).attempt == 2
+
+
+def test_a_crash_between_publishing_and_finishing_gives_no_second_version(store, home, registry, job, monkeypatch):
+    monkeypatch.setattr(store, "finish", raising(Crash()))
+    with pytest.raises(Crash):
+        run_attempt(store, home, job.id, 1, training=good, **QUICK)
+    monkeypatch.undo()
+    assert registry.versions("pydocs") == [1]
+    assert store.get(job.id).status == RUNNING
+    again(store, job.id, 1)
+    assert run_attempt(store, home, job.id, 2, training=never, **QUICK) == SUCCEEDED
+    assert registry.versions("pydocs") == [1]
+    result = store.get(job.id).result
+    assert (result["version"], result["sha256"]) == (1, registry.describe("pydocs", 1).sha256)
+    assert result["measures"] == {"P@1": 0.5}
+
+
+def test_a_crash_before_publishing_is_trained_again(store, home, registry, job, monkeypatch):
+    monkeypatch.setattr(Registry, "publish", raising(Crash()))
+    with pytest.raises(Crash):
+        run_attempt(store, home, job.id, 1, training=good, **QUICK)
+    monkeypatch.undo()
+    again(store, job.id, 1)
+    assert run_attempt(store, home, job.id, 2, training=good, **QUICK) == SUCCEEDED
+    assert registry.versions("pydocs") == [1]
+
+
+def test_an_attempt_robbed_while_it_publishes_leaves_its_version_to_the_next(store, home, registry, job, monkeypatch):
+    """Attempt 1 stands still inside the registry, loses its job, wakes up and publishes; attempt 2 is ready at the same time."""
+    real, ends, second = Registry.publish, [], []
+
+    def stalled(self, name, staged):
+        if not second:
+            again(store, job.id, 1)
+            thread = threading.Thread(
+                target=lambda: ends.append(run_attempt(store, home, job.id, 2, training=good, **QUICK)), name="second"
+            )
+            second.append(thread)
+            thread.start()
+            thread.join(1.0)  # it waits for us
+            assert thread.is_alive()
+        return real(self, name, staged)
+
+    monkeypatch.setattr(Registry, "publish", stalled)
+    assert run_attempt(store, home, job.id, 1, training=good, **QUICK) == FENCED
+    second[0].join(20)
+    assert ends == [SUCCEEDED]
+    assert registry.versions("pydocs") == [1]
+    done = store.get(job.id)
+    assert (done.attempt, done.result["version"]) == (2, 1)
+
+
+def test_the_marker_is_no_part_of_the_model(store, home, registry, job):
+    from xcray.model.model import Model
+
+    run_attempt(store, home, job.id, 1, training=good, **QUICK)
+    path = registry.resolve("pydocs:1")
+    assert (path / "job.json").exists()
+    assert Model.open(path, verify=True).sha256 == store.get(job.id).result["sha256"]
+
+
+# --- small things
+
+
+def test_a_summary_leaves_out_what_is_long():
+    assert summary({"a": 1, "b": list(range(10_000)), "c": {"d": 2}}) == {"a": 1, "c": {"d": 2}}
+
+
+def test_a_home_is_its_owners_only(home):
+    for folder in (home.path, home.datasets, home.models, home.runs, home.logs, home.ray):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "value", ["", "..", "job_", "job_A", "job_a/..", "job_a.log", "_a", "job_" + "a" * 41, "job_a\n", "job_\u0661"]
+)
+def test_only_ids_become_paths(home, value):
+    for door in (check_id, home.run, home.log, home.dataset):
+        with pytest.raises(ParameterError):
+            door(value)
+
+
+def test_a_name_in_rays_dashboard_is_harmless_and_readable(store):
+    job, _ = store.submit({}, name="../../My Model; rm -rf $HOME" + "x" * 100)
+    name = submission_id(job)
+    assert name.startswith("xcray-my-model-rm-rf-home")
+    assert name.endswith(f"-{job.id}-a0")
+    assert len(name) < 90
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_")
+
+
+def test_fenced_is_an_error_of_its_own(store, job):
+    with pytest.raises(Fenced):
+        Heart(store, job.id, 2, StopFlag(), **QUICK).start()
