@@ -7,7 +7,7 @@ A document: type, title, status, detail, code, kind (the class in xcray.errors),
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -22,6 +22,7 @@ from xcray.service.logs import LOGGER, REQUEST_ID
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
+RENAMED = {"status": "state"}  # status, in a problem document, is HTTP's
 SHOWN = 20  # errors of a body that a document lists
 
 STATUS_OF_CLASS: dict[type[XcrayError], int] = {
@@ -110,7 +111,7 @@ def response(error: XcrayError) -> Response:
     """The problem document of an error, with the headers its status asks for."""
     status = status_of(error)
     headers = {"Retry-After": str(error.details.get("retry_after", RETRY_SECONDS))} if status in (429, 503) else {}
-    return document(status, error.code, error.message, kind=type(error), hint=error.hint, headers=headers, **error.details)
+    return document(status, error.code, error.message, kind=type(error), hint=error.hint, headers=headers, more=error.details)
 
 
 def status_of(error: XcrayError) -> int:
@@ -127,12 +128,13 @@ def document(
     *,
     kind: type[XcrayError] = InputError,
     hint: str | None = None,
-    headers: dict[str, str] | None = None,
-    **more: Any,
+    headers: Mapping[str, str] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Response:
-    """A problem document as a response."""
+    """A problem document as a response. A detail called `status`, as of a job, appears as `state`."""
+    told = {RENAMED.get(name, name): value for name, value in (more or {}).items() if value is not None}
     body = {
-        **{name: value for name, value in more.items() if value is not None},
+        **told,
         "type": f"urn:xcray:problem:{code.lower().replace('_', '-')}",
         "title": HTTPStatus(status).phrase,
         "status": status,
