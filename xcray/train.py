@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.data.dataset import Dataset
-from xcray.errors import InputError, ParameterError, Stopped, Unavailable
+from xcray.errors import Conflict, InputError, ParameterError, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
 from xcray.execution.parts import Parts
@@ -70,10 +70,10 @@ class TrainSpec:
             raise ParameterError(f"unknown key {unknown[0][:80]!r} in the training spec; there are: {', '.join(sorted(known))}")
         if not isinstance(values.get("dataset"), str):
             raise ParameterError("the training spec needs `dataset`, the path of a data set directory")
-        try:
-            return cls(**{**values, "ks": tuple(values.get("ks", (1, 3, 5)))})
-        except TypeError as error:
-            raise ParameterError(f"the training spec has a value of the wrong type: {error}") from None
+        ks, params = values.get("ks", (1, 3, 5)), values.get("params", {})
+        if not isinstance(ks, (list, tuple)) or not isinstance(params, Mapping):
+            raise ParameterError("the training spec has a value of the wrong type: ks is a list, params an object")
+        return cls(**{**values, "ks": tuple(ks), "params": dict(params)})
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -118,6 +118,8 @@ def train(
     Raises NotFound, Corrupt, ParameterError, InputError, Conflict (`out` exists, or `run_dir` is another run's),
     Unavailable (no Ray, workers lost), Stopped.
     """
+    if Path(out).exists():  # before the work, not after it
+        raise Conflict(f"{Path(out).name} exists already; choose another path for the model, or remove it first")
     run = _Run(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
     block = run.solve()
     return run.publish(block, Path(out))

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks.NAME [--data DIR] [--json FILE]`; the last line printed is one JSON object."""

@@ -1,0 +1,153 @@
+"""train(): the use case that the command line and jobs share. Resume, stop, refusal, same bits on every local pool."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from xcray.data.dataset import Dataset
+from xcray.data.writer import DatasetWriter
+from xcray.errors import Conflict, InputError, NotFound, ParameterError, Stopped
+from xcray.execution.pool import StopFlag
+from xcray.files import read_table
+from xcray.model.model import Model
+from xcray.predict import Predictor
+from xcray.train import TrainSpec, train
+
+
+def spec(dataset: Dataset, **changes) -> TrainSpec:
+    """Serial training of `dataset`, with changes."""
+    return TrainSpec(**{"dataset": str(dataset.path), "pool": "serial", **changes})
+
+
+@pytest.fixture(scope="module")
+def reference(tiny, tmp_path_factory):
+    """The serial result."""
+    folder = tmp_path_factory.mktemp("reference")
+    return train(spec(tiny), run_dir=folder / "run", out=folder / "model")
+
+
+def test_model_measures_and_report(tiny, reference):
+    model = Model.open(reference.model_path)
+    assert model.sha256 == reference.sha256
+    assert model.measures == reference.measures
+    again = Predictor(model).evaluate(tiny.test.X, tiny.test.Y, label_counts=tiny.label_counts, n_train=tiny.train.n_rows)
+    assert again == pytest.approx(reference.measures)
+    assert reference.measures["P@1"] > 0.3
+    report = reference.report
+    assert report["classes_certified"] == report["classes"] == tiny.n_labels
+    assert 0 < report["largest_gap"] <= 0.01
+    assert report["makespan_over_ideal"] >= 0.999
+    assert set(report["seconds"]) == {"LOADING", "TRAINING", "MERGING", "EVALUATING"}
+    assert model.classes.num_rows == tiny.n_labels
+    json.dumps(report)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_threads_give_the_same_hash(tiny, reference, tmp_path, workers):
+    result = train(spec(tiny, pool="threads", workers=workers), run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert result.sha256 == reference.sha256
+
+
+def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monkeypatch):
+    stop, told = StopFlag(), []
+
+    def progress(p) -> None:
+        told.append(p)
+        if p.phase == "TRAINING" and p.done > 3:
+            stop.set()
+
+    with pytest.raises(Stopped, match="finished batches are kept"):
+        train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress, stop=stop)
+    assert not (tmp_path / "model").exists()
+    kept = {label for path in (tmp_path / "run").glob("part-*") for label in read_table(path).column("label").to_pylist()}
+    assert 3 < len(kept) < tiny.n_labels
+
+    solved = []
+    from xcray.solvers.ppdsparse import PPDSparseSolver
+
+    whole = PPDSparseSolver.solve
+    monkeypatch.setattr(
+        PPDSparseSolver, "solve", lambda self, local, labels, stopped: solved.extend(labels) or whole(self, local, labels, stopped)
+    )
+    result = train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert sorted(solved) == sorted(set(range(tiny.n_labels)) - kept)
+    assert result.sha256 == reference.sha256
+
+
+def test_progress_tells_phases_in_order_and_ends_complete(tiny, tmp_path):
+    told = []
+    train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model", progress=told.append)
+    phases = list(dict.fromkeys(p.phase for p in told))
+    assert phases == ["LOADING", "TRAINING", "MERGING", "EVALUATING", "PUBLISHING"]
+    training = [p for p in told if p.phase == "TRAINING"]
+    assert training[-1].done == training[-1].total == tiny.n_labels
+    assert all(a.done <= b.done for a, b in pairwise(training))
+    assert training[-1].rate > 0
+
+
+def test_a_run_directory_belongs_to_one_run(tiny, tmp_path):
+    train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model")
+    with pytest.raises(Conflict, match="other params"):
+        train(spec(tiny, params={"lam": 0.5}), run_dir=tmp_path / "run", out=tmp_path / "other")
+    with pytest.raises(Conflict, match="exists already"):
+        train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model")
+
+
+def test_timeline_accounts_for_every_class(tiny, tmp_path):
+    result = train(spec(tiny, pool="threads", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model")
+    timeline = read_table(tmp_path / "run" / "timeline.arrow").to_pydict()
+    assert sum(timeline["classes"]) == tiny.n_labels
+    assert set(timeline["worker"]) == set(result.report["busy_share"]) <= {"thread-0", "thread-1"}
+
+
+def test_without_a_test_part_there_are_no_measures(tmp_path, tiny):
+    writer = DatasetWriter(tmp_path / "data", name="notest", n_features=tiny.n_features, n_labels=tiny.n_labels)
+    writer.add("train", tiny.train.X, tiny.train.Y)
+    dataset = writer.finish(source={})
+    result = train(spec(dataset), run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert result.measures == {}
+
+
+def test_a_set_without_labelled_rows_is_refused(tmp_path, tiny):
+    from xcray.arrays import pattern
+
+    writer = DatasetWriter(tmp_path / "data", name="bare", n_features=tiny.n_features, n_labels=3)
+    writer.add("train", tiny.train.X, pattern(np.zeros(tiny.train.n_rows + 1), [], 3))
+    dataset = writer.finish(source={})
+    with pytest.raises(InputError) as caught:
+        train(spec(dataset), run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert caught.value.code == "NO_POSITIVES"
+
+
+@pytest.mark.parametrize(
+    ("values", "mend"),
+    [
+        ({}, "needs `dataset`"),
+        ({"dataset": "d", "solvr": "x"}, "unknown key 'solvr'"),
+        ({"dataset": "d", "solver": "svm"}, "there are: ppdsparse"),
+        ({"dataset": "d", "pool": "gpu"}, "serial, threads, ray"),
+        ({"dataset": "d", "workers": -1}, "workers must be"),
+        ({"dataset": "d", "workers": 1.5}, "workers must be"),
+        ({"dataset": "d", "ks": [0]}, "ks must be"),
+        ({"dataset": "d", "ks": 5}, "wrong type"),
+        ({"dataset": "d", "name": "../x"}, "not allowed"),
+        ({"dataset": "d", "params": {"lam": -1}}, "lam must be at least"),
+        ({"dataset": "d", "params": ["lam"]}, "params"),
+    ],
+)
+def test_bad_specs_name_the_mend(values, mend):
+    with pytest.raises(ParameterError) as caught:
+        TrainSpec.from_dict(values)
+    assert mend in str(caught.value)
+
+
+def test_spec_round_trip_and_missing_data(tmp_path):
+    one = TrainSpec.from_dict({"dataset": "d", "params": {"lam": 0.1}, "ks": [5, 1, 5]})
+    assert TrainSpec.from_dict(json.loads(json.dumps(one.as_dict()))) == one
+    assert one.ks == (1, 5)
+    with pytest.raises(NotFound):
+        train(TrainSpec(str(tmp_path / "nothing")), run_dir=tmp_path / "run", out=tmp_path / "model")
