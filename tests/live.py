@@ -18,7 +18,7 @@ from xcray.arrays import csr_from
 from xcray.data.text import TextPipeline
 from xcray.model.model import Model, write_model
 from xcray.model.registry import Registry
-from xcray.service.server import Server
+from xcray.service.server import Server, listen
 from xcray.service.settings import Settings
 
 TEXTS = ("read rows of a csv file", "write rows into a json file", "open a socket and listen", "rows of text in files")
@@ -36,7 +36,7 @@ def serving(app: FastAPI) -> Iterator[str]:
     """The URL of an app while it is served."""
     settings: Settings = app.state.settings
     ready = threading.Event()
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+    with closing(listen(settings.model_copy(update={"port": 0}))) as listener:
         server = Server(app, settings, ready.set)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()

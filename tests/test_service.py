@@ -24,13 +24,14 @@ import pytest
 from fastapi import FastAPI, Request
 from live import LABELS, TEXTS, client_of, publish, raw, serving, settings_for
 
-from xcray.errors import ParameterError, Unavailable
+from xcray.errors import Conflict, ParameterError, Unavailable
 from xcray.jobs.states import SUCCEEDED
 from xcray.model.registry import Registry
 from xcray.service import auth
 from xcray.service.app import create_app
 from xcray.service.logs import REQUEST_ID, JSONLines
 from xcray.service.predictors import PredictorCache
+from xcray.service.server import listen
 from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms
 
@@ -879,3 +880,22 @@ def test_uploads_stream_with_flat_memory(service: Service) -> None:
     assert answer["bytes"] == 64 << 20
     assert answer["sha256"] == hashlib.sha256(block * 64).hexdigest()
     assert grown < 40_000  # KB
+
+
+def test_replies_leave_at_once(tmp_path: Path) -> None:
+    """asyncio sends without delay only when the listener knows its protocol; else each reply waits 40 ms for an acknowledgement."""
+    with listen(settings_for(tmp_path)) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_a_taken_port_is_told_with_the_mend(tmp_path: Path) -> None:
+    with listen(settings_for(tmp_path)) as listener, pytest.raises(Conflict, match="--port 0"):
+        listen(settings_for(tmp_path, port=listen_port(listener)))
+    with pytest.raises(ParameterError, match="not an address"):
+        listen(settings_for(tmp_path, host="no.such.host.invalid"))
+
+
+def listen_port(listener: socket.socket) -> int:
+    """The port of a socket that listens, once it does."""
+    listener.listen()
+    return int(listener.getsockname()[1])

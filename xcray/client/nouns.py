@@ -137,7 +137,7 @@ class Jobs(Noun):
 
     def logs(self, job_id: str, *, tail: int = 200) -> str:
         """The last lines of its log."""
-        return str(self._connection.ask("GET", f"{self._path(job_id)}/logs", query={"tail": tail}))
+        return self._connection.ask("GET", f"{self._path(job_id)}/logs", query={"tail": tail}) or ""
 
     def timeline(self, job_id: str) -> Any:
         """Which worker did what when."""
