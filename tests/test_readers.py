@@ -92,6 +92,8 @@ TOKENS = st.sampled_from(
         "#c",
         "5:nan",
         "40:1_0",
+        "2:3e38",
+        "2:5e38",
         "1:1e38",
     ]
 )
@@ -141,6 +143,18 @@ def test_values_are_python_floats(number: float, form: str, tmp_path: Path) -> N
     with np.errstate(over="ignore", under="ignore"):
         expected = np.array([float(text)]).astype(np.float32)
     assert X.data.view(np.int32).tolist() == expected.view(np.int32).tolist()
+
+
+@given(number=st.floats(min_value=2.0**-50, max_value=2.0**20, width=32), nudge=st.integers(-2, 2), digits=st.integers(15, 22))
+@settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_values_between_two_floats(number: float, nudge: int, digits: int, tmp_path: Path) -> None:
+    """Half-way between two float32 the last bit of the float64 decides, so an inexact product is seen."""
+    between = (float(np.float32(number)) + float(np.nextafter(np.float32(number), np.float32(np.inf)))) / 2
+    between += nudge * float(np.spacing(between))
+    path = tmp_path / "f"
+    path.write_text(f"0 1:{between:.{digits}g}\n")
+    ((X, _),) = read_svmlight(path, ReadOptions(), Tally())
+    assert X.data[0] == np.float32(float(f"{between:.{digits}g}"))
 
 
 @pytest.mark.parametrize("text", NUMBERS)

@@ -131,7 +131,7 @@ def _value(text: Any, pos: int) -> tuple[float, int, bool]:
     if pos < 0 or whole + exponent > MAX_DECIMAL:
         return 0.0, -1, False
     power = exponent - fraction
-    if significant > 18 or mantissa > EXACT or abs(power) > 22:
+    if mantissa > EXACT or abs(power) > 22:  # 18 digits and more are always above EXACT
         return 0.0, pos, False
     magnitude = mantissa * POWERS[power] if power >= 0 else mantissa / POWERS[-power]
     return (-magnitude if negative else magnitude), pos, True
