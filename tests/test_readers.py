@@ -48,6 +48,8 @@ NUMBERS = [
     "5.",
     "+7e+1",
     "1e-400",
+    "3851301048907185e-26",  # a quotient of two doubles, one of them inexact, gives another float32
+    "4436380292803781e-29",
 ]
 
 
