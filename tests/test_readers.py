@@ -357,3 +357,14 @@ def test_errors_stay_in_file_order(tmp_path: Path) -> None:
         ("SVM_BLANK_LINE", 4),
         ("SVM_BAD_VALUE", 5),
     ]
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "line"), [("a\nb\na\n", "LABEL_DUPLICATE", 3), ("a\n\nb\n", "LABEL_EMPTY", 2), ("", "EMPTY_FILE", None)]
+)
+def test_files_of_names_are_checked(data: str, code: str, line: int | None, tmp_path: Path) -> None:
+    (tmp_path / "names").write_text(data)
+    (tmp_path / "f").write_text("1 1:1\n")
+    with pytest.raises(DataError) as caught:
+        build("svmlight", {"train": tmp_path / "f"}, tmp_path / "ds", BuildOptions(label_names_file=str(tmp_path / "names")))
+    assert (caught.value.code, caught.value.file, caught.value.line) == (code, "names", line)
