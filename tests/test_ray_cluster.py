@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from xcray.errors import Unavailable
-from xcray.execution import ray_session
+from xcray.execution import ray_keeper, ray_session
 from xcray.execution.ray_cluster import ClusterInfo, LocalCluster, connect, local_ray
 from xcray.execution.ray_keeper import descendants
 from xcray.execution.ray_session import auth_environment, free_port, reachable, set_environment, short_root, write_token
@@ -155,8 +155,10 @@ def test_a_driver_with_another_token_is_refused(cluster, tmp_path):
     reply = subprocess.run(
         [sys.executable, "-c", program, info.address, str(tmp_path / "token")],
         capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "RAY_NUM_REDIS_GET_RETRIES": "1"},  # Ray tries twenty times, a second apart
     )  # fmt: skip
     assert reply.returncode != 0
+    assert "did not let us in" in reply.stderr
     assert "in" not in reply.stdout.split()
 
 
@@ -269,6 +271,24 @@ def test_settings_are_put_back(monkeypatch):
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
     set_environment({"RAY_AUTH_MODE": None})
     assert "RAY_AUTH_MODE" not in os.environ
+
+
+def test_descendants_are_found_over_generations_and_both_ways_agree():
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        deadline = time.monotonic() + 20
+        while len(found := descendants(child.pid)) < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert child.pid in descendants(os.getpid())
+        assert set(found) < set(descendants(os.getpid()))
+        assert (found[0], child.pid) in ray_keeper._processes()
+        assert (found[0], child.pid) in ray_keeper._processes_by_ps()
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert child.pid not in descendants(os.getpid())
 
 
 def test_what_is_known_of_a_cluster_holds_no_token(tmp_path):

@@ -483,6 +483,15 @@ def test_a_stuck_writer_makes_writes_unavailable_and_leaves_reads_alone(tmp_path
     store.close()
 
 
+def test_a_stuck_writer_of_the_same_process_makes_writes_unavailable_too(tmp_path):
+    store = JobStore(f"sqlite:///{tmp_path / 'xcray.db'}", busy_seconds=0.2)
+    with store._database.write(), ThreadPoolExecutor(1) as pool:
+        with pytest.raises(Unavailable, match="try again"):
+            pool.submit(submit, store).result()
+    submit(store)
+    store.close()
+
+
 # --- many at once
 
 

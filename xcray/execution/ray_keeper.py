@@ -105,7 +105,7 @@ class Keeper:
             (self.directory / name).unlink(missing_ok=True)
         runners = [pid for pid in descendants(os.getpid()) if RUNNER in _command_line(pid)]
         _tell_and_wait(runners, signal.SIGTERM, 6.0)
-        if self.ray is not None:
+        if self.ray is not None and self.ray.poll() is None:
             _tell_and_wait([self.ray.pid], signal.SIGTERM, 10.0)
         deadline = time.monotonic() + 10.0
         while (remaining := descendants(os.getpid())) and time.monotonic() < deadline:
@@ -171,7 +171,21 @@ def descendants(pid: int) -> list[int]:
 
 
 def _processes() -> list[tuple[int, int]]:
-    """(pid, parent) of living processes, without the `ps` that lists them."""
+    """(pid, parent) of living processes."""
+    if not Path("/proc/self/stat").exists():
+        return _processes_by_ps()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):  # it ended while we looked
+                state, parent = (folder / "stat").read_text().rpartition(") ")[2].split()[:2]
+                if state not in "ZX":
+                    found.append((int(folder.name), int(parent)))
+    return found
+
+
+def _processes_by_ps() -> list[tuple[int, int]]:
+    """(pid, parent) of living processes where there is no /proc, without the `ps` that lists them."""
     with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
         rows = [line.split(maxsplit=2) for line in ps.communicate()[0].splitlines()]
     return [(int(pid), int(parent)) for pid, parent, state in rows if not state.startswith("Z") and int(pid) != ps.pid]
@@ -201,8 +215,9 @@ def _reap(but: int | None = None) -> None:
 
 def _command_line(pid: int) -> bytes:
     """The command of a process, or nothing when it is gone or not ours to see."""
-    reply = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True)
-    return reply.stdout
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, check=False).stdout
 
 
 def _changed(path: Path) -> int | None:

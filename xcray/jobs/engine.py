@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,12 +28,14 @@ class Database:
         )
         if self._engine.dialect.name == "sqlite":
             _sqlite(self._engine, busy_seconds)
+        self._turn = threading.Lock()
+        self._busy_seconds = busy_seconds
         self._reader = self._engine.execution_options(xcray_read=True)
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A write transaction: committed and on disk when the block ends, undone when it raises."""
-        with _words(), self._engine.begin() as connection:
+        with _words(), self._our_turn(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -40,6 +43,19 @@ class Database:
         """A read transaction: one snapshot, waits for nobody."""
         with _words(), self._reader.begin() as connection:
             yield connection
+
+    @contextmanager
+    def _our_turn(self) -> Iterator[None]:
+        """One writer a process at SQLite's door: it makes those who wait sleep and poll, and some of them for long."""
+        if self._engine.dialect.name != "sqlite":
+            yield
+            return
+        if not self._turn.acquire(timeout=self._busy_seconds):
+            raise Unavailable("the job store can't answer now (other writers are waiting): try again", code="STORE")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def close(self) -> None:
         """Close all connections."""

@@ -93,9 +93,9 @@ class _Attempt:
         except Exception:
             LOG.exception("the training failed")
             return self._fail("INTERNAL", "something in xcray went wrong; the log of the job says where")
+        LOG.info("published %s version %d", result["model"], result["version"])  # before the job ends: then its log is whole
         self._finish(SUCCEEDED, result=result)
         self.desk.clear()
-        LOG.info("published %s version %d", result["model"], result["version"])
         return SUCCEEDED
 
     def _train_and_publish(self, training: Train) -> dict[str, Any]:
