@@ -49,7 +49,7 @@ def xcray_run(data: Dataset, C: float, folder: Path, params: dict[str, Any]) -> 
 
 def peer_run(data: Dataset, C: float, labels: np.ndarray) -> dict[str, Any]:
     """LIBLINEAR through scikit-learn on `labels`; measures when they are all labels."""
-    X, Y = data.train.X.to_scipy(), data.train.Y.to_scipy()[:, labels].astype(np.int8)
+    X, Y = data.train.X.to_scipy(), data.train.Y.to_scipy()[:, labels].astype(np.int64)  # scikit-learn overflows with int8
     began = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,6 +60,7 @@ def peer_run(data: Dataset, C: float, labels: np.ndarray) -> dict[str, Any]:
     out = {"seconds": seconds, "ms_a_class": 1e3 * seconds / len(labels), "not_converged": len(caught)}
     if len(labels) == data.n_labels and data.test is not None:
         scores = model.decision_function(data.test.X.to_scipy())
+        scores[:, data.label_counts == 0] = -np.inf  # scikit-learn scores labels it never saw 0, above most others
         order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
         top = TopK(frozen(order, np.int32), frozen(np.take_along_axis(scores, order, 1), np.float64))
         out |= {k: v for k, v in evaluate(top, data.test.Y).items() if k.startswith("P@")}

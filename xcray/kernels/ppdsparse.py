@@ -198,6 +198,16 @@ def shuffle(active: Int32, n: int, at: Any) -> None:
     at.counter = counter
 
 
+@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
+def soft_dot(indices: Int32, data: Float32, v: Float64, lam: float) -> float:
+    """Sum of data_p * soft(v[indices_p], lam): without a branch to mispredict, in SIMD."""
+    dot = 0.0
+    for p in range(len(indices)):
+        u = v[indices[p]]
+        dot += data[p] * (u - max(-lam, min(lam, u)))
+    return dot
+
+
 @numba.njit(nogil=True, cache=True)
 def sweep(problem: Problem, s: Settings, scratch: Scratch, at: Any, budget: int) -> int:
     """One pass of dual coordinate descent over the active set (paper, Algorithm 2), or as much as the budget allows."""
@@ -216,13 +226,7 @@ def sweep(problem: Problem, s: Settings, scratch: Scratch, at: Any, budget: int)
         lo, hi = X.indptr[i], X.indptr[i + 1]
         y = 1.0 if scratch.kind[i] == POSITIVE else -1.0
         alpha = scratch.alpha[i]
-        dot = 0.0
-        for p in range(lo, hi):
-            u = v[X.indices[p]]
-            if u > lam:
-                dot += X.data[p] * (u - lam)
-            elif u < -lam:
-                dot += X.data[p] * (u + lam)
+        dot = soft_dot(X.indices[lo:hi], X.data[lo:hi], v, lam)
         work += hi - lo
         gradient = y * (dot + vb) / tau - 1.0 + alpha * inv
         if alpha <= 0.0 and gradient >= 0.0:
