@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="jobs", help="Trainings on a server: submit, watch, stop, resume.", no_args_is_help=True)
 
-ENDED = {"STOPPED": output.INTERRUPTED, "SUCCEEDED": output.OK, "FAILED": output.FAILURE}  # exit code of watching
-
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job.")]
 
 
@@ -107,7 +105,7 @@ def follow(client: Client, job: str, as_json: bool) -> int:
         output.emit(found)
     else:
         show(found)
-    return ENDED.get(found["status"], output.FAILURE)
+    return output.OK if found["status"] == "SUCCEEDED" else output.FAILURE
 
 
 def tell(report: Reporter, event: Mapping[str, Any]) -> None:

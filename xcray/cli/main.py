@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(args=given, prog_name="xcray", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer has caught Ctrl-C
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else OK
     except (KeyboardInterrupt, typer.Abort):
         return explained({"code": "INTERRUPTED", "message": "interrupted"}, INTERRUPTED, given)
