@@ -30,7 +30,7 @@ class JSONLines(logging.Formatter):
             "event": record.getMessage()[:LONGEST],
             "request_id": REQUEST_ID.get(),
         }
-        entry |= {name: _short(value) for name, value in vars(record).items() if name not in _STANDARD}
+        entry |= {name: _short(value) for name, value in vars(record).items() if name not in _STANDARD and name[0] != "_"}
         if record.exc_info:
             entry["traceback"] = "".join(traceback.format_exception(*record.exc_info))[-8192:]
         return json.dumps(entry, ensure_ascii=True, default=str)

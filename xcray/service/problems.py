@@ -51,6 +51,7 @@ STATUS_OF_CODE = {
     "JSON_DEPTH": 400,
     "JSON_DUP_KEY": 400,
     "JSON_INVALID": 400,
+    "JSON_KEYS": 400,
     "ORIGIN": 403,
     "SLOW_BODY": 408,
 }

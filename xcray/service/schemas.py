@@ -17,6 +17,11 @@ Index = Annotated[int, Field(ge=0, le=INDEX_LIMIT)]
 Value = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False)]
 
 
+# fail_fast: of a million wrong numbers the first is told; collecting all would take a minute and two gigabytes
+Indices = Annotated[list[Index], Field(fail_fast=True)]
+Values = Annotated[list[Value], Field(fail_fast=True)]
+
+
 class Strict(BaseModel):
     """A part of a request."""
 
@@ -28,14 +33,14 @@ class Instance(Strict):
     a dense row as long as the model has features."""
 
     text: str | None = Field(None, max_length=TEXT_LIMIT, examples=["read rows of a csv file into dictionaries"])
-    indices: list[Index] | None = None
-    values: list[Value] | None = None
+    indices: Indices | None = None
+    values: Values | None = None
 
 
 class PredictRequest(Strict):
     """Which instances, and how many labels for each (clipped to the number of labels)."""
 
-    instances: list[Instance] = Field(min_length=1)
+    instances: list[Instance] = Field(min_length=1, fail_fast=True)
     top_k: int = Field(5, ge=1)
 
 

@@ -1,7 +1,7 @@
 """JSON read strictly: what two readers could understand differently is refused, with its position.
 
 Refused: bytes that are not UTF-8, byte order marks, NaN and infinities, numbers too large for a float, keys given twice,
-half surrogate pairs, nesting beyond a limit. Integers of more than 300 digits become +-10**300, which no field admits.
+half surrogate pairs, nesting and objects beyond a limit. Integers of more than 300 digits become +-10**300, which no field admits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from xcray.errors import InputError, excerpt
 
 MAX_DEPTH = 32
+MAX_KEYS = 64  # of one object; no request has so many, and each wrong one would cost an error of its own
 HUGE = 10**300  # stands for integers of more digits than anybody means; converting those is quadratic
 
 # A string up to its closing quote, or to the end of the data: always a match, so the scan is linear on hostile input.
@@ -32,8 +33,8 @@ class BadJSON(InputError):
 
 
 def loads(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
-    """The value of a JSON text. Raises BadJSON with code EMPTY_BODY, ENCODING, JSON_INVALID, JSON_DEPTH, JSON_DUP_KEY,
-    NOT_FINITE or UNICODE, and with line and column where there is one.
+    """The value of a JSON text. Raises BadJSON with code EMPTY_BODY, ENCODING, JSON_INVALID, JSON_DEPTH, JSON_KEYS,
+    JSON_DUP_KEY, NOT_FINITE or UNICODE, and with line and column where there is one.
     """
     text = _decode(body)
     _check_depth(body, max_depth)
@@ -71,7 +72,9 @@ def _check_depth(body: bytes, limit: int) -> None:
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are each given once."""
+    """An object whose keys are few and each given once."""
+    if len(pairs) > MAX_KEYS:
+        raise BadJSON(f"an object has {len(pairs):,} keys, more than {MAX_KEYS}", code="JSON_KEYS")
     out = dict(pairs)
     if len(out) != len(pairs):
         seen: set[str] = set()

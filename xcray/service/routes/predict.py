@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 
@@ -24,13 +24,26 @@ from xcray.service.schemas import (
     PredictReply,
     PredictRequest,
 )
+from xcray.service.settings import Settings
 from xcray.service.state import Rooms, rooms_of
 
 router = APIRouter(prefix="/v1/models", tags=["predictions"])
 T = TypeVar("T")
 
 
-PredictBody: TypeAlias = Annotated[PredictRequest, Depends(json_body(PredictRequest, "predict_body_bytes"))]
+
+def _check_count(settings: Settings, value: dict[str, Any]) -> None:
+    """Refuse too many instances before a million of them are looked at."""
+    instances = value.get("instances")
+    if isinstance(instances, list) and len(instances) > settings.max_instances:
+        raise InputError(
+            f"{len(instances):,} instances are more than the {settings.max_instances:,} of one request: send several",
+            code="INSTANCES",
+            limit=settings.max_instances,
+        )
+
+
+PredictBody: TypeAlias = Annotated[PredictRequest, Depends(json_body(PredictRequest, "predict_body_bytes", _check_count))]
 ExplainBody: TypeAlias = Annotated[ExplainRequest, Depends(json_body(ExplainRequest, "predict_body_bytes"))]
 
 
@@ -38,7 +51,8 @@ ExplainBody: TypeAlias = Annotated[ExplainRequest, Depends(json_body(ExplainRequ
 async def predict(request: Request, caller: Asker, reference: str, asked: PredictBody) -> PredictReply:
     """The best labels of each instance. `reference` is name, name@alias or name:3; the reply says which version answered."""
     rooms = rooms_of(request)
-    _check_limits(rooms, asked)
+    if asked.top_k > rooms.settings.max_top_k:
+        raise InputError(f"top_k must be 1 to {rooms.settings.max_top_k}", code="K_RANGE", loc="top_k")
     return await _computed(rooms, lambda: _predict(rooms, reference, asked))
 
 
@@ -47,15 +61,6 @@ async def explain(request: Request, caller: Asker, reference: str, asked: Explai
     """Which features made the score of a label (the best one when none is named), and what it lacks to be among the best."""
     rooms = rooms_of(request)
     return await _computed(rooms, lambda: _explain(rooms, reference, asked))
-
-
-def _check_limits(rooms: Rooms, asked: PredictRequest) -> None:
-    """The operator's limits."""
-    n, limit = len(asked.instances), rooms.settings.max_instances
-    if n > limit:
-        raise InputError(f"{n:,} instances are more than the {limit:,} of one request: send several", code="INSTANCES", limit=limit)
-    if asked.top_k > rooms.settings.max_top_k:
-        raise InputError(f"top_k must be 1 to {rooms.settings.max_top_k}", code="K_RANGE", loc="top_k")
 
 
 async def _computed(rooms: Rooms, work: Callable[[], T]) -> T:
