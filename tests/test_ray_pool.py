@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray as ray_module
 
 from xcray.errors import ParameterError, Stopped
 from xcray.execution.drive import drive
@@ -19,7 +20,6 @@ from xcray.solvers.block import merge
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.train import TrainSpec, train
 
-ray_module = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
 

@@ -44,11 +44,8 @@ def session(address: str | None, workers: int) -> Iterator[None]:
         with local_ray(num_cpus=workers):
             yield
     else:
-        connect(address)
-        try:
+        with connect(address):
             yield
-        finally:
-            ray.shutdown()
 
 
 class SolverActor:

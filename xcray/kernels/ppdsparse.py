@@ -426,7 +426,7 @@ def grow(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> int:
     for turn in range(n):
         if at.n_active - before >= quota:
             break
-        candidate = (offset + turn) % n
+        candidate = int((offset + turn) % n)
         z = 1.0 + scratch.scores[candidate] + b
         if scratch.kind[candidate] == UNSEEN and z > cut - width and z > 0.0:
             enter(problem, scratch, at, candidate)
