@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import ray as ray_module
 from xcray.errors import ParameterError, Stopped
 from xcray.execution.drive import drive
 from xcray.execution.pool import Result, StopFlag
+from xcray.schedule.messages import Task
 from xcray.schedule.scatter import Scatter
 from xcray.solvers.block import merge
 from xcray.solvers.ppdsparse import PPDSparseSolver
@@ -69,6 +71,26 @@ def test_kill_minus_nine_of_a_worker_changes_no_bit(tiny):
     assert sorted(label for r in results for label in r.task.labels) == list(range(tiny.n_labels))
     assert len({r.worker for r in results}) >= 2
     assert merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest() == whole(solver, tiny).digest()
+
+
+def test_a_worker_that_holds_two_batches_solves_one_at_a_time(tiny):
+    """Batches of one worker share scratch: two at once would mix their classes, or worse."""
+    solver, pool, _ = pool_and_schedule(tiny, workers=1, eps=1e-6)
+    reports, labels = [], tuple(range(tiny.n_labels))
+    pool.open()
+    try:
+        while not reports:
+            reports = pool.wait(0.5)
+        for task_id in range(4):
+            pool.submit(reports[0].worker, Task(task_id, labels, 1.0))
+        results = []
+        while len(results) < 4:
+            results += pool.wait(0.5)
+    finally:
+        pool.close()
+    assert {r.block.digest() for r in results} == {whole(solver, tiny).digest()}
+    spans = sorted((r.started, r.started + r.seconds) for r in results)
+    assert all(earlier[1] <= later[0] + 1e-3 for earlier, later in pairwise(spans))
 
 
 def test_a_node_that_does_not_see_the_data_gets_it_from_the_object_store(tiny):

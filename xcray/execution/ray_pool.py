@@ -49,7 +49,7 @@ def session(address: str | None, workers: int) -> Iterator[None]:
 
 
 class SolverActor:
-    """The life of one worker: `open` a data set, then `solve` batches; `stop` runs beside them."""
+    """The life of one worker: `open` a data set, then `solve` batches one after the other; `stop` and `pid` run beside them."""
 
     def __init__(self, solver: str, parameters: dict[str, Any], job: str) -> None:
         self._solver = make_solver(solver, parameters)
@@ -80,10 +80,12 @@ class SolverActor:
         self._solved.inc(len(labels))
         return block, began, time.monotonic() - started
 
+    @ray.method(concurrency_group="control")
     def pid(self) -> int:
         """The worker's process."""
         return os.getpid()
 
+    @ray.method(concurrency_group="control")
     def stop(self) -> None:
         """Let the batch under way end at its next slice."""
         self._stop.set()
@@ -162,8 +164,10 @@ class RayPool:
         """One more actor; it is reported as Joined once it has the data."""
         worker = f"worker-{self._started}"
         self._started += 1
-        remote = ray.remote(SolverActor).options(
-            name=f"xcray:{self._job}:{worker}", num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2
+        # one thread for batches, which share scratch, and one for control: a worker holds two batches, and solves one at a time
+        make: Any = ray.remote  # its types know no concurrency groups
+        remote = make(concurrency_groups={"control": 1})(SolverActor).options(
+            name=f"xcray:{self._job}:{worker}", num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=1
         )
         actor: Any = remote.remote(*self._make)
         self._actors[worker] = actor
