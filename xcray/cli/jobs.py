@@ -109,8 +109,9 @@ def follow(client: Client, job: str, as_json: bool) -> int:
 
 
 def tell(report: Reporter, event: Mapping[str, Any]) -> None:
-    """Report an event of progress or of a new phase."""
-    if event["kind"] in ("phase", "progress"):
+    """Report an event of progress, or that the job waits or starts."""
+    waits = event["kind"] == "status" and event["data"].get("status") in ("PENDING", "RUNNING")
+    if event["kind"] == "progress" or waits:
         report(step_of(event["data"]))
 
 

@@ -74,15 +74,15 @@ class Lines(Reporter):
 
     def __init__(self, stream: IO[str], every: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._every, self._clock = stream, every, clock
-        self._phase, self._last = "", float("-inf")
+        self._phase, self._last, self._told_all = "", float("-inf"), False
 
     def __call__(self, step: Any) -> None:
         """Write the step's line when it is time."""
-        finished = bool(step.total) and step.done >= step.total and step.phase == self._phase
-        if step.phase == self._phase and self._clock() < self._last + self._every and not finished:
+        finished = bool(step.total) and step.done >= step.total
+        waiting = self._told_all or (not finished and self._clock() < self._last + self._every)
+        if step.phase == self._phase and waiting:
             return
-        self._last = float("inf") if finished else self._clock()  # after the last one of a phase, be quiet until the next
-        self._phase = step.phase
+        self._phase, self._last, self._told_all = step.phase, self._clock(), finished
         print(line_of(step), file=self._stream, flush=True)
 
 

@@ -1,0 +1,337 @@
+"""The command line at work: a data set, a model, answers; interrupted and resumed; and the same over REST."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xcray.cli import processes
+from xcray.cli.main import main
+
+WORDS = {
+    "fruit": "apple pear plum cherry",
+    "tool": "hammer saw drill file",
+    "bird": "owl robin crow finch",
+    "file": "csv json text",
+}
+
+
+def lines() -> str:
+    """Documents whose words say their label, three of each four words."""
+    out = []
+    for i in range(120):
+        label = list(WORDS)[i % len(WORDS)]
+        own, other = WORDS[label].split(), WORDS[list(WORDS)[(i + 1) % len(WORDS)]].split()
+        text = f"{own[i % len(own)]} {own[(i // 4) % len(own)]} {label} {other[i % len(other)]}"
+        out.append(json.dumps({"text": text, "labels": [label, "thing"] if i % 3 else [label]}))
+    return "\n".join(out) + "\n"
+
+
+def run(*arguments: Any) -> int:
+    return main([str(each) for each in arguments])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with texts, the data set and the model made of them by the commands."""
+    place = tmp_path_factory.mktemp("cli")
+    (place / "texts.jsonl").write_text(lines())
+    assert run("data", "build", "jsonl", place / "texts.jsonl", place / "data", "--test-fraction", 0.2) == 0
+    assert run("train", place / "data", "--out", place / "model", "--name", "things") == 0
+    return place
+
+
+def read(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The one JSON document on stdout; nothing was on stderr."""
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def test_data_info(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "info", place / "data", "--verify", "--json") == 0
+    found = read(capsys)
+    assert (found["n_labels"], found["text"], found["skipped"]) == (5, True, 0)
+    assert sum(split["n_rows"] for split in found["splits"].values()) == 120
+    assert found["frequent_labels"][0][0] == "thing"
+    assert run("data", "info", place / "data") == 0
+    shown = capsys.readouterr().out
+    assert "content hash" in shown
+    assert "thing (" in shown
+
+
+def test_data_check_lists_bad_lines(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "check", "jsonl", place / "texts.jsonl") == 0
+    capsys.readouterr()
+    bad = tmp_path / "bad.svm"
+    bad.write_text("1 1:0.5\n2 1:x\n1 0:1\n")
+    assert run("data", "check", "svmlight", bad, "--json") == 2
+    found = read(capsys)
+    assert (found["rows"], found["n_bad"], [error["line"] for error in found["errors"]]) == (1, 2, [2, 3])
+    assert run("data", "check", "svmlight", bad) == 2
+    assert "bad.svm:2:" in capsys.readouterr().out
+    assert run("data", "build", "svmlight", bad, tmp_path / "out") == 2
+    assert capsys.readouterr().err.splitlines()[1].startswith("error ")
+    assert not (tmp_path / "out").exists()
+    assert run("data", "build", "svmlight", bad, tmp_path / "out", "--skip-bad", "--json") == 0
+    assert read(capsys)["skipped"] == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["svmlight", "out"],
+        ["pydocs", "in", "out"],
+        ["csv", "a", "b", "out"],
+        ["nonsense", "in", "out"],
+        ["csv", "missing.csv", "out"],
+    ],
+)
+def test_data_build_says_what_is_missing(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("data", "build", *arguments, "--json") == 2
+    assert json.loads(capsys.readouterr().err)["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_reach_inside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["-o", "synthetic.rows=50", "-o", "synthetic.labels=7", "-o", "synthetic.features=30"]
+    assert run("data", "build", "synthetic", tmp_path / "out", *options, "--seed", 3, "--json") == 0
+    found = read(capsys)
+    assert (found["n_labels"], found["n_features"], sum(s["n_rows"] for s in found["splits"].values())) == (7, 30, 50)
+
+
+def test_train_and_what_it_says(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", place / "data", "--out", tmp_path / "again", "-p", "lam=0.01", "--pool", "serial", "--json") == 0
+    again = read(capsys)
+    assert run("models", "show", place / "model", "--json") == 0
+    assert read(capsys)["sha256"] == again["sha256"]  # another pool, the same bytes
+    assert set(again["measures"]) >= {"P@1", "P@3", "nDCG@5"}
+    assert not (tmp_path / "again.run").exists()
+    assert run("train", place / "data", "--out", tmp_path / "again") == 1
+    assert "exists already" in capsys.readouterr().err
+    assert run("train", place / "data", "--out", tmp_path / "other", "-p", "lam=-1") == 2
+    assert "lam must be" in capsys.readouterr().err
+
+
+def test_train_lists_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "nowhere", "--parameters") == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["parameter", "default", "range", "meaning"]
+    assert {"lam", "C", "eps"} <= {row[0] for row in rows}
+
+
+def test_predict_texts_and_lines(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("predict", place / "model", "an apple and a pear", "owl", "-k", 2, "--json") == 0
+    found = read(capsys)["predictions"]
+    assert [len(answer["labels"]) for answer in found] == [2, 2]
+    assert [{one["label"] for one in answer["labels"]} & {"fruit", "bird"} for answer in found] == [{"fruit"}, {"bird"}]
+    reader, writer = os.pipe()
+    os.write(writer, b"an apple and a pear\nowl\n")
+    os.close(writer)
+    with os.fdopen(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert run("predict", place / "model", "-k", 2, "--json") == 0
+    assert read(capsys)["predictions"] == found
+    assert run("predict", place / "model", "owl") == 0
+    assert capsys.readouterr().out.splitlines()[0] == "owl"
+
+
+def test_predict_rows_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f"{i % 3} {i % 3 + 1}:1 4:0.1\n" for i in range(30))
+    (tmp_path / "rows.svm").write_text(rows)
+    assert run("data", "build", "svmlight", tmp_path / "rows.svm", tmp_path / "data", "--json") == 0
+    assert run("train", tmp_path / "data", "--out", tmp_path / "model", "--json") == 0
+    capsys.readouterr()
+    assert run("predict", tmp_path / "model", "--file", tmp_path / "rows.svm", "-k", 1, "--json") == 0
+    assert [answer["labels"][0]["label"] for answer in read(capsys)["predictions"]] == [str(i % 3) for i in range(30)]
+    assert run("predict", tmp_path / "model", "some text") == 2
+    assert "no text pipeline" in capsys.readouterr().err
+
+
+def test_explain_sums_to_the_score(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("explain", place / "model", "apple pear", "--label", "fruit", "--json") == 0
+    found = read(capsys)
+    parts = sum(part["contribution"] for part in found["contributions"])
+    assert found["label"] == "fruit"
+    assert found["score"] == pytest.approx(parts + found["rest"] + found["bias"], abs=1e-9)
+    assert {part["feature"] for part in found["contributions"]} <= {"apple", "pear"}
+    assert run("explain", place / "model", "apple pear", "--label", "no such") == 2
+    assert "no such" in capsys.readouterr().err
+
+
+def test_models_card_and_diff(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "card", place / "model") == 0
+    assert capsys.readouterr().out.startswith("# Model card")
+    assert run("models", "diff", place / "model", place / "model", "--max-loss", 0, "--json") == 0
+    found = read(capsys)
+    assert (found["same_content"], found["changed"], found["added"]) == (True, [], [])
+    assert run("train", place / "data", "--out", tmp_path / "worse", "-p", "lam=100", "--json") == 0
+    capsys.readouterr()
+    assert run("models", "diff", place / "model", tmp_path / "worse", "--max-loss", 1) == 1  # P@1 fell: the gate closes
+    assert "changed" in capsys.readouterr().out
+
+
+# interrupted and resumed: a process of its own, so that signals are real
+
+
+def command(*arguments: Any) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "xcray", *(str(each) for each in arguments)]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_an_interrupted_training_resumes_to_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["synthetic.rows=12000", "synthetic.labels=1500", "synthetic.features=4000"]
+    assert run("data", "build", "synthetic", tmp_path / "data", "--json", *(part for each in shape for part in ("-o", each))) == 0
+    work = ("train", tmp_path / "data", "--out", tmp_path / "model", "--pool", "serial", "-p", "eps=0.0001")
+    begun = command(*work)
+    parts = tmp_path / "model.run"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and begun.poll() is None and len(list(parts.rglob("*.arrow"))) < 2:
+        time.sleep(0.02)
+    begun.send_signal(signal.SIGINT)
+    _, err = begun.communicate(timeout=60)
+    assert begun.returncode == 130, err
+    assert "stopping" in err
+    assert "error STOPPED" in err
+    assert str(parts) in err
+    assert not (tmp_path / "model").exists()
+    ended = command(*work)
+    out, err = ended.communicate(timeout=120)
+    assert ended.returncode == 0, err
+    assert " kept" in err
+    whole = ("train", tmp_path / "data", "--out", tmp_path / "whole", "-p", "eps=0.0001", "--json")
+    capsys.readouterr()
+    assert run(*whole) == 0
+    assert read(capsys)["sha256"][:16] in out
+
+
+# over REST
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service with the threaded pool, ended after the tests of this file."""
+    home = tmp_path_factory.mktemp("served")
+    process = command("serve", "--port", 0, "--home", home, "--pool", "threads", "--log-level", "error", "--json")
+    try:
+        deadline = time.monotonic() + 60
+        while not (home / "serve.json").is_file() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert process.poll() is None, process.communicate()[1]
+        yield str(json.loads((home / "serve.json").read_text())["url"])
+    finally:
+        family = processes.family([process.pid])
+        process.terminate()
+        out, _ = process.communicate(timeout=60)
+        left = processes.left_of(family, 10.0)
+        processes.end(left)
+    assert process.returncode == 0
+    assert json.loads(out)["docs"].endswith("/docs")
+    assert left == set()
+
+
+def test_the_whole_story_over_rest(
+    place: Path, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XCRAY_SERVER", server)
+    capsys.readouterr()
+    assert run("data", "upload", "jsonl", place / "texts.jsonl", "--name", "things", "-o", "test_fraction=0.2", "--json") == 0
+    dataset = read(capsys)
+    assert dataset["status"] == "READY"
+    assert run("data", "list") == 0
+    assert dataset["id"] in capsys.readouterr().out
+    submit = ("jobs", "submit", dataset["id"], "--model", "things", "-p", "lam=0.01", "--key", "once")
+    assert run(*submit, "--json") == 0
+    job = read(capsys)
+    assert job["spec"]["params"] == {"lam": 0.01} or job["spec"]["params"]["lam"] == 0.01
+    assert run("jobs", "watch", job["id"]) == 0
+    captured = capsys.readouterr()
+    assert "SUCCEEDED" in captured.out
+    assert run(*submit, "--json") == 0
+    assert read(capsys)["id"] == job["id"]  # the same key: the same job
+    assert run("jobs", "get", job["id"], "--json") == 0
+    assert read(capsys)["result"]["sha256"] == sha256_of(place)
+    assert run("jobs", "list", "--status", "SUCCEEDED") == 0
+    assert job["id"] in capsys.readouterr().out
+    assert run("jobs", "logs", job["id"], "--json") == 0
+    assert read(capsys)["job"] == job["id"]
+    assert run("models", "list") == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("things\t1\tlatest=1")
+    assert run("models", "alias", "things", "best", 1, "--json") == 0
+    assert read(capsys)["aliases"]["best"] == 1
+    assert run("models", "show", "things@best", "--json") == 0
+    assert read(capsys)["version"] == 1
+    assert run("models", "card", "things:1") == 0
+    assert capsys.readouterr().out.startswith("# Model card")
+
+
+def sha256_of(place: Path) -> str:
+    """The hash of the model trained without a server."""
+    return str(json.loads((place / "model" / "manifest.json").read_text())["sha256"])
+
+
+def test_answers_over_rest_are_those_of_the_directory(place: Path, server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("apple pear", "owl crow", "-k", 3, "--json")
+    assert run("predict", place / "model", *asked) == 0
+    here = read(capsys)["predictions"]
+    assert run("predict", "things", *asked, "--server", server) == 0
+    assert read(capsys)["predictions"] == here
+    assert run("explain", place / "model", "apple pear", "--json") == 0
+    here = read(capsys)
+    assert run("explain", "things", "apple pear", "--server", server, "--json") == 0
+    there = read(capsys)
+    assert {name: there[name] for name in ("label", "score", "bias", "contributions")} == {
+        name: here[name] for name in ("label", "score", "bias", "contributions")
+    }
+
+
+def test_problems_of_a_server_read_like_our_own(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("jobs", "get", "job_nothere", "--server", server, "--json") == 2
+    assert json.loads(capsys.readouterr().err)["code"] == "NOT_FOUND"
+    assert run("predict", "nothere", "text", "--server", server) == 2
+    assert capsys.readouterr().err.startswith("error NOT_FOUND: ")
+    assert run("jobs", "list", "--server", "http://127.0.0.1:9", "--json") == 1
+    assert json.loads(capsys.readouterr().err)["code"] == "NO_SERVER"
+
+
+def test_serve_refuses_settings_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--host", "0.0.0.0", "--home", tmp_path / "home") == 2
+    assert "PUBLIC_ADDRESS" in capsys.readouterr().err
+    assert run("serve", "--pool", "nonsense", "--home", tmp_path / "home") == 2
+    assert "--pool" in capsys.readouterr().err
+
+
+def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--home", tmp_path, "--port", 0, "--json") == 0
+    found = read(capsys)
+    assert found["ok"]
+    assert {check["name"]: check["status"] for check in found["checks"]}["training"] in ("ok", "warn")
+    locked = tmp_path / "file"
+    locked.write_text("")
+    assert run("doctor", "--home", locked / "home", "--port", 0) in (0, 1)
+    assert len(capsys.readouterr().out.splitlines()) >= 10
+
+
+def test_families_of_processes() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 10
+    while len(family := processes.family([parent.pid])) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(family) == 2
+    assert processes.left_of(family, 0.0) == family
+    processes.end(family)
+    parent.wait()
+    assert processes.left_of(family, 5.0) == set()
