@@ -335,3 +335,20 @@ def test_families_of_processes() -> None:
     processes.end(family)
     parent.wait()
     assert processes.left_of(family, 5.0) == set()
+
+
+def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    demo = command("demo", "--pool", "threads", "--home", home)
+    deadline = time.monotonic() + 60
+    while not (home / "serve.json").is_file() and demo.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)  # the data set is being built by a child of the service
+    family = processes.family([demo.pid])
+    demo.send_signal(signal.SIGINT)
+    out, err = demo.communicate(timeout=90)
+    assert demo.returncode == 130, err
+    assert len(family) >= 2
+    assert processes.left_of(family, 0.0) == set()
+    assert "by force" not in out
+    assert err.endswith("error INTERRUPTED: interrupted\n")
