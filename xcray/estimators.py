@@ -21,9 +21,8 @@ from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block, merge
-from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.ppdsparse import ENTRIES_A_SECOND, PPDSparseSolver
 
-FIRST_RATE = 2e8  # cost units a second of one worker, until measured
 CHUNK = 4096  # rows scored at once
 
 
@@ -168,7 +167,7 @@ def _solve(solver: PPDSparseSolver, X: CSR, Y: Pattern, workers: int) -> Block:
     """All labels, on threads of this process."""
     local = solver.load(X, transpose(X), transpose_pattern(Y))
     costs = solver.costs(X, local.problem.XT, local.problem.YT)
-    schedule = Scatter(range(Y.n_cols), costs.tolist(), workers=workers, rate=FIRST_RATE)
+    schedule = Scatter(range(Y.n_cols), costs.tolist(), workers=workers, rate=ENTRIES_A_SECOND)
     pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
     results: list[Result] = []
     drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)

@@ -26,10 +26,9 @@ from xcray.model.model import write_model
 from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
-from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.ppdsparse import ENTRIES_A_SECOND, PPDSparseSolver
 
 POOLS = ("serial", "threads", "ray")
-FIRST_RATE = 2e8  # cost units a second of one worker, until measured
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class _Run:
         train = self.dataset.train
         missing = self.parts.missing
         costs = self.solver.costs(train.X, train.XT, train.YT)[missing]
-        schedule = Scatter(missing.tolist(), costs.tolist(), workers=self.workers, rate=FIRST_RATE)
+        schedule = Scatter(missing.tolist(), costs.tolist(), workers=self.workers, rate=ENTRIES_A_SECOND)
         self.seconds["LOADING"] = time.monotonic() - self.started
         began, kept = time.monotonic(), self.dataset.n_labels - len(missing)
         if len(missing):

@@ -35,7 +35,7 @@ QUESTIONS = (
     "multiply sparse matrices",
     "open a database connection with a transaction",
 )
-PARAMS = {"lam": 0.05}  # sparser than the default, and as good on documents held out
+TOP = 5  # answers to a question
 START_SECONDS = 60.0
 END_SECONDS = 60.0
 
@@ -176,7 +176,7 @@ def build(client: Client, quiet: bool) -> Dataset:
 
 def train(client: Client, dataset: Dataset, running: Service, pool: str, quiet: bool) -> Job:
     """A training over REST, watched to its end. Raises Unavailable when it did not succeed."""
-    submitted = client.jobs.submit(dataset=dataset["id"], model="pydocs", name="demo", pool=pool, params=PARAMS)
+    submitted = client.jobs.submit(dataset=dataset["id"], model="pydocs", name="demo", pool=pool)
     if not quiet:
         output.say()
         output.say(f"training on the pool {pool!r}: {running.url}/v1/jobs/{submitted['id']}")
@@ -208,7 +208,7 @@ def show_dashboard(home: Path) -> bool:
 
 def ask(client: Client, quiet: bool) -> dict[str, Any]:
     """Five questions, and the words behind the first answer."""
-    reply = client.predict("pydocs", list(QUESTIONS), top_k=3)
+    reply = client.predict("pydocs", list(QUESTIONS), top_k=TOP)
     answers = []
     for question, found in zip(QUESTIONS, reply["predictions"], strict=True):
         pairs = zip(found["labels"], found["scores"], strict=True)

@@ -16,6 +16,7 @@ from xcray.solvers.block import Block
 from xcray.solvers.parameters import check_parameters, parameter
 
 SLICE = 30_000_000  # entries of X between two looks at the stop flag: about 50 ms, at most 200 ms where memory is slow
+ENTRIES_A_SECOND = 2e8  # what `costs` counts, done in a second by one core, about; schedules measure it as they go
 LOSSES = {"squared_hinge": kernel.SQUARED_HINGE, "hinge": kernel.HINGE}
 PASSES = 4  # scoring passes a class needs, about
 FIRST_ROOM = 1 << 16  # weights a batch's output holds at first
