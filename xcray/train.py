@@ -26,7 +26,7 @@ from xcray.model.model import write_model
 from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
-from xcray.solvers.ppdsparse import ENTRIES_A_SECOND, PPDSparseSolver
+from xcray.solvers.ppdsparse import ENTRIES_A_SECOND, REVISION, PPDSparseSolver
 
 POOLS = ("serial", "threads", "ray")
 
@@ -190,7 +190,8 @@ class _Run:
 
     def _fingerprint(self) -> dict[str, Any]:
         """What makes two runs the same run."""
-        return {"solver": self.spec.solver, "params": self.solver.as_dict(), "dataset": self.dataset.content_hash, "format": 1}
+        solver = {"solver": self.spec.solver, "revision": REVISION, "params": self.solver.as_dict()}
+        return {**solver, "dataset": self.dataset.content_hash, "format": 1}
 
     def _pool(self) -> Pool:
         """The pool the spec asks for."""

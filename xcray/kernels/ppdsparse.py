@@ -8,7 +8,9 @@ For one class, with y_i = +1 or -1 (`xcray.solvers.ppdsparse` states the problem
 
     squared hinge: loss = C z_+^2, inv = 1/(2C), upper = infinity      hinge: loss = C z_+, inv = 0, upper = C
 
-A class goes START -> SCORE -> (SWEEP -> SCORE)* -> EXPORT. `advance` runs such steps for a batch of classes and comes back
+A class goes START -> SCORE -> (SWEEP -> SCORE)* -> EXPORT. Scoring walks the posting lists of weights that changed; it is most
+of the time, bound by reading lists from memory. So while it only searches for violators, small changes wait (`BLUR`); a class ends
+on an exact pass alone. `advance` runs such steps for a batch of classes and comes back
 when the batch is done, when its work budget is used up, or when the output is full; called again, it goes on where it was.
 Whatever a step needs to go on stands in one record (`STATE`) and in `Scratch`, which is clean between classes.
 
@@ -27,7 +29,16 @@ START, SWEEP, SCORE, EXPORT = 0, 1, 2, 3
 DONE, BUDGET, FULL = 0, 1, 2  # why `advance` came back
 SQUARED_HINGE, HINGE = 0, 1
 UNSEEN, POSITIVE, NEGATIVE = 0, 1, 2  # what a sample is to the active set
-BINS = 256
+
+# How searching saves: measured on title and abstract data; none of it moves the optimum or the certificate.
+BLUR, SHARPER = 0.2, 0.3  # changes that move no score (on the margin's scale of 1) by more than BLUR SHARPER^round wait
+SEARCHES = 2  # rounds whose pass may be inexact, unless it looks done
+HOPE = 2.0  # it looks done when the inexact gap is at most so many times the one asked for
+SEARCH_STEPS, STEPS = 3, 100  # Newton steps for the bias, in inexact and exact passes
+ENOUGH = 0.001  # of the gap asked for: how near the best bias must be
+SWEPT = 0.3  # of eps: a sweep that gains less than this of the null objective ends the round
+BLOCK = 64  # samples whose largest score is looked at first
+NOTHING = -1e30  # a score below all scores
 
 STATE = np.dtype(
     [
@@ -39,7 +50,10 @@ STATE = np.dtype(
         ("positives", np.int32),
         ("n_active", np.int32),
         ("n_touched", np.int32),
+        ("n_entered", np.int32),
+        ("n_entries", np.int64),
         ("position", np.int32),  # within the sweep or the scoring pass under way
+        ("exact", np.int32),  # whether the scores are those of all weights; else of the large changes only
         ("nnz", np.int32),
         ("pruned", np.int32),
         ("support", np.int32),
@@ -60,11 +74,15 @@ STATE = np.dtype(
 
 
 class Problem(NamedTuple):
-    """The data: X by row and by column, squared row norms (N,) float64, and which samples each label is on (K x N)."""
+    """The data: X by row and by column, and which samples each label is on (K x N).
+
+    row_sq: (N,) squared row norms, float64; largest: (D,) the largest size of a value in each column, float32.
+    """
 
     X: CSR
     XT: CSR
     row_sq: Float64
+    largest: Float32
     YT: Pattern
 
 
@@ -84,15 +102,24 @@ class Settings(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory of one worker, O(N + D); all zero between classes."""
+    """Working memory of one worker, O(N + D) and the entries of the largest active set; marks are zero between classes.
 
-    v: Float64  # (D,)
-    marked: np.ndarray  # (D,) uint8: v_j has been touched
-    touched: Int32  # (D,) the touched features, in order of first touch
-    scores: Float64  # (N,) w.x_i, without the bias
+    A class works on its own numbering of features, in order of first touch, so that what it reads again and again is
+    small and dense: feature `touched[t]` has number t.
+    """
+
+    number: Int32  # (D,) number of a touched feature plus one; 0: not touched
+    touched: Int32  # (D,) the touched features
+    v: Float64  # (D,) by number
+    walked: Float64  # (D,) by number: the weight that is in `scores`
+    scores: Float64  # (N,) walked.x_i, without the bias
+    tops: Float64  # (N,) largest scores of blocks of samples
     alpha: Float64  # (N,)
     kind: np.ndarray  # (N,) uint8: UNSEEN, POSITIVE or NEGATIVE
     active: Int32  # (N,) the active samples
+    entered: Int32  # (N,) all samples that were active at some time
+    begins: Int64  # (N,) where the numbers of a sample's features begin in `entries`, plus one; 0: never active
+    entries: Int32  # (nnz,) numbers of features, row after row; memory is taken as it is written
 
 
 class Columns(NamedTuple):
@@ -115,16 +142,34 @@ def soft(v: float, lam: float) -> float:
 
 
 @numba.njit(nogil=True, cache=True)
-def touch(X: CSR, i: int, scratch: Scratch, at: Any) -> None:
-    """List the features of row i that no active row had."""
-    n = at.n_touched
+def admit(X: CSR, i: int, scratch: Scratch, at: Any) -> None:
+    """Number the features of a row that becomes active for the first time."""
+    if scratch.begins[i] != 0:
+        return
+    n, e = at.n_touched, at.n_entries
+    scratch.begins[i] = e + 1
+    scratch.entered[at.n_entered] = i
+    at.n_entered += 1
     for p in range(X.indptr[i], X.indptr[i + 1]):
         j = X.indices[p]
-        if scratch.marked[j] == 0:
-            scratch.marked[j] = 1
+        if scratch.number[j] == 0:
             scratch.touched[n] = j
+            scratch.v[n] = 0.0
+            scratch.walked[n] = 0.0
             n += 1
-    at.n_touched = n
+            scratch.number[j] = n
+        scratch.entries[e] = scratch.number[j] - 1
+        e += 1
+    at.n_touched, at.n_entries = n, e
+
+
+@numba.njit(nogil=True, cache=True)
+def add_row(X: CSR, i: int, step: float, scratch: Scratch) -> None:
+    """v += step x_i, for a row that was admitted."""
+    lo, hi, e = X.indptr[i], X.indptr[i + 1], scratch.begins[i] - 1
+    numbers, values = scratch.entries[e : e + hi - lo], X.data[lo:hi]
+    for p in range(len(values)):
+        scratch.v[numbers[p]] += step * values[p]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -143,13 +188,15 @@ def start(problem: Problem, s: Settings, label: int, scratch: Scratch, at: Any) 
     X, YT = problem.X, problem.YT
     positives = YT.indices[YT.indptr[label] : YT.indptr[label + 1]]
     n_pos, n_neg = len(positives), len(X.indptr) - 1 - len(positives)
+    scratch.scores[:] = 0.0
     at.label, at.positives, at.n_active, at.n_touched = label, n_pos, n_pos, 0
+    at.n_entered, at.n_entries = 0, 0
     at.rounds, at.sweeps, at.sweeps_left, at.position, at.work = 0, 0, 0, 0, 0
-    at.violation = 0.0
+    at.violation, at.exact = 0.0, 0
     at.nnz, at.pruned, at.support, at.violating = 0, 0, 0, 0
     at.counter = stream(s.seed, label)
     at.null = null_objective(n_pos, n_neg, s)
-    at.inner_tol = 0.01 * s.eps
+    at.inner_tol = SWEPT * s.eps
     at.dual, at.primal, at.gap = -np.inf, np.inf, np.inf
     if n_pos == 0:
         finish_empty(s, n_neg, at)
@@ -158,19 +205,18 @@ def start(problem: Problem, s: Settings, label: int, scratch: Scratch, at: Any) 
         i = positives[a]
         scratch.kind[i] = POSITIVE
         scratch.active[a] = i
-        touch(X, i, scratch, at)
-        for p in range(X.indptr[i], X.indptr[i + 1]):
-            scratch.v[X.indices[p]] += X.data[p]
+        admit(X, i, scratch, at)
+        add_row(X, i, 1.0, scratch)
         at.work += X.indptr[i + 1] - X.indptr[i]
     square = 0.0
     for t in range(at.n_touched):
-        square += scratch.v[scratch.touched[t]] ** 2
+        square += scratch.v[t] ** 2
     inv = 0.5 / s.C if s.loss == SQUARED_HINGE else 0.0
     alpha = 2.0 / max(inv + square / (n_pos * s.tau), 1e-12)  # minimises the dual along equal alphas when b stays at -1
     if s.loss == HINGE:
         alpha = min(alpha, s.C)
     for t in range(at.n_touched):
-        scratch.v[scratch.touched[t]] *= alpha
+        scratch.v[t] *= alpha
     for a in range(n_pos):
         scratch.alpha[positives[a]] = alpha
     at.vb = alpha * n_pos
@@ -226,7 +272,8 @@ def sweep(problem: Problem, s: Settings, scratch: Scratch, at: Any, budget: int)
         lo, hi = X.indptr[i], X.indptr[i + 1]
         y = 1.0 if scratch.kind[i] == POSITIVE else -1.0
         alpha = scratch.alpha[i]
-        dot = soft_dot(X.indices[lo:hi], X.data[lo:hi], v, lam)
+        e = scratch.begins[i] - 1
+        dot = soft_dot(scratch.entries[e : e + hi - lo], X.data[lo:hi], v, lam)
         work += hi - lo
         gradient = y * (dot + vb) / tau - 1.0 + alpha * inv
         if alpha <= 0.0 and gradient >= 0.0:
@@ -240,8 +287,7 @@ def sweep(problem: Problem, s: Settings, scratch: Scratch, at: Any, budget: int)
             violation += step * step * curvature
             scratch.alpha[i] = new
             step *= y
-            for p in range(lo, hi):
-                v[X.indices[p]] += step * X.data[p]
+            add_row(X, i, step, scratch)
             vb += step
             work += hi - lo
     at.vb, at.violation, at.work = vb, violation, at.work + work
@@ -259,21 +305,32 @@ def after_sweep(at: Any) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
+def walk(rows: Int32, values: Float32, change: float, scores: Float64) -> None:
+    """Add a changed weight to the scores of the rows on its posting list."""
+    for p in range(len(rows)):
+        scores[rows[p]] += change * values[p]
+
+
+@numba.njit(nogil=True, cache=True)
 def score(problem: Problem, s: Settings, scratch: Scratch, at: Any, budget: int) -> int:
-    """w.x_i of every sample by walking the postings of the weights that are not zero, or as many as the budget allows."""
-    XT, scores = problem.XT, scratch.scores
-    if at.position == 0:
-        scores[:] = 0.0
+    """Bring the scores up to date by walking the postings of changed weights, or as many as the budget allows.
+
+    While searching, small changes wait: they may delay who is looked at, never decide when to stop. An exact pass
+    (`at.exact`) leaves none.
+    """
+    XT = problem.XT
+    blur = BLUR * SHARPER**at.rounds
     work = 0
     t = at.position
     while t < at.n_touched and work < budget:
+        w = soft(scratch.v[t], s.lam) / s.tau
+        change = w - scratch.walked[t]
         j = scratch.touched[t]
         t += 1
-        w = soft(scratch.v[j], s.lam) / s.tau
-        if w != 0.0:
+        if change != 0.0 and (at.exact == 1 or abs(change) * problem.largest[j] > blur):
             lo, hi = XT.indptr[j], XT.indptr[j + 1]
-            for p in range(lo, hi):
-                scores[XT.indices[p]] += w * XT.data[p]
+            walk(XT.indices[lo:hi], XT.data[lo:hi], change, scratch.scores)
+            scratch.walked[t - 1] = w
             work += hi - lo
     at.work += work
     at.position = t
@@ -307,37 +364,44 @@ def signed_sums(scores: Float64, positives: Int32, b: float) -> tuple[float, flo
 
 
 @numba.njit(nogil=True, cache=True)
-def best_bias(scores: Float64, positives: Int32, s: Settings, b: float) -> float:
-    """The bias that minimises the primal at fixed w: Newton's method on a monotone piecewise linear slope, kept in a bracket."""
+def best_bias(scores: Float64, positives: Int32, s: Settings, b: float, enough: float, steps: int) -> tuple[float, float, int]:
+    """The bias that minimises the primal at fixed w, to within about `enough`.
+
+    With tau/2 b^2 + the sum of losses there, and how many samples have a loss. Newton's method on a monotone piecewise
+    linear slope, kept in a bracket, `steps` at most.
+    """
     squared = s.loss == SQUARED_HINGE
     low, high = -np.inf, np.inf
-    for _ in range(100):
-        n1, _, n0, p1, _, p0 = signed_sums(scores, positives, b)
+    best, least, violating = b, np.inf, 0
+    for _ in range(steps):
+        n1, n2, n0, p1, p2, p0 = signed_sums(scores, positives, b)
         if squared:
-            slope, curvature = s.tau * b + 2.0 * s.C * (n1 - p1), s.tau + 2.0 * s.C * (n0 + p0)
+            value, slope, curvature = s.C * (n2 + p2), s.tau * b + 2.0 * s.C * (n1 - p1), s.tau + 2.0 * s.C * (n0 + p0)
         else:
-            slope, curvature = s.tau * b + s.C * (n0 - p0), s.tau
+            value, slope, curvature = s.C * (n1 + p1), s.tau * b + s.C * (n0 - p0), s.tau
+        if value + 0.5 * s.tau * b * b < least:
+            best, least, violating = b, value + 0.5 * s.tau * b * b, int(n0 + p0)
         if slope > 0.0:
             high = min(high, b)
         else:
             low = max(low, b)
+        if squared and 0.5 * slope * slope / curvature <= enough:
+            break
         new = b - slope / curvature
-        if not low <= new <= high:
-            new = 0.5 * (low + high)
-        elif not squared and np.isfinite(low) and np.isfinite(high):
-            new = 0.5 * (low + high)  # the hinge's slope jumps: halve the bracket
+        if not low <= new <= high or (not squared and np.isfinite(low) and np.isfinite(high)):
+            new = 0.5 * (low + high)  # outside the bracket; and the hinge's slope jumps
         if abs(new - b) <= 1e-12 * (1.0 + abs(b)):
             break
         b = new
-    return b
+    return best, least, violating
 
 
 @numba.njit(nogil=True, cache=True)
 def certify(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None:
-    """The duality gap over all N samples, at w(alpha) with its best bias; exact after every scoring pass."""
+    """The duality gap over all N samples, at w(alpha) with its best bias; as exact as the scores are."""
     l1, w2, nnz = 0.0, 0.0, 0
     for t in range(at.n_touched):
-        w = soft(scratch.v[scratch.touched[t]], s.lam) / s.tau
+        w = soft(scratch.v[t], s.lam) / s.tau
         if w != 0.0:
             l1 += abs(w)
             w2 += w * w
@@ -352,12 +416,11 @@ def certify(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None:
     inv = 0.5 / s.C if s.loss == SQUARED_HINGE else 0.0
     at.dual = max(at.dual, first - 0.5 * inv * second - 0.5 * s.tau * (w2 + b * b))
     positives = problem.YT.indices[problem.YT.indptr[at.label] : problem.YT.indptr[at.label + 1]]
-    at.bias = best_bias(scratch.scores, positives, s, b)
-    n1, n2, n0, p1, p2, p0 = signed_sums(scratch.scores, positives, at.bias)
-    loss = s.C * (n2 + p2) if s.loss == SQUARED_HINGE else s.C * (n1 + p1)
-    at.primal = s.lam * l1 + 0.5 * s.tau * (w2 + at.bias * at.bias) + loss
+    near, steps = at.bias if at.rounds > 0 else -1.0, STEPS if at.exact == 1 else SEARCH_STEPS
+    at.bias, least, at.violating = best_bias(scratch.scores, positives, s, near, ENOUGH * s.eps * at.null, steps)
+    at.primal = s.lam * l1 + 0.5 * s.tau * w2 + least
     at.gap = at.primal - at.dual
-    at.nnz, at.support, at.violating = nnz, support, np.int32(n0 + p0)
+    at.nnz, at.support = nnz, support
 
 
 @numba.njit(nogil=True, cache=True)
@@ -374,26 +437,13 @@ def shrink(scratch: Scratch, at: Any) -> None:
     at.n_active = kept
 
 
-@numba.njit(nogil=True, cache=True)
-def cut_of(scratch: Scratch, b: float, quota: int) -> tuple[float, float]:
-    """A violation such that about `quota` unseen samples exceed it, by a histogram; and the width of a bin (0: none violates)."""
-    worst = 0.0
-    for i in range(len(scratch.scores)):
-        if scratch.kind[i] == UNSEEN:
-            worst = max(worst, 1.0 + scratch.scores[i] + b)
-    if worst <= 1e-12:
-        return 0.0, 0.0
-    counts = np.zeros(BINS + 1, np.int64)
-    for i in range(len(scratch.scores)):
-        z = 1.0 + scratch.scores[i] + b
-        if z > 0.0 and scratch.kind[i] == UNSEEN:
-            counts[np.int64(z / worst * BINS)] += 1
-    counts[BINS - 1] += counts[BINS]
-    total, cut = 0, BINS
-    while cut > 0 and total + counts[cut - 1] <= quota:
-        cut -= 1
-        total += counts[cut]
-    return worst * cut / BINS, worst / BINS
+@numba.njit(nogil=True, cache=True, fastmath={"nnan", "nsz", "reassoc"})
+def largest_unseen(scores: Float64, kind: np.ndarray) -> float:
+    """The largest score of the unseen samples of a block; NOTHING without any; SIMD."""
+    out = NOTHING
+    for i in range(len(scores)):
+        out = max(out, scores[i] if kind[i] == UNSEEN else NOTHING)
+    return out
 
 
 @numba.njit(nogil=True, cache=True)
@@ -402,36 +452,43 @@ def enter(problem: Problem, scratch: Scratch, at: Any, i: int) -> None:
     scratch.kind[i] = NEGATIVE
     scratch.active[at.n_active] = i
     at.n_active += 1
-    touch(problem.X, i, scratch, at)
+    admit(problem.X, i, scratch, at)
 
 
 @numba.njit(nogil=True, cache=True)
 def grow(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> int:
     """Let the most violating unseen negatives in (paper, Algorithm 1, step 2); returns how many.
 
-    At most as many as are active now plus `growth` for each positive. Of the bin that would exceed that (often thousands of
-    samples that share no feature with w, all with the same score) a part enters, from a pseudo-random place on.
+    About as many as are active now plus `growth` for each positive. The cut is the score that so many blocks of samples
+    reach; samples above it enter, then samples at it (often thousands that share no feature with w, all with
+    the same score), from a pseudo-random block on.
     """
-    b = at.vb / s.tau
-    quota = s.growth * (1 + at.positives) + at.n_active
-    cut, width = cut_of(scratch, b, quota)
-    if width == 0.0:
-        return 0
-    n, before = len(scratch.scores), at.n_active
-    for i in range(n):
-        if scratch.kind[i] == UNSEEN and 1.0 + scratch.scores[i] + b > cut:
-            enter(problem, scratch, at, i)
+    n = len(scratch.scores)
+    quota = min(s.growth * (1 + at.positives) + at.n_active, n)
+    block = BLOCK
+    while block > 1 and quota * 4 * block > n:
+        block //= 2
+    n_blocks = (n + block - 1) // block
+    tops = scratch.tops[:n_blocks]
+    for k in range(n_blocks):
+        tops[k] = largest_unseen(scratch.scores[k * block : (k + 1) * block], scratch.kind[k * block : (k + 1) * block])
+    floor = -1.0 - at.vb / s.tau  # a negative violates above this score
+    cut = np.partition(tops, n_blocks - quota)[n_blocks - quota] if quota < n_blocks else NOTHING
+    before = at.n_active
     at.counter += GAMMA
-    offset = below(at.counter, n)
-    for turn in range(n):
-        if at.n_active - before >= quota:
-            break
-        candidate = int((offset + turn) % n)
-        z = 1.0 + scratch.scores[candidate] + b
-        if scratch.kind[candidate] == UNSEEN and z > cut - width and z > 0.0:
-            enter(problem, scratch, at, candidate)
-    entered: int = at.n_active - before
-    return entered
+    offset = below(at.counter, n_blocks)
+    for strict in (True, False):
+        for turn in range(n_blocks):
+            k = int((offset + turn) % n_blocks)
+            if at.n_active - before >= 2 * quota or (not strict and at.n_active - before >= quota):
+                break
+            if tops[k] > floor + 1e-12 and (tops[k] > cut if strict else tops[k] >= cut):
+                for i in range(k * block, min(n, (k + 1) * block)):
+                    z = scratch.scores[i]
+                    if scratch.kind[i] == UNSEEN and z > floor + 1e-12 and (z > cut if strict else z >= cut):
+                        enter(problem, scratch, at, i)
+    admitted: int = at.n_active - before
+    return admitted
 
 
 @numba.njit(nogil=True, cache=True)
@@ -439,9 +496,13 @@ def after_score(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> Non
     """Stop on the certificate, or choose the next active set."""
     certify(problem, s, scratch, at)
     at.position = 0
-    if at.gap <= s.eps * at.null or at.rounds >= s.max_rounds:
-        at.phase = EXPORT
+    asked = s.eps * at.null * (1.0 if at.exact == 1 else HOPE)
+    if at.gap <= asked or at.rounds >= s.max_rounds:
+        if at.exact == 1:
+            at.phase = EXPORT
+        at.exact = 1  # it looks done: walk what waited, and look again
         return
+    at.exact = 1 if at.rounds >= SEARCHES else 0
     if at.rounds > 0:
         shrink(scratch, at)
     entered = grow(problem, s, scratch, at)
@@ -458,23 +519,26 @@ def export(s: Settings, scratch: Scratch, at: Any, done: int, out: Columns) -> b
     base = out.ends[done - 1] if done > 0 else 0
     if base + at.nnz > len(out.features):
         return False
-    touched = np.sort(scratch.touched[: at.n_touched])
     kept, pruned = 0, 0
-    for j in touched:
-        w = soft(scratch.v[j], s.lam) / s.tau
-        if w != 0.0:
-            if abs(w) > s.prune:
-                out.features[base + kept] = j
-                out.weights[base + kept] = w
-                kept += 1
-            else:
-                pruned += 1
-    for j in touched:
-        scratch.v[j] = 0.0
-        scratch.marked[j] = 0
-    for a in range(at.n_active):
-        scratch.alpha[scratch.active[a]] = 0.0
-        scratch.kind[scratch.active[a]] = UNSEEN
+    numbers = np.empty(at.nnz, np.int32)
+    for t in range(at.n_touched):
+        scratch.number[scratch.touched[t]] = 0
+        w = soft(scratch.v[t], s.lam) / s.tau
+        if abs(w) > s.prune:
+            numbers[kept] = t
+            kept += 1
+        elif w != 0.0:
+            pruned += 1
+    order = np.argsort(scratch.touched[numbers[:kept]])
+    for p in range(kept):
+        t = numbers[order[p]]
+        out.features[base + p] = scratch.touched[t]
+        out.weights[base + p] = soft(scratch.v[t], s.lam) / s.tau
+    for a in range(at.n_entered):
+        i = scratch.entered[a]
+        scratch.begins[i] = 0
+        scratch.alpha[i] = 0.0
+        scratch.kind[i] = UNSEEN
     at.nnz, at.pruned = kept, pruned
     out.ends[done] = base + kept
     return True
