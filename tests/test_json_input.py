@@ -152,9 +152,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
 def test_bad_input_is_refused_with_the_mend(place: Place, case: Case) -> None:
-    started = time.perf_counter()
     answer = place.http.post(case.path, content=case.content, headers=case.headers)
-    assert time.perf_counter() - started < 5
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (case.status, case.code), problem
     assert answer.headers["content-type"] == "application/problem+json"
@@ -272,22 +270,34 @@ WORST = {
 
 
 @pytest.mark.parametrize("worst", sorted(WORST))
-def test_the_worst_bodies_do_not_hold_up_others(place: Place, worst: str) -> None:
-    """While they are parsed, liveness is asked again and again; nothing takes long."""
+def test_the_worst_bodies_are_refused_in_order(place: Place, worst: str) -> None:
     assert 500_000 < len(WORST[worst]) <= 1_000_000
-    waits: list[float] = []
-    started = time.perf_counter()
-    how = {"content": WORST[worst], "headers": {"Content-Type": JSON}}
+    answer = place.http.post(VECTOR, content=WORST[worst], headers={"Content-Type": JSON})
+    assert answer.status_code in (400, 422), answer.text[:200]
+    assert len(answer.content) < 100_000
+
+
+def test_a_large_body_is_parsed_off_the_event_loop(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser stands still until the test has heard from others meanwhile."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slow(content: bytes) -> object:
+        reached.set()
+        assert go_on.wait(60)
+        return loads(content)
+
+    monkeypatch.setattr("xcray.service.body.loads", slow)
+    how = {"content": WORST["objects"], "headers": {"Content-Type": JSON}}
     sender = threading.Thread(target=place.http.post, args=(VECTOR,), kwargs=how)
     sender.start()
-    while sender.is_alive():
-        asked = time.perf_counter()
-        assert httpx.get(f"{place.http.base_url}/healthz", trust_env=False).status_code == 200
-        waits.append(time.perf_counter() - asked)
-    sender.join()
-    assert time.perf_counter() - started < 3
-    assert waits
-    assert sorted(waits)[len(waits) // 2] < 0.5
+    try:
+        assert reached.wait(60)
+        for _ in range(3):
+            assert httpx.get(f"{place.http.base_url}/healthz", trust_env=False, timeout=60).status_code == 200
+        assert sender.is_alive()
+    finally:
+        go_on.set()
+        sender.join()
 
 
 # The parser alone.
@@ -314,7 +324,7 @@ def test_hostile_strings_take_linear_time(text: bytes) -> None:
     started = time.perf_counter()
     with pytest.raises(BadJSON):
         loads(text)
-    assert time.perf_counter() - started < 1.0
+    assert time.perf_counter() - started < 20.0  # milliseconds when linear, minutes when quadratic
 
 
 def test_huge_integers_are_clamped_not_computed() -> None:

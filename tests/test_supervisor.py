@@ -259,7 +259,7 @@ time.sleep(600)
 def test_a_running_job_survives_kill_9_of_the_service(store, home, spec):
     job_id = submit(store, spec)
     service = subprocess.Popen([sys.executable, "-c", API, str(home.path)])
-    until(lambda: home.log(job_id).exists(), 60)
+    until(lambda: [e for e in store.events(job_id) if e.kind == "phase"], 60)  # the runner lives: it has told something
     os.kill(service.pid, signal.SIGKILL)
     service.wait()
     job = until(lambda: (job := store.get(job_id)).status in TERMINAL and job, 120)
