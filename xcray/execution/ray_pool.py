@@ -23,7 +23,7 @@ from ray.util.metrics import Counter
 
 from xcray.arrays import CSR, Pattern, csr, pattern
 from xcray.data.dataset import Dataset
-from xcray.errors import NotFound, Stopped, Unavailable, XcrayError
+from xcray.errors import Unavailable, XcrayError
 from xcray.execution.pool import Failed, Report, Result, StopFlag
 from xcray.execution.ray_session import connect, local_ray
 from xcray.schedule.messages import Joined, Lost, Task
@@ -222,4 +222,4 @@ def _frozen(block: Block) -> Block:
 def _cause(error: Any) -> BaseException:
     """What the worker raised, as it was raised there."""
     cause = error.cause
-    return cause if isinstance(cause, (XcrayError, Stopped, NotFound)) else error
+    return cause if isinstance(cause, XcrayError) else error

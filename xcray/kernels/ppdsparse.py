@@ -199,7 +199,7 @@ def start(problem: Problem, s: Settings, label: int, scratch: Scratch, at: Any) 
     at.inner_tol = SWEPT * s.eps
     at.dual, at.primal, at.gap = -np.inf, np.inf, np.inf
     if n_pos == 0:
-        finish_empty(s, n_neg, at)
+        finish_empty(s, at)
         return
     for a in range(n_pos):
         i = positives[a]
@@ -224,7 +224,7 @@ def start(problem: Problem, s: Settings, label: int, scratch: Scratch, at: Any) 
 
 
 @numba.njit(nogil=True, cache=True)
-def finish_empty(s: Settings, n_neg: int, at: Any) -> None:
+def finish_empty(s: Settings, at: Any) -> None:
     """A label without positives: no weights, bias -1; the best bias gives the exact gap."""
     at.bias, at.vb = -1.0, -s.tau
     at.primal = 0.5 * s.tau
