@@ -1,10 +1,10 @@
 """The service from Python: the same nouns as its paths, results as typed dictionaries, problems as the classes of xcray.errors.
 
-    with Client("http://127.0.0.1:8000") as client:
-        data = client.datasets.wait(client.datasets.build("pydocs", "pydocs")["id"])
-        job = client.jobs.submit(dataset=data["id"], model="pydocs")
-        client.jobs.wait(job["id"], on_event=print)
-        client.predict("pydocs", ["read rows of a csv file into dictionaries"])
+with Client("http://127.0.0.1:8000") as client:
+    data = client.datasets.wait(client.datasets.build("pydocs", "pydocs")["id"])
+    job = client.jobs.submit(dataset=data["id"], model="pydocs")
+    client.jobs.wait(job["id"], on_event=print)
+    client.predict("pydocs", ["read rows of a csv file into dictionaries"])
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ KINDS: Final[dict[str, type[XcrayError]]] = {
 class Connection:
     """HTTP to one service. url, token, timeout, retries, transport: see `Client`."""
 
-    def __init__(
-        self, url: str, *, token: str | None, timeout: float, retries: int, transport: httpx.BaseTransport | None
-    ) -> None:
+    def __init__(self, url: str, *, token: str | None, timeout: float, retries: int, transport: httpx.BaseTransport | None) -> None:
         self.url = url.rstrip("/")
         try:
             parsed = httpx.URL(self.url)
@@ -123,8 +121,6 @@ class Connection:
         if isinstance(error, httpx.TimeoutException):
             return Unavailable(f"{self.url} did not answer in time: try again, or with a larger timeout", code="TIMEOUT")
         return Unavailable(f"nobody answers at {self.url}: start one with `xcray serve`, or check the address", code="NO_SERVER")
-
-
 
 
 def _pause(failures: int) -> float:

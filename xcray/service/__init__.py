@@ -1,14 +1,14 @@
 """xcray over HTTP: data sets, jobs, models, predictions.
 
-    app          create_app: everything is handed in, so tests need neither Ray nor processes
-    server       serve: the app with uvicorn, the supervisor, a local Ray when asked for
-    settings     what an operator may set, by environment or command line
-    guard        the outer wall: request ids, hosts, origins, header limits, access log
-    auth         who asks: every route asks it
-    body         a request's JSON: limits, strict_json, schemas
-    problems     errors as problem documents (RFC 9457), by one table
-    uploads      bodies streamed to disk, half-written ones invisible
-    building     data sets built in child processes (ingest) under limits
-    predictors   loaded models, a few at a time
-    sse          a job's events as a stream that resumes
+app          create_app: everything is handed in, so tests need neither Ray nor processes
+server       serve: the app with uvicorn, the supervisor, a local Ray when asked for
+settings     what an operator may set, by environment or command line
+guard        the outer wall: request ids, hosts, origins, header limits, access log
+auth         who asks: every route asks it
+body         a request's JSON: limits, strict_json, schemas
+problems     errors as problem documents (RFC 9457), by one table
+uploads      bodies streamed to disk, half-written ones invisible
+building     data sets built in child processes (ingest) under limits
+predictors   loaded models, a few at a time
+sse          a job's events as a stream that resumes
 """

@@ -18,9 +18,7 @@ class Gauges:
 
     def __init__(self, count_jobs: Callable[[], dict[str, int]]) -> None:
         self._registry = CollectorRegistry()
-        self.requests = Counter(
-            "xcray_http_requests", "Requests answered.", ("route", "method", "status"), registry=self._registry
-        )
+        self.requests = Counter("xcray_http_requests", "Requests answered.", ("route", "method", "status"), registry=self._registry)
         self.seconds = Histogram(
             "xcray_http_request_seconds", "Seconds to the last byte.", ("route",), buckets=SECONDS, registry=self._registry
         )

@@ -1,6 +1,6 @@
 """Bodies streamed to disk: counted and hashed as they come, in sight only when they are whole and synced.
 
-    HOME/uploads/upl_.../body      arrived whole        HOME/uploads/.upl_....part/body    on its way, or left by a crash
+HOME/uploads/upl_.../body      arrived whole        HOME/uploads/.upl_....part/body    on its way, or left by a crash
 """
 
 from __future__ import annotations

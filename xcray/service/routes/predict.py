@@ -31,7 +31,6 @@ router = APIRouter(prefix="/v1/models", tags=["predictions"])
 T = TypeVar("T")
 
 
-
 def _check_count(settings: Settings, value: dict[str, Any]) -> None:
     """Refuse too many instances before a million of them are looked at."""
     instances = value.get("instances")

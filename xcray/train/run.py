@@ -1,12 +1,10 @@
-"""train(spec) -> a published model and its measures: the one use case that the command line and jobs share."""
+"""train(spec): from a data set directory to a published model, resumable at any point."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, InputError, ParameterError, Stopped, Unavailable
+from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
 from xcray.execution.parts import Parts
 from xcray.execution.pool import Pool, Result, StopFlag
-from xcray.files import check_name, write_table
+from xcray.files import write_table
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import evaluate
 from xcray.model.model import write_model
@@ -27,69 +25,9 @@ from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
 from xcray.solvers.ppdsparse import ENTRIES_A_SECOND, REVISION, PPDSparseSolver
-
-POOLS = ("serial", "threads", "ray")
-
-
-@dataclass(frozen=True)
-class TrainSpec:
-    """What to train. Checked when made; raises ParameterError with the mend.
-
-    dataset: path of a data set directory; solver and params: see `xcray.solvers`; pool: serial, threads or ray;
-    workers: 0 for one per core; ray_address: a cluster to join, else a local Ray is started for the training;
-    name: the model's name; ks: the k of P@k and so on.
-    """
-
-    dataset: str
-    solver: str = "ppdsparse"
-    params: Mapping[str, Any] = field(default_factory=dict)
-    pool: str = "threads"
-    workers: int = 0
-    ray_address: str | None = None
-    name: str = "model"
-    ks: tuple[int, ...] = (1, 3, 5)
-
-    def __post_init__(self) -> None:
-        """Check everything that can be checked without the data."""
-        check_name(self.name, "model name")
-        make_solver(self.solver, self.params)
-        if self.pool not in POOLS:
-            raise ParameterError(f"pool must be one of {', '.join(POOLS)}, not {str(self.pool)[:80]!r}")
-        if type(self.workers) is not int or not 0 <= self.workers <= 4096:
-            raise ParameterError(f"workers must be a whole number from 0 (one per core) to 4096, not {str(self.workers)[:80]!r}")
-        object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
-        if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
-            raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainSpec:
-        """A spec from plain JSON. Raises ParameterError for unknown keys, missing `dataset` and bad values."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise ParameterError(f"unknown key {unknown[0][:80]!r} in the training spec; there are: {', '.join(sorted(known))}")
-        if not isinstance(values.get("dataset"), str):
-            raise ParameterError("the training spec needs `dataset`, the path of a data set directory")
-        ks, params = values.get("ks", (1, 3, 5)), values.get("params", {})
-        if not isinstance(ks, (list, tuple)) or not isinstance(params, Mapping):
-            raise ParameterError("the training spec has a value of the wrong type: ks is a list, params an object")
-        return cls(**{**values, "ks": tuple(ks), "params": dict(params)})
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {**dataclasses.asdict(self), "params": dict(self.params), "ks": list(self.ks)}
-
-
-class Progress(NamedTuple):
-    """How far a training is: phase LOADING, TRAINING, MERGING, EVALUATING or PUBLISHING; done and total in classes;
-    seconds since the start; rate in classes a second; eta in seconds, None when not known; note: a line for people."""
-
-    phase: str
-    done: int
-    total: int
-    seconds: float
-    rate: float
-    eta: float | None
-    note: str
+from xcray.train.progress import Progress
+from xcray.train.report import balance, class_table, figures
+from xcray.train.spec import TrainSpec
 
 
 class TrainResult(NamedTuple):
@@ -178,7 +116,7 @@ class _Run:
             seed=self.solver.seed,
             measures=measures,
             report=report,
-            classes=_class_table(block),
+            classes=class_table(block),
         )
         return TrainResult(model.path, model.sha256, measures, report)
 
@@ -244,23 +182,13 @@ class _Run:
 
     def _report(self, block: Block) -> dict[str, Any]:
         """Figures people ask for after a training; JSON."""
-        records = block.records
-        gaps = records["gap"] / np.maximum(records["null"], 1e-300)
-        certified = records["gap"] <= self.solver.eps * records["null"]
-        empty = records["positives"] == 0
         return {
             "pool": self.spec.pool,
             "workers": self.workers,
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
-            "classes": self.dataset.n_labels,
-            "classes_without_positives": int(empty.sum()),
-            "classes_certified": int((certified | empty).sum()),
-            "largest_gap": float(gaps[~empty].max()) if (~empty).any() else 0.0,
-            "weights": block.W.nnz,
-            "weights_pruned": int(records["pruned"].sum()),
-            "support_vectors": int(records["support"].sum()),
+            **figures(block, self.solver.eps),
             "damaged_parts": self.parts.damaged,
-            **_balance(self.results, self.workers),
+            **balance(self.results, self.workers),
         }
 
 
@@ -271,30 +199,3 @@ def _ray_pool(spec: TrainSpec, solver: PPDSparseSolver, dataset: Dataset, worker
     except ModuleNotFoundError as error:
         raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
     return RayPool(spec.solver, solver.as_dict(), dataset, workers, session(spec.ray_address, workers), job)
-
-
-def _balance(results: list[dict[str, Any]], workers: int) -> dict[str, Any]:
-    """How well the work was spread: busy share of each worker, and makespan over the ideal (busy time / workers)."""
-    if not results:
-        return {"batches": 0, "busy_share": {}, "makespan": 0.0, "makespan_over_ideal": 1.0, "core_seconds": 0.0}
-    begin = min(r["started"] for r in results)
-    makespan = max(r["started"] + r["seconds"] for r in results) - begin
-    busy: dict[str, float] = {}
-    for r in results:
-        busy[r["worker"]] = busy.get(r["worker"], 0.0) + r["seconds"]
-    total = sum(busy.values())
-    return {
-        "batches": len(results),
-        "busy_share": {worker: round(seconds / max(makespan, 1e-9), 4) for worker, seconds in sorted(busy.items())},
-        "makespan": round(makespan, 3),
-        "makespan_over_ideal": round(makespan / max(total / workers, 1e-9), 4),
-        "core_seconds": round(total, 3),
-    }
-
-
-def _class_table(block: Block) -> pa.Table:
-    """The per-class report: one row a label, in order of labels."""
-    records = block.records
-    names = ("positives", "rounds", "sweeps", "support", "violating", "nnz", "pruned", "work", "primal", "dual", "gap", "null")
-    columns = {name: pa.array(np.ascontiguousarray(records[name])) for name in names}
-    return pa.table({"label": pa.array(block.labels), "bias": pa.array(block.bias), **columns})
