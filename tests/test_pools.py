@@ -31,7 +31,7 @@ def setting(k: int = 24, **parameters):
     X, Y = problem(21, n=300, d=80, k=k)
     solver = PPDSparseSolver(**parameters)
     local = solver.load(X, transpose(X), transpose_pattern(Y))
-    costs = solver.costs(X, local.problem.XT, local.problem.YT)
+    costs = solver.cost_terms(X, local.problem.XT, local.problem.YT) @ solver.cost_rates
     return solver, local, Scatter(range(k), costs.tolist(), rate=costs.sum() * 2)
 
 

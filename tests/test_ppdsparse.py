@@ -9,7 +9,7 @@ from sklearn.preprocessing import normalize
 from sklearn.svm import LinearSVC
 
 from tests.naive import ppdsparse as naive
-from xcray.arrays import CSR, Pattern, csr_from, frozen, pattern_from
+from xcray.arrays import CSR, Pattern, csr, csr_from, frozen, pattern, pattern_from
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers import make_solver, parameter_table
@@ -206,10 +206,25 @@ def test_costs_rank_classes_by_work():
     X, Y = problem(14, n=600, d=300, k=30)
     solver = PPDSparseSolver()
     local = local_of(solver, X, Y)
-    costs = solver.costs(local.problem.X, local.problem.XT, local.problem.YT)
+    terms = solver.cost_terms(local.problem.X, local.problem.XT, local.problem.YT)
+    costs = terms @ solver.cost_rates
     work = solved(solver, X, Y).records["work"].astype(float)
-    assert costs.shape == (30,)
+    assert terms.shape == (30, len(solver.cost_rates))
+    assert (terms >= 0.0).all()
     assert np.corrcoef(np.argsort(np.argsort(costs)), np.argsort(np.argsort(work)))[0, 1] > 0.5
+
+
+def test_cost_terms_count_what_they_say():
+    """Four samples, the last two rows empty: by hand, and the same in chunks of one row."""
+    X = csr([0, 2, 3, 3, 3], [0, 1, 1], [1.0, 1.0, 1.0], 2)
+    XT, YT = transpose(X), pattern([0, 1, 3, 3], [0, 1, 2], 4)
+    solver = PPDSparseSolver(max_sweeps=3, growth=5)
+    terms = solver.cost_terms(X, XT, YT)
+    scored = 3.0 * (1.0 - np.exp([-(1 + 2) / 3.0, -2 / 3.0, 0.0]))
+    np.testing.assert_allclose(terms, np.stack([[4.0] * 3, scored, [30.0, 15.0, 0.0]], axis=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xcray.solvers.ppdsparse.CHUNK", 1)
+        np.testing.assert_array_equal(solver.cost_terms(X, XT, YT), terms)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def pool_and_schedule(dataset, workers=2, **parameters):
     from xcray.execution.ray_pool import RayPool
 
     solver, t = PPDSparseSolver(**parameters), dataset.train
-    costs = solver.costs(t.X, t.XT, t.YT)
+    costs = solver.cost_terms(t.X, t.XT, t.YT) @ solver.cost_rates
     schedule = Scatter(range(dataset.n_labels), costs.tolist(), batch_seconds=0.01, workers=workers, rate=costs.sum())
     return solver, RayPool("ppdsparse", solver.as_dict(), dataset, workers, nullcontext(), "test"), schedule
 

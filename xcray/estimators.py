@@ -21,7 +21,7 @@ from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block, merge
-from xcray.solvers.ppdsparse import ENTRIES_A_SECOND, PPDSparseSolver
+from xcray.solvers.solver import Solver
 
 CHUNK = 4096  # rows scored at once
 
@@ -163,11 +163,11 @@ class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return max(1, self.n_jobs if self.n_jobs > 0 else cores + 1 + self.n_jobs)
 
 
-def _solve(solver: PPDSparseSolver, X: CSR, Y: Pattern, workers: int) -> Block:
+def _solve(solver: Solver, X: CSR, Y: Pattern, workers: int) -> Block:
     """All labels, on threads of this process."""
-    local = solver.load(X, transpose(X), transpose_pattern(Y))
-    costs = solver.costs(X, local.problem.XT, local.problem.YT)
-    schedule = Scatter(range(Y.n_cols), costs.tolist(), workers=workers, rate=ENTRIES_A_SECOND)
+    XT, YT = transpose(X), transpose_pattern(Y)
+    local, costs = solver.load(X, XT, YT), solver.cost_terms(X, XT, YT) @ solver.cost_rates
+    schedule = Scatter(range(Y.n_cols), costs.tolist(), workers=workers, rate=1.0)
     pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
     results: list[Result] = []
     drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)

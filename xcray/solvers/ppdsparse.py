@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from xcray.solvers.block import Block
 from xcray.solvers.parameters import check_parameters, parameter
 
 SLICE = 30_000_000  # entries of X between two looks at the stop flag: about 50 ms, at most 200 ms where memory is slow
-ENTRIES_A_SECOND = 2e8  # what `costs` counts, done in a second by one core, about; schedules measure it as they go
-REVISION = 2  # raised with every change of the bits of a model, so that no run mixes parts of two
 LOSSES = {"squared_hinge": kernel.SQUARED_HINGE, "hinge": kernel.HINGE}
-PASSES = 4  # scoring passes a class needs, about
+CHUNK = 1 << 16  # rows looked at in one go when costs are counted
 FIRST_ROOM = 1 << 16  # weights a batch's output holds at first
 
 
@@ -67,6 +65,10 @@ class PPDSparseSolver:
     violating negatives.
     """
 
+    revision: ClassVar[int] = 2  # raised with every change of the bits of a model, so that no run mixes parts of two
+    joint: ClassVar[bool] = False  # classes are solved one by one, in any batches
+    cost_rates: ClassVar[tuple[float, ...]] = (2e-8, 2e-8, 1e-8)  # seconds a visit; four passes of 5 ns; schedules measure them
+
     lam: float = parameter(0.01, "weight of the l1 norm", low=0.0)
     tau: float = parameter(1.0, "weight of the squared l2 norm", above=0.0)
     C: float = parameter(1.0, "weight of a sample's loss", above=0.0)
@@ -93,21 +95,20 @@ class PPDSparseSolver:
         problem = kernel.Problem(X, XT, row_norms_sq(X), row_largest(XT), YT)
         return Local(problem, _scratch(problem))
 
-    def costs(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
-        """Estimated work of each label, in entries of X visited: (K,) float64. See `load` for the arguments.
+    def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
+        """What the work of each label grows with: (K, 3) float64; terms @ `cost_rates` is a first guess of its seconds.
 
-        Scoring walks the postings of the positives' features (an upper bound, saturating at all of X), the sweeps walk
-        the active rows, the certificate walks all samples in SIMD.
+        See `load` for the arguments. The columns, in visits: 0, samples, N for every label: certificate and bounds walk
+        all of them. 1, entries of X scored: the postings of the positives' features, each pass at most all of X, which
+        the sum nears as 1 - exp(-x) does. 2, entries of active rows times sweeps: `growth` negatives for each positive.
         """
-        postings = np.diff(XT.indptr).astype(np.float64)
         lengths = np.diff(X.indptr).astype(np.float64)
-        row_postings = np.add.reduceat(np.append(postings[X.indices], 0.0), X.indptr[:-1]) * (lengths > 0) if X.n_rows else lengths
         labels = np.repeat(np.arange(YT.n_rows), np.diff(YT.indptr))
-        walked = np.bincount(labels, row_postings[YT.indices], YT.n_rows)
+        walked = np.bincount(labels, _postings_of_rows(X, XT)[YT.indices], YT.n_rows)
         rows = np.bincount(labels, lengths[YT.indices], YT.n_rows)
         total = max(float(X.nnz), 1.0)
-        scoring = total * -np.expm1(-walked / total)
-        return PASSES * (scoring + X.n_rows) + 2.0 * self.max_sweeps * self.growth * rows
+        terms = [np.full(YT.n_rows, float(X.n_rows)), total * -np.expm1(-walked / total), self.max_sweeps * self.growth * rows]
+        return np.stack(terms, axis=1)
 
     def solve(self, local: Local, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Block:
         """Solve `labels` (n,) int32 one after the other; the block's rows are in their order.
@@ -153,6 +154,17 @@ class PPDSparseSolver:
             growth=self.growth,
             seed=self.seed,
         )
+
+
+def _postings_of_rows(X: CSR, XT: CSR) -> Float64:
+    """For each row of X (N x D), the postings of its features, in entries: (N,) float64. In chunks: X may be large."""
+    postings = np.diff(XT.indptr).astype(np.float64)
+    out = np.zeros(X.n_rows)
+    for begin in range(0, X.n_rows, CHUNK):
+        ends = X.indptr[begin : begin + CHUNK + 1]
+        found = np.append(postings[X.indices[ends[0] : ends[-1]]], 0.0)  # a place for the empty rows at the end
+        out[begin : begin + CHUNK] = np.add.reduceat(found, ends[:-1] - ends[0]) * (np.diff(ends) > 0)
+    return out
 
 
 def _check_labels(labels: Int32, n_labels: int) -> None:

@@ -24,7 +24,7 @@ from xcray.model.model import write_model
 from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
-from xcray.solvers.ppdsparse import ENTRIES_A_SECOND, REVISION, PPDSparseSolver
+from xcray.solvers.solver import Solver
 from xcray.train.progress import Progress
 from xcray.train.report import balance, class_table, figures
 from xcray.train.spec import TrainSpec
@@ -83,8 +83,8 @@ class _Run:
         """Solve the labels that no part holds, then read all parts as one block."""
         train = self.dataset.train
         missing = self.parts.missing
-        costs = self.solver.costs(train.X, train.XT, train.YT)[missing]
-        schedule = Scatter(missing.tolist(), costs.tolist(), workers=self.workers, rate=ENTRIES_A_SECOND)
+        costs = self.solver.cost_terms(train.X, train.XT, train.YT)[missing] @ self.solver.cost_rates
+        schedule = Scatter(missing.tolist(), costs.tolist(), workers=self.workers, rate=1.0)
         self.seconds["LOADING"] = time.monotonic() - self.started
         began, kept = time.monotonic(), self.dataset.n_labels - len(missing)
         if len(missing):
@@ -128,7 +128,7 @@ class _Run:
 
     def _fingerprint(self) -> dict[str, Any]:
         """What makes two runs the same run."""
-        solver = {"solver": self.spec.solver, "revision": REVISION, "params": self.solver.as_dict()}
+        solver = {"solver": self.spec.solver, "revision": self.solver.revision, "params": self.solver.as_dict()}
         return {**solver, "dataset": self.dataset.content_hash, "format": 1}
 
     def _pool(self) -> Pool:
@@ -192,7 +192,7 @@ class _Run:
         }
 
 
-def _ray_pool(spec: TrainSpec, solver: PPDSparseSolver, dataset: Dataset, workers: int, job: str) -> Pool:
+def _ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, job: str) -> Pool:
     """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own."""
     try:
         from xcray.execution.ray_pool import RayPool, session
