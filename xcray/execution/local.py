@@ -11,10 +11,10 @@ import numpy as np
 
 from xcray.execution.pool import Failed, Report, Result, StopFlag
 from xcray.schedule.messages import Joined, Task
-from xcray.solvers.ppdsparse import Local, PPDSparseSolver
+from xcray.solvers.solver import Local, Solver
 
 
-def run_task(solver: PPDSparseSolver, local: Local, worker: str, task: Task, stop: StopFlag, opened: float) -> Result | Failed:
+def run_task(solver: Solver, local: Local, worker: str, task: Task, stop: StopFlag, opened: float) -> Result | Failed:
     """Solve one task here and now; whatever it raises becomes a Failed."""
     started = time.monotonic()
     try:
@@ -27,7 +27,7 @@ def run_task(solver: PPDSparseSolver, local: Local, worker: str, task: Task, sto
 class SerialPool:
     """One worker: the calling thread. A task runs inside `wait`."""
 
-    def __init__(self, solver: PPDSparseSolver, local: Local) -> None:
+    def __init__(self, solver: Solver, local: Local) -> None:
         self._solver, self._local = solver, local
         self._tasks: deque[tuple[str, Task]] = deque()
         self._reports: list[Report] = []
@@ -63,7 +63,7 @@ class SerialPool:
 class ThreadPool:
     """One thread a worker, `thread-0` and so on; the problem is shared, scratch is each thread's own."""
 
-    def __init__(self, solver: PPDSparseSolver, local: Local, workers: int) -> None:
+    def __init__(self, solver: Solver, local: Local, workers: int) -> None:
         self._solver, self._local = solver, local
         self._queues: dict[str, queue.SimpleQueue[Task | None]] = {f"thread-{n}": queue.SimpleQueue() for n in range(workers)}
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()

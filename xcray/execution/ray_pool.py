@@ -29,7 +29,6 @@ from xcray.execution.ray_session import connect, local_ray
 from xcray.schedule.messages import Joined, Lost, Task
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
-from xcray.solvers.ppdsparse import PPDSparseSolver
 
 REPLACEMENTS = 5  # actors that may take a lost one's place, for each worker
 START_SECONDS = 120.0  # the first actor must be ready by then
@@ -115,7 +114,7 @@ class RayPool:
 
     def open(self) -> None:
         """Connect to Ray and start the actors. Raises Unavailable when Ray can't be reached."""
-        PPDSparseSolver().warm_up()  # one process fills numba's disk cache before many read it
+        make_solver(*self._make[:2]).warm_up()  # one process fills numba's disk cache before many read it
         self._session.__enter__()
         self._is_open, self._opened = True, time.time()
         for _ in range(self._n_workers):

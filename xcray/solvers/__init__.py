@@ -8,11 +8,12 @@ from typing import Any
 from xcray.errors import ParameterError
 from xcray.solvers import parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.solver import Solver
 
-SOLVERS: dict[str, type[PPDSparseSolver]] = {"ppdsparse": PPDSparseSolver}
+SOLVERS: dict[str, type[Solver]] = {"ppdsparse": PPDSparseSolver}
 
 
-def make_solver(name: str, given: Mapping[str, Any]) -> PPDSparseSolver:
+def make_solver(name: str, given: Mapping[str, Any]) -> Solver:
     """The solver called `name` with the parameters `given`. Raises ParameterError for unknown names and bad values."""
     if name not in SOLVERS:
         raise ParameterError(f"unknown solver {str(name)[:80]!r}; there are: {', '.join(SOLVERS)}", code="UNKNOWN_SOLVER")

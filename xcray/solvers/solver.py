@@ -1,0 +1,57 @@
+"""The contract of solvers: what schedules, pools, trainings and estimators know of a family, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, Self
+
+from xcray.arrays import CSR, Float64, Int32, Pattern
+from xcray.solvers.block import Block
+
+
+class Local(Protocol):
+    """What stays at a worker: the problem, shared and read-only, and scratch of the worker's own."""
+
+    def sibling(self) -> Self:
+        """The same problem with scratch of its own, for another thread."""
+
+
+class Solver(Protocol):
+    """A family of solvers: a frozen dataclass of its parameters (`xcray.solvers.parameters`) with these verbs.
+
+    revision: raised with every change of the bits of a model, so that no run mixes parts of two. joint: labels depend on
+    each other, so one task holds them all; else each label is solved alone, and gives the same bits in any batch.
+    cost_rates: (T,) seconds of one core for a unit of each column of `cost_terms`; a first guess that schedules better
+    while they run.
+    """
+
+    revision: ClassVar[int]
+    joint: ClassVar[bool]
+    cost_rates: ClassVar[tuple[float, ...]]
+
+    @property
+    def eps(self) -> float:
+        """The duality gap asked for, relative to the null objective."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of everything random."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All parameters by name."""
+
+    def load(self, X: CSR, XT: CSR, YT: Pattern) -> Local:
+        """The local part of a worker: X (N x D), XT (D x N) its transpose, YT (K x N) the samples of each label."""
+
+    def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
+        """What the cost of each label is made of: (K, T) float64, non-negative; see `load` for the arguments."""
+
+    def solve(self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Block:
+        """Solve `labels` (n,) int32; the block's rows are in their order. local: what this solver's `load` gave.
+
+        `stopped` is asked every 200 ms or oftener; when it says True, Stopped is raised and nothing is kept. Raises
+        ParameterError for a label that there is not.
+        """
+
+    def warm_up(self) -> None:
+        """Compile or load the kernels."""
