@@ -5,6 +5,7 @@ weights.arrow     K rows (labels) of feature indices and weights        bias.arr
 labels.arrow      K names                                               features.arrow  D names
 index/            the same weights by feature, for the search           text/           pipeline, when text is the input
 classes.arrow     the solver's report per label, when there is one      card.md         the model card
+timeline.arrow    who solved which batch when, when the training kept it (not in the content hash)
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from xcray.model.card import card
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 POSTINGS = "index/postings.arrow"
+TIMELINE = "timeline.arrow"
 LARGEST = 2**31 - 1  # labels and features are numbered by int32
 MATRIX = {"indices": pa.large_list(pa.int32()), "values": pa.large_list(pa.float32())}
 
@@ -58,13 +60,18 @@ class Parts(NamedTuple):
     classes: pa.Table | None
 
 
-def write_parts(path: Path, parts: Parts, manifest: Mapping[str, Any]) -> None:
-    """Write a model directory aside and publish it by one rename. Raises Conflict when `path` exists already."""
+def write_parts(path: Path, parts: Parts, manifest: Mapping[str, Any], timeline: pa.Table | None = None) -> None:
+    """Write a model directory aside and publish it by one rename. Raises Conflict when `path` exists already.
+
+    timeline: one row a batch of the training, kept beside the model; checksummed like every file, no part of its content.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = staging_directory(path)
     try:
         _write_files(staged, parts)
+        if timeline is not None:
+            write_table(staged / TIMELINE, timeline)
         write_bytes(staged / "card.md", card(manifest).encode())
         whole = {**manifest, "files": file_digests(staged)}
         write_bytes(staged / MANIFEST, _sealed(whole).encode())

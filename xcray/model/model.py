@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from xcray.arrays import CSR, Float32, csr, frozen
 from xcray.data.text import TextPipeline
 from xcray.errors import NotFound, ShapeMismatch, excerpt
-from xcray.files import sha256_arrays
+from xcray.files import read_table, sha256_arrays
 from xcray.kernels.sparse import transpose
-from xcray.model.directory import POSTINGS, SCHEMA_VERSION, Parts, check_sound, read_parts, write_parts
+from xcray.model.directory import POSTINGS, SCHEMA_VERSION, TIMELINE, Parts, check_sound, read_parts, write_parts
 
 LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
 
@@ -76,6 +76,11 @@ class Model:
         return dict(self.manifest["measures"])
 
     @property
+    def timeline(self) -> pa.Table | None:
+        """Who solved which batch when, one row a batch, mapped (see `xcray.train.timeline`); None when it was not kept."""
+        return read_table(self.path / TIMELINE) if TIMELINE in self.manifest["files"] else None
+
+    @property
     def n_bytes(self) -> int:
         """Bytes on disk, the manifest aside."""
         return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
@@ -112,13 +117,15 @@ def write_model(
     measures: Mapping[str, float] | None = None,
     report: Mapping[str, Any] | None = None,
     classes: pa.Table | None = None,
+    timeline: pa.Table | None = None,
     link: str = "identity",
 ) -> Model:
     """Publish a model directory at `path` by one rename, and open it.
 
     W: (K, D) CSR, one row per label; b: (K,) float32; label_names, feature_names: K and D strings (Arrow or a sequence).
     solver, params, seed, dataset_hash: where it came from; measures: fractions by name; report: what the training wants to
-    keep (timings and the like, JSON); classes: one row per label. Timings and measures do not enter the content hash.
+    keep (timings and the like, JSON); classes: one row per label; timeline: one row per batch. Timings and measures do not
+    enter the content hash.
     Raises ShapeMismatch when sizes disagree, Corrupt when a weight is not finite, ParameterError when something is not
     JSON, Conflict when `path` exists.
     """
@@ -141,7 +148,7 @@ def write_model(
         "nnz": parts.W.nnz,
         "sha256": content_hash(parts, {**settings, "dataset_hash": dataset_hash}),
     }
-    write_parts(Path(path), parts, manifest)
+    write_parts(Path(path), parts, manifest, timeline)
     return Model.open(path, verify=False)
 
 
