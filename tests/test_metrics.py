@@ -106,6 +106,41 @@ def test_evaluate_names_what_it_can_measure():
     assert "PSnDCG@1" in full
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    cases(),
+    st.integers(1, 6),
+    st.lists(st.integers(0, 9), min_size=8, max_size=8),
+    st.integers(1, 10),
+    st.sampled_from(["labels", "positives"]),
+)
+def test_frequency_groups_equal_the_naive_twin(case, k, counts, n, equal):
+    ranked, true, K = case
+    top, Y, counts = ranking(ranked), truth(true, K), counts[:K]
+    groups = metrics.frequency_groups(counts, n, equal)
+    assert groups.tolist() == naive.groups(counts, n, equal)
+    rows = metrics.by_frequency(top, Y, counts, ks=(k,), n_groups=n, equal=equal)
+    assert len(rows) == n
+    for group, row in enumerate(rows):
+        own = [count for count, of in zip(counts, groups, strict=True) if of == group]
+        assert (row["labels"], row["least"], row["most"]) == (len(own), min(own, default=None), max(own, default=None))
+        assert row["true"] == sum(groups[label] == group for t in true for label in t)
+        expected = naive.by_group(ranked, true, k, groups, group) if k <= K else {}
+        assert {name: value for name, value in row.items() if "@" in name} == pytest.approx(expected)
+    if all(counts) and k <= K:
+        assert sum(row[f"P@{k}"] for row in rows) == pytest.approx(metrics.precision_at_k(top, Y, k))
+
+
+def test_frequency_groups_by_hand():
+    assert metrics.frequency_groups([5, 0, 1, 1, 2], 2, "labels").tolist() == [1, -1, 0, 0, 1]
+    assert metrics.frequency_groups([7, 1, 1, 1], 2, "positives").tolist() == [1, 0, 0, 0]
+    assert metrics.frequency_groups([8, 1, 1, 0], 10, "positives").tolist() == [6, 0, 1, -1]  # groups 2 to 5, 7 to 9 are empty
+    Y, top = truth([{0, 2}, {1}], 3), ranking([[2, 1], [1, 0]])
+    rare, common = metrics.by_frequency(top, Y, [9, 5, 1], ks=(2,), n_groups=2)
+    assert rare == {"labels": 2, "least": 1, "most": 5, "true": 2, "P@2": 0.5, "recall@2": 1.0, "precision@2": 2 / 3}
+    assert common == {"labels": 1, "least": 9, "most": 9, "true": 1, "P@2": 0.0, "recall@2": 0.0, "precision@2": 0.0}
+
+
 def test_sets_from_rankings_and_views():
     top = TopK(np.array([[2, 0], [1, -1]], np.int32), np.array([[0.5, -0.1], [0.2, 0.1]]))
     assert metrics.chosen(top, 3).row(0).tolist() == [0, 2]
@@ -137,5 +172,9 @@ def test_clear_errors():
         metrics.f1(truth([{0}], 3), Y)
     with pytest.raises(ParameterError, match="at least 1"):
         metrics.evaluate(ranking([[0]]), Y, ks=(0,))
+    with pytest.raises(ShapeMismatch, match="counts for 3"):
+        metrics.by_frequency(ranking([[0]]), Y, [1, 1, 1])
+    with pytest.raises(ParameterError, match="labels or positives"):
+        metrics.frequency_groups([1], 10, "size")
     with pytest.raises(ParameterError, match="n_train is 0"):
         metrics.inverse_propensities([0], 0)

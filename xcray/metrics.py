@@ -1,4 +1,4 @@
-"""Measures of a ranking: precision, gain, propensity-scored versions, recall, coverage, accuracy and F1.
+"""Measures of a ranking: precision, gain, propensity-scored versions, recall, coverage, accuracy and F1; by label frequency.
 
 All take predictions as TopK (best first; labels below 0 are padding and never hit) or as a Pattern, and the truth as
 a Pattern with as many rows; all return fractions (1.0 is perfect). Nothing is ever dense in rows x labels.
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from xcray.arrays import Float64, Pattern, TopK, pattern
+from xcray.arrays import Float64, Int32, Pattern, TopK, frozen, pattern
 from xcray.errors import ParameterError, ShapeMismatch
 
 A, B = 0.55, 1.5  # Jain et al. 2016, section 4.2; Wikipedia and Amazon sets have their own
@@ -136,6 +136,62 @@ def micro_f1(predicted: Pattern, Y: Pattern) -> float:
 def macro_f1(predicted: Pattern, Y: Pattern) -> float:
     """Mean F1 of the labels."""
     return f1(predicted, Y)["macro-F1"]
+
+
+def frequency_groups(label_counts: Any, n_groups: int = 10, equal: str = "labels") -> Int32:
+    """(K,) int32: the frequency group of each label, 0 the rarest; -1 for labels that training never saw.
+
+    label_counts: (K,) training rows of each label. Labels are ordered by count, equal counts by label number (so a count may
+    lie in two groups). equal="labels": groups of equally many labels, sizes differing by one at most. equal="positives":
+    groups of about equally many training positives: a label belongs where the middle of its positives lies in the running
+    sum, so a group can be empty when one label has more than its share. Raises ParameterError.
+    """
+    counts = np.asarray(label_counts, np.int64)
+    if n_groups < 1 or equal not in ("labels", "positives"):
+        raise ParameterError(f"{n_groups} groups by equal {equal!r}: use at least 1 group, and equal labels or positives")
+    groups = np.full(len(counts), -1, np.int32)
+    order = np.argsort(counts, kind="stable")
+    order = order[counts[order] > 0]
+    if equal == "labels":
+        groups[order] = np.arange(len(order)) * n_groups // max(len(order), 1)
+    else:
+        ends = np.cumsum(counts[order])
+        groups[order] = (2 * ends - counts[order]) * n_groups // (2 * max(int(counts.sum()), 1))
+    return frozen(groups, np.int32)
+
+
+def by_frequency(
+    top: TopK, Y: Pattern, label_counts: Any, *, ks: Sequence[int] = (1, 3, 5), n_groups: int = 10, equal: str = "labels"
+) -> list[dict[str, Any]]:
+    """How well labels of each frequency are found: one dictionary a group of `frequency_groups`, rarest first; JSON-ready.
+
+    "labels": how many labels; "least", "most": their training counts (None in an empty group); "true": their ones in Y; and
+    for every k, with hits = true labels of the group among the first k, over all rows:
+    "P@k" = hits / (k n_rows), the group's part of P@k: the parts of all groups add up to P@k, but for hits of labels that
+    training never saw; "recall@k" = hits / true; "precision@k" = hits / (labels of the group among the first k). 0 of nothing.
+    A k above the number of labels is left out. Raises ShapeMismatch, ParameterError.
+    """
+    counts, groups = np.asarray(label_counts, np.int64), frequency_groups(label_counts, n_groups, equal)
+    if len(counts) != Y.n_cols:
+        raise ShapeMismatch(f"there are counts for {len(counts)} labels, the truth has {Y.n_cols}")
+
+    def tally(labels: Any) -> Any:
+        found = groups[labels]
+        return np.bincount(found[found >= 0], minlength=n_groups)
+
+    hits, true = _hits(top, Y), tally(_ones(Y))
+    out: list[dict[str, Any]] = []
+    for group in range(n_groups):
+        own = counts[groups == group]
+        limits = {"least": int(own.min()), "most": int(own.max())} if len(own) else {"least": None, "most": None}
+        out.append({"labels": len(own), **limits, "true": int(true[group])})
+    for k in (k for k in dict.fromkeys(ks) if _checked_k(k) <= max(Y.n_cols, 1)):
+        first = top.labels[:, :k]
+        found, asked = tally(first[hits[:, :k]]), tally(first[first >= 0])
+        for row, n_hits, n_true, n_asked in zip(out, found, true, asked, strict=True):
+            parts = (("P", k * Y.n_rows), ("recall", n_true), ("precision", n_asked))
+            row.update({f"{name}@{k}": _ratio(n_hits, whole) for name, whole in parts})
+    return out
 
 
 def _precision(hits: Any, Y: Pattern, k: int) -> float:

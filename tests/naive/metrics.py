@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 
 def precision(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
@@ -63,3 +64,23 @@ def coverage(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) 
     occurring = set().union(*true)
     hit = {label for r, t in zip(ranked, true, strict=True) for label in r[:k] if label in t}
     return len(hit) / len(occurring) if occurring else 0.0
+
+
+def groups(counts: Sequence[int], n: int, equal: str) -> list[int]:
+    """The frequency group of each label; -1 where the count is 0."""
+    seen = sorted((count, label) for label, count in enumerate(counts) if count)
+    total, before, out = sum(counts), 0, [-1] * len(counts)
+    for rank, (count, label) in enumerate(seen):
+        place = Fraction(rank, len(seen)) if equal == "labels" else (before + Fraction(count, 2)) / total
+        out[label] = math.floor(place * n)
+        before += count
+    return out
+
+
+def by_group(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, of: Sequence[int], group: int) -> dict[str, float]:
+    """The part of P@k, the recall and the precision of the labels of one group."""
+    hits = sum(label in t and of[label] == group for r, t in zip(ranked, true, strict=True) for label in r[:k])
+    there = sum(of[label] == group for t in true for label in t)
+    asked = sum(of[label] == group for r in ranked for label in r[:k])
+    whole = {"P": k * len(true), "recall": there, "precision": asked}
+    return {f"{name}@{k}": hits / size if size else 0.0 for name, size in whole.items()}
