@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -76,6 +76,11 @@ class Model:
         return dict(self.manifest["measures"])
 
     @property
+    def provenance(self) -> list[dict[str, Any]]:
+        """What was done to earlier models to make this one, oldest first; empty for a model that was trained at once."""
+        return list(self.manifest.get("provenance", []))
+
+    @property
     def timeline(self) -> pa.Table | None:
         """Who solved which batch when, one row a batch, mapped (see `xcray.train.timeline`); None when it was not kept."""
         return read_table(self.path / TIMELINE) if TIMELINE in self.manifest["files"] else None
@@ -118,14 +123,15 @@ def write_model(
     report: Mapping[str, Any] | None = None,
     classes: pa.Table | None = None,
     timeline: pa.Table | None = None,
+    provenance: Sequence[Mapping[str, Any]] = (),
     link: str = "identity",
 ) -> Model:
     """Publish a model directory at `path` by one rename, and open it.
 
     W: (K, D) CSR, one row per label; b: (K,) float32; label_names, feature_names: K and D strings (Arrow or a sequence).
     solver, params, seed, dataset_hash: where it came from; measures: fractions by name; report: what the training wants to
-    keep (timings and the like, JSON); classes: one row per label; timeline: one row per batch. Timings and measures do not
-    enter the content hash.
+    keep (timings and the like, JSON); classes: one row per label; timeline: one row per batch; provenance: what was done to
+    an earlier model to make this one, oldest first (JSON). Timings, measures and provenance do not enter the content hash.
     Raises ShapeMismatch when sizes disagree, Corrupt when a weight is not finite, ParameterError when something is not
     JSON, Conflict when `path` exists.
     """
@@ -147,6 +153,7 @@ def write_model(
         "shape": list(parts.W.shape),
         "nnz": parts.W.nnz,
         "sha256": content_hash(parts, {**settings, "dataset_hash": dataset_hash}),
+        **({"provenance": _plain(list(provenance))} if provenance else {}),
     }
     write_parts(Path(path), parts, manifest, timeline)
     return Model.open(path, verify=False)
