@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("execution",),
     ("solvers", "predict"),
     ("model", "index"),
-    ("data", "metrics", "kernels"),
+    ("data", "metrics", "kernels", "plots"),
     ("schedule", "files"),
     ("arrays",),
     ("errors",),
