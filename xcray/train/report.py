@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from xcray import metrics
+from xcray.arrays import TopK
+from xcray.data.dataset import Dataset
 from xcray.solvers.block import Block
+from xcray.train.timeline import class_costs
+
+COLUMNS: Final = (  # of the class table, those that the solver has
+    *("label", "positives", "rounds", "sweeps", "active", "support", "violating", "nnz", "pruned", "work"),
+    *("primal", "dual", "gap", "null", "certified", "seconds", "worker", "bias"),
+)
 
 
 def figures(block: Block, eps: float) -> dict[str, Any]:
     """How the classes came out: counts, the largest gap relative to the null objective, weights; JSON."""
     records = block.records
     gaps = records["gap"] / np.maximum(records["null"], 1e-300)
-    certified = records["gap"] <= eps * records["null"]
     empty = records["positives"] == 0
     return {
         "classes": len(block.labels),
         "classes_without_positives": int(empty.sum()),
-        "classes_certified": int((certified | empty).sum()),
+        "classes_certified": int(certified(records, eps).sum()),
         "largest_gap": float(gaps[~empty].max()) if (~empty).any() else 0.0,
         "weights": block.W.nnz,
         "weights_pruned": int(records["pruned"].sum()),
@@ -46,9 +55,38 @@ def balance(results: list[dict[str, Any]], workers: int) -> dict[str, Any]:
     }
 
 
-def class_table(block: Block) -> pa.Table:
-    """The per-class report: one row a label, in order of labels."""
-    records = block.records
-    names = ("positives", "rounds", "sweeps", "support", "violating", "nnz", "pruned", "work", "primal", "dual", "gap", "null")
-    columns = {name: pa.array(np.ascontiguousarray(records[name])) for name in names}
-    return pa.table({"label": pa.array(block.labels), "bias": pa.array(block.bias), **columns})
+def class_table(block: Block, eps: float | None = None, timeline: pa.Table | None = None) -> pa.Table:
+    """The per-class report: one row a label, in the order of the block's labels; columns in the order of COLUMNS.
+
+    Counts, weights and the certificate as the solver recorded them; certified: whether the gap is at most `eps` times the null
+    objective (for `eps`), or there was nothing to solve; seconds float64 and worker: the time of its batch, shared out by work,
+    and who had it, by the run's `timeline` (see `xcray.train.timeline`), null where that does not say. What a solver does not
+    record has no column.
+    """
+    records, names = block.records, set(block.records.dtype.names or ())
+    columns: dict[str, Any] = {"label": block.labels, "bias": block.bias}
+    columns |= {name: np.ascontiguousarray(records[name]) for name in COLUMNS if name in names - set(columns)}
+    if "n_active" in names:
+        columns["active"] = np.ascontiguousarray(records["n_active"])
+    if eps is not None and {"gap", "null"} <= names:
+        columns["certified"] = certified(records, eps)
+    seconds, worker = class_costs(timeline, block.labels, columns.get("work", np.ones(len(block.labels))))
+    columns |= {"seconds": pa.array(seconds, from_pandas=True), "worker": pa.array(worker, pa.string())}
+    return pa.table({name: columns[name] for name in COLUMNS if name in columns})
+
+
+def certified(records: Any, eps: float) -> Any:
+    """(n,) bool: which classes ended with a gap of at most `eps` times their null objective, or had nothing to solve."""
+    solved = records["rounds"] >= 0 if "rounds" in records.dtype.names else np.ones(len(records), bool)
+    return solved & ((records["gap"] <= eps * records["null"]) | (records["positives"] == 0))
+
+
+def by_frequency(top: TopK, dataset: Dataset, ks: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
+    """Tenths of the labels by training frequency, on the held-out part: see `xcray.metrics.by_frequency`.
+
+    "labels": tenths of equally many labels; "positives": tenths of about equally many training positives.
+    """
+    test = dataset.test
+    if test is None:
+        return {}
+    return {equal: metrics.by_frequency(top, test.Y, dataset.label_counts, ks=ks, equal=equal) for equal in ("labels", "positives")}

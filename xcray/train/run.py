@@ -17,7 +17,7 @@ from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
 from xcray.execution.parts import Parts
 from xcray.execution.pool import Pool, Result, StopFlag
-from xcray.files import write_table
+from xcray.files import read_table, write_table
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import evaluate
 from xcray.model.model import write_model
@@ -26,8 +26,9 @@ from xcray.solvers import make_solver
 from xcray.solvers.block import Block
 from xcray.solvers.solver import Solver
 from xcray.train.progress import Progress
-from xcray.train.report import balance, class_table, figures
+from xcray.train.report import balance, by_frequency, class_table, figures
 from xcray.train.spec import TrainSpec
+from xcray.train.timeline import TIMELINE, plain
 
 
 class TrainResult(NamedTuple):
@@ -78,6 +79,7 @@ class _Run:
         self.workers = 1 if spec.pool == "serial" else spec.workers or os.cpu_count() or 1
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
         self.results: list[dict[str, Any]] = []
+        self.by_frequency: dict[str, list[dict[str, Any]]] = {}
 
     def solve(self) -> Block:
         """Solve the labels that no part holds, then read all parts as one block."""
@@ -102,7 +104,7 @@ class _Run:
         bias = block.bias.astype(np.float32)
         measures = self._measure(block, bias)
         self.tell("PUBLISHING", self.dataset.n_labels, self.dataset.n_labels)
-        report = self._report(block)
+        report, timeline = self._report(block), self._timeline()
         model = write_model(
             out,
             W=block.W,
@@ -116,7 +118,8 @@ class _Run:
             seed=self.solver.seed,
             measures=measures,
             report=report,
-            classes=class_table(block),
+            classes=class_table(block, self.solver.eps, timeline),
+            timeline=plain(timeline) if timeline is not None else None,
         )
         return TrainResult(model.path, model.sha256, measures, report)
 
@@ -147,6 +150,7 @@ class _Run:
                 "worker": result.worker,
                 "task": result.task.id,
                 "attempt": result.task.attempt,
+                "labels": list(result.task.labels),
                 "classes": len(result.task.labels),
                 "cost": result.task.cost,
                 "started": result.started,
@@ -171,6 +175,7 @@ class _Run:
         began = time.monotonic()
         top = InvertedIndex.build(block.W, bias).query(test.X, max(self.spec.ks), threads=os.cpu_count() or 1)
         n_train = self.dataset.train.n_rows
+        self.by_frequency = by_frequency(top, self.dataset, self.spec.ks)
         measures: dict[str, float] = evaluate(top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train)
         self.seconds["EVALUATING"] = time.monotonic() - began
         return measures
@@ -179,6 +184,11 @@ class _Run:
         """Every batch of this attempt: who, when, how long; for `xcray jobs timeline` and for judging the schedule."""
         if self.results:
             write_table(self.run_dir / "timeline.arrow", pa.Table.from_pylist(self.results))
+
+    def _timeline(self) -> pa.Table | None:
+        """Every batch of all attempts, with its labels; None when no batch was recorded."""
+        path = self.run_dir / TIMELINE
+        return read_table(path) if path.is_file() else None
 
     def _report(self, block: Block) -> dict[str, Any]:
         """Figures people ask for after a training; JSON."""
@@ -189,6 +199,7 @@ class _Run:
             **figures(block, self.solver.eps),
             "damaged_parts": self.parts.damaged,
             **balance(self.results, self.workers),
+            "by_frequency": self.by_frequency,
         }
 
 

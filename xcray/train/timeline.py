@@ -1,0 +1,213 @@
+"""The timeline of a training: which worker solved which batch when. One row a batch; read, added up, thinned to a bounded document.
+
+attempt_of_run int32   which start of the run, from 1        classes int32    how many
+worker         string  who had the batch                     cost    float64  seconds it was expected to take
+task           int64   which batch, within the attempt       started float64  seconds since the attempt's start
+attempt        int32   which try of the batch, from 1        seconds float64  how long it took
+outcome        string  done; or duplicate (another was faster), lost (with its worker), stopped
+
+A run keeps one more column, `labels`, the classes of a batch: the class table of the model is made from it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from xcray.arrays import Float64
+from xcray.errors import NotFound
+from xcray.files import read_table
+from xcray.model.directory import TIMELINE
+
+__all__ = ["COLUMNS", "DONE", "TIMELINE", "class_costs", "document", "plain", "read_timeline"]
+
+DONE: Final = "done"
+COLUMNS: Final = {
+    "attempt_of_run": pa.int32(),
+    "worker": pa.string(),
+    "task": pa.int64(),
+    "attempt": pa.int32(),
+    "classes": pa.int32(),
+    "cost": pa.float64(),
+    "started": pa.float64(),
+    "seconds": pa.float64(),
+    "outcome": pa.string(),
+}
+FORMER: Final = {"attempt_of_run": 1, "outcome": DONE}  # what timelines of 0.1 did not say
+LANES: Final = 4096  # workers of a document, at most
+
+
+def read_timeline(folder: Path) -> pa.Table:
+    """The timeline in a model directory or a run directory, columns as above. Raises NotFound, Corrupt."""
+    if not (folder / TIMELINE).is_file():
+        raise NotFound(f"there is no timeline in {folder.name}: it holds none until the first batch of a training is done")
+    return plain(read_table(folder / TIMELINE))
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The columns of a timeline in their order and types; what older ones lack is filled in, other columns are left out."""
+    columns = {}
+    for name, kind in COLUMNS.items():
+        given = name in table.column_names
+        columns[name] = table.column(name).cast(kind) if given else pa.repeat(pa.scalar(FORMER[name], kind), table.num_rows)
+    return pa.table(columns)
+
+
+def document(table: pa.Table, limit: int = 5000) -> dict[str, Any]:
+    """A timeline as JSON of bounded size.
+
+    "attempts": of the run, each with "begins" (where it lies on one axis for all) and "span", in seconds; "workers": who, with
+    "busy" seconds, "share" of the attempts' spans they worked in, "batches", "classes", and how many were "lost", "duplicate" or
+    "stopped"; "batches": at most `limit` entries. When there are more (thinned is true), neighbours of one worker and
+    outcome are one entry: "batches" of them, from "started" to "ended", working "seconds" in all. Sums stay exact.
+    """
+    table = plain(table)
+    columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in COLUMNS}
+    attempts = _attempts(columns)
+    workers = _workers(columns, {each["attempt_of_run"]: each["span"] for each in attempts})
+    entries = _entries(columns, limit)
+    core = float(columns["seconds"].sum())
+    available = sum(each["span"] * each["workers"] for each in attempts)
+    return {
+        "attempts": attempts,
+        "workers": workers[:LANES],
+        "workers_total": len(workers),
+        "batches": entries,
+        "batches_total": table.num_rows,
+        "classes": int(columns["classes"][columns["outcome"] == DONE].sum()),
+        "thinned": len(entries) < table.num_rows,
+        "makespan": sum(each["span"] for each in attempts),
+        "core_seconds": core,
+        "busy_share": core / available if available else 0.0,
+    }
+
+
+def class_costs(table: pa.Table | None, classes: Any, work: Any) -> tuple[Float64, list[str | None]]:
+    """Seconds (n,) float64 and worker of each of `classes` (n,); NaN and None where the timeline does not say.
+
+    table: a run's timeline, with `labels`; a class that was done twice has the later facts. A batch's seconds are shared out
+    among its classes by their `work` (n,), equally when it is 0.
+    """
+    n, work = len(classes), np.asarray(work, np.float64)
+    seconds, owner = np.full(n, np.nan), np.full(n, -1)
+    if table is None or "labels" not in table.column_names:
+        return seconds, [None] * n
+    done = table.filter(pc.equal(plain(table).column("outcome"), DONE))
+    lists = done.column("labels").combine_chunks()
+    batch, place = np.repeat(np.arange(done.num_rows), pc.list_value_length(lists).to_numpy()), _places(classes, lists.flatten())
+    batch, place = batch[place >= 0], place[place >= 0]
+    sums, sizes = np.bincount(batch, work[place], done.num_rows), np.bincount(batch, minlength=done.num_rows)
+    share = np.divide(work[place], sums[batch], out=1.0 / sizes[batch], where=sums[batch] > 0.0)
+    seconds[place] = done.column("seconds").to_numpy()[batch] * share
+    owner[place] = batch
+    names = done.column("worker").to_pylist()
+    return seconds, [names[each] if each >= 0 else None for each in owner]
+
+
+def _places(classes: Any, labels: pa.Array) -> Any:
+    """Where each label is in `classes`; -1 for labels that are not there."""
+    wanted = labels.to_numpy(zero_copy_only=False).astype(np.int64)
+    place = np.full(1 + max(int(np.max(classes, initial=-1)), int(np.max(wanted, initial=-1))), -1)
+    place[np.asarray(classes)] = np.arange(len(classes))
+    return place[wanted]
+
+
+def _attempts(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each attempt: how long from its first batch to its last, where it begins when they are laid end to end, how many worked."""
+    out, begins = [], 0.0
+    for number in np.unique(columns["attempt_of_run"]):
+        own = columns["attempt_of_run"] == number
+        first = float(columns["started"][own].min())
+        span = float((columns["started"] + columns["seconds"])[own].max()) - first
+        workers = len(set(columns["worker"][own]))
+        out.append({"attempt_of_run": int(number), "begins": begins, "first": first, "span": span, "workers": workers})
+        begins += span
+    return out
+
+
+def _workers(columns: dict[str, Any], spans: dict[int, float]) -> list[dict[str, Any]]:
+    """Each worker, in natural order of names."""
+    names, lane = np.unique(columns["worker"].astype(str), return_inverse=True)
+    busy = np.bincount(lane, columns["seconds"], len(names))
+    batches = np.bincount(lane, minlength=len(names))
+    counts = {outcome: np.bincount(lane[columns["outcome"] == outcome], minlength=len(names)) for outcome in _other(columns)}
+    classes = np.bincount(lane, np.where(columns["outcome"] == DONE, columns["classes"], 0), len(names))
+    there = np.zeros(len(names))
+    for number, span in spans.items():
+        there[np.unique(lane[columns["attempt_of_run"] == number])] += span
+    return [
+        {
+            "worker": str(names[i]),
+            "batches": int(batches[i]),
+            "classes": int(classes[i]),
+            "busy": float(busy[i]),
+            "share": float(busy[i] / there[i]) if there[i] else 0.0,
+            **{outcome: int(count[i]) for outcome, count in counts.items()},
+        }
+        for i in sorted(range(len(names)), key=lambda i: _natural(str(names[i])))
+    ]
+
+
+def _entries(columns: dict[str, Any], limit: int) -> list[dict[str, Any]]:
+    """Batches in order of time; neighbours of one lane (attempt, worker, outcome) as one entry when there are too many."""
+    lane = _lanes(columns)
+    order = np.lexsort((columns["started"], lane))
+    rows = {name: values[order] for name, values in columns.items()}
+    heads = _heads(lane[order], limit)
+    if not len(heads):
+        return []
+    sums = {name: np.add.reduceat(rows[name], heads) for name in ("classes", "cost", "seconds")}
+    ended = np.maximum.reduceat(rows["started"] + rows["seconds"], heads)
+    attempt, batches = np.maximum.reduceat(rows["attempt"], heads), np.diff(np.append(heads, len(lane)))
+    kept = np.sort(np.argsort(-sums["seconds"], kind="stable")[:limit])  # more lanes than entries: those that worked most
+    out = [
+        {
+            "attempt_of_run": int(rows["attempt_of_run"][heads[i]]),
+            "worker": str(rows["worker"][heads[i]]),
+            "outcome": str(rows["outcome"][heads[i]]),
+            "task": int(rows["task"][heads[i]]),
+            "attempt": int(attempt[i]),
+            "batches": int(batches[i]),
+            "classes": int(sums["classes"][i]),
+            "cost": float(sums["cost"][i]),
+            "started": float(rows["started"][heads[i]]),
+            "ended": float(ended[i]),
+            "seconds": float(sums["seconds"][i]),
+        }
+        for i in kept
+    ]
+    return sorted(out, key=lambda entry: (entry["attempt_of_run"], entry["started"], entry["worker"]))
+
+
+def _lanes(columns: dict[str, Any]) -> Any:
+    """(n,) a number for each attempt, worker and outcome."""
+    lane = np.zeros(len(columns["started"]), np.int64)
+    for name in ("attempt_of_run", "worker", "outcome"):
+        values, codes = np.unique(columns[name].astype(str), return_inverse=True)
+        lane = lane * (len(values) + 1) + codes
+    return lane
+
+
+def _heads(lane: Any, limit: int) -> Any:
+    """Where entries begin in sorted lanes, when `step` neighbours of a lane make one: the smallest power of 2 within the limit."""
+    starts = np.flatnonzero(np.diff(lane, prepend=-1))
+    sizes = np.diff(np.append(starts, len(lane)))
+    step = 1
+    while (-(-sizes // step)).sum() > limit and step < sizes.max():
+        step *= 2
+    return np.flatnonzero((np.arange(len(lane)) - np.repeat(starts, sizes)) % step == 0)
+
+
+def _other(columns: dict[str, Any]) -> list[str]:
+    """The outcomes that are no use."""
+    return sorted({"duplicate", "lost", "stopped", *map(str, columns["outcome"])} - {DONE})
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """thread-2 before thread-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
