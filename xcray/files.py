@@ -6,20 +6,23 @@ A reader sees the old file or the new one, whole. A directory is published by on
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import mmap
 import os
 import re
 import shutil
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import CSR, Pattern, csr, pattern
-from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
+from xcray.arrays import CSR, Float32, Int32, Int64, Pattern, csr, frozen, pattern
+from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, ShapeMismatch
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 RESERVED = re.compile(r"con|prn|aux|nul|com\d|lpt\d")  # names that some file systems keep for devices
@@ -96,15 +99,20 @@ def write_table(path: Path, table: pa.Table) -> None:
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with pa.OSFile(str(aside), "wb") as sink:
-            with pa.ipc.new_file(sink, table.schema) as writer:
-                for batch in table.combine_chunks().to_batches():
-                    writer.write_batch(batch)
+            _write_batch(sink, table)
         with open(aside, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(aside, path)
         sync_directory(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _write_batch(sink: Any, table: pa.Table) -> None:
+    """The Arrow IPC file of a table, as one record batch."""
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        for batch in table.combine_chunks().to_batches():
+            writer.write_batch(batch)
 
 
 def read_table(path: Path) -> pa.Table:
@@ -120,12 +128,108 @@ def read_table(path: Path) -> pa.Table:
 
 def write_matrix(path: Path, matrix: CSR | Pattern) -> None:
     """Write a CSR as rows of `indices` and `values` lists, or a Pattern as rows of `indices` lists; any Arrow tool reads them."""
-    offsets = pa.array(matrix.indptr)
-    columns = {"indices": pa.LargeListArray.from_arrays(offsets, pa.array(matrix.indices))}
+    columns = {"indices": pa.array(matrix.indices)}
     if isinstance(matrix, CSR):
-        columns["values"] = pa.LargeListArray.from_arrays(offsets, pa.array(matrix.data))
-    table = pa.table(columns).replace_schema_metadata({"n_cols": str(matrix.n_cols)})
-    write_table(path, table)
+        columns["values"] = pa.array(matrix.data)
+    write_table(path, _lists(pa.array(matrix.indptr), columns, matrix.n_cols))
+
+
+def _lists(offsets: pa.Array, columns: Mapping[str, pa.Array], n_cols: int) -> pa.Table:
+    """Columns of lists that share their offsets; the width in the schema's metadata."""
+    lists = {name: pa.LargeListArray.from_arrays(offsets, values) for name, values in columns.items()}
+    return pa.table(lists).replace_schema_metadata({"n_cols": str(n_cols)})
+
+
+class MatrixWriter:
+    """A CSR file whose row lengths are known and whose entries come piece by piece: byte for byte what `write_matrix` writes.
+
+    Arrow writes the frame of the file around two holes; each piece goes to its place in them. Memory: the offsets and the
+    piece at hand. A context manager: the file appears, durably, at the end of a block that raised nothing.
+
+    indptr: (n_rows + 1,) int64 from 0; n_cols: columns. Raises OSError when the disk is full.
+    """
+
+    def __init__(self, path: Path, indptr: Int64, n_cols: int) -> None:
+        self._path, self._aside = path, path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+        self._indptr, self._n_cols = frozen(indptr, np.int64), n_cols
+        self._nnz, self._written = int(indptr[-1]), 0
+
+    def __enter__(self) -> Self:
+        """Write the frame."""
+        try:
+            with io.FileIO(self._aside, "x") as raw:
+                hole = _Hole(raw, 4 * self._nnz)
+                columns = {"indices": hole.array(pa.int32()), "values": hole.array(pa.float32())}
+                _write_batch(pa.PythonFile(hole, mode="w"), _lists(pa.array(self._indptr), columns, self._n_cols))
+            self._places = _places(self._aside)
+            self._file = io.FileIO(self._aside, "r+")
+        except BaseException:
+            self._aside.unlink(missing_ok=True)
+            raise
+        return self
+
+    def write(self, start: int, indices: Int32, values: Float32) -> None:
+        """Entries [start, start + n) of the matrix: (n,) int32 column indices, (n,) float32 values. Every entry comes once."""
+        if len(indices) != len(values) or start < 0 or start + len(indices) > self._nnz:
+            raise ShapeMismatch(f"entries {start} to {start + len(indices)} do not lie in a matrix of {self._nnz}")
+        if not len(indices):
+            return
+        for place, piece in zip(self._places, (frozen(indices, np.int32), frozen(values, np.float32)), strict=True):
+            self._file.seek(place + 4 * start)
+            left = piece.view(np.uint8).data
+            while len(left):
+                left = left[self._file.write(left) :]  # the system takes at most 2 GiB at once
+        self._written += len(indices)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Sync and rename, or remove after an error. Raises ShapeMismatch when entries are missing."""
+        try:
+            with self._file:
+                os.fsync(self._file.fileno())
+            if kind is None:
+                if self._written != self._nnz:
+                    raise ShapeMismatch(f"{self._path.name} has {self._nnz} entries, {self._written} were written; write each once")
+                os.replace(self._aside, self._path)
+                sync_directory(self._path.parent)
+        finally:
+            self._aside.unlink(missing_ok=True)
+
+
+class _Hole:
+    """A file to write to that leaves out the bytes of one placeholder: address space that no memory stands behind."""
+
+    closed = False
+
+    def __init__(self, raw: io.FileIO, size: int) -> None:
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        self._raw = raw
+        self._buffer = pa.py_buffer(mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ) if size else b"")
+
+    def array(self, kind: pa.DataType) -> pa.Array:
+        """The placeholder as an array of 4-byte numbers."""
+        return pa.Array.from_buffers(kind, self._buffer.size // 4, [None, self._buffer])
+
+    def write(self, data: Any) -> int:
+        """Write, or step over the placeholder."""
+        size = len(memoryview(data))
+        if self._buffer.size and isinstance(data, pa.Buffer) and data.address == self._buffer.address:
+            self._raw.seek(size, io.SEEK_CUR)
+        else:
+            self._raw.write(data)
+        return size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def _places(path: Path) -> list[int]:
+    """Where in a matrix file the entries of `indices` and of `values` begin: Arrow itself reads its frame."""
+    with pa.memory_map(str(path)) as source:
+        first = source.read_buffer(1).address
+        source.seek(0)
+        table = pa.ipc.open_file(source).read_all()
+        columns = [table.column(name) for name in ("indices", "values")]
+        return [column.chunk(0).values.buffers()[1].address - first for column in columns if len(column)]
 
 
 def read_csr(path: Path) -> CSR:

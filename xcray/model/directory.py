@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -31,15 +32,17 @@ from xcray.files import (
     staging_directory,
     verify_files,
     write_bytes,
-    write_matrix,
     write_table,
 )
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.model.card import card
+from xcray.model.postings import BUDGET, write_postings
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+WEIGHTS = "weights.arrow"
 POSTINGS = "index/postings.arrow"
+BIAS = "bias.arrow"
 TIMELINE = "timeline.arrow"
 LARGEST = 2**31 - 1  # labels and features are numbered by int32
 MATRIX = {"indices": pa.large_list(pa.int32()), "values": pa.large_list(pa.float32())}
@@ -60,24 +63,70 @@ class Parts(NamedTuple):
     classes: pa.Table | None
 
 
-def write_parts(path: Path, parts: Parts, manifest: Mapping[str, Any], timeline: pa.Table | None = None) -> None:
-    """Write a model directory aside and publish it by one rename. Raises Conflict when `path` exists already.
+class Staging:
+    """A model directory on its way: the weights first, then what is made of them, last the manifest; published by one rename.
 
-    timeline: one row a batch of the training, kept beside the model; checksummed like every file, no part of its content.
+    No step holds the weights in memory: they are written to `weights` (by `files.write_matrix` or a `MatrixWriter`), mapped, and
+    turned within `budget` bytes. A context manager: what was not published is removed.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = staging_directory(path)
-    try:
-        _write_files(staged, parts)
+
+    def __init__(self, path: Path, budget: int = BUDGET, tick: Callable[[], None] = lambda: None) -> None:
+        """path: where the model will be. tick: called now and then by the long steps; what it raises ends them."""
+        self.target, self._budget, self._tick = Path(path), budget, tick
+        self._made: tuple[CSR, CSR, Float32] | None = None
+
+    def __enter__(self) -> Self:
+        """Make the staging directory, beside the target."""
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        self.path = staging_directory(self.target)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Remove what was not published."""
+        discard_directory(self.path)
+
+    @property
+    def weights(self) -> Path:
+        """Where the weights by label belong: (K, D), float32."""
+        return self.path / WEIGHTS
+
+    @property
+    def indexed(self) -> bool:
+        """Whether the arrays are all there."""
+        return self._made is not None
+
+    def index(self, b: Any) -> tuple[CSR, CSR, Float32]:
+        """Write the biases b (K,) and the postings; (W, postings, b), mapped. A second call gives what the first one did.
+
+        Raises Corrupt when a weight or bias is not finite or out of place.
+        """
+        if self._made is None:
+            W, b = read_csr(self.weights), frozen(b, np.float32)
+            check_sound(W, b, WEIGHTS)
+            self._tick()
+            write_table(self.path / BIAS, pa.table({"bias": pa.array(b)}))
+            (self.path / POSTINGS).parent.mkdir()
+            write_postings(self.path / POSTINGS, W, self._budget, self._tick)
+            self._made = W, read_csr(self.path / POSTINGS), b
+        return self._made
+
+    def publish(self, parts: Parts, manifest: Mapping[str, Any], timeline: pa.Table | None = None) -> None:
+        """Write the rest and rename. Raises Conflict when the target exists.
+
+        timeline: one row a batch of the training, kept beside the model; checksummed like every file, no part of its content.
+        """
+        write_table(self.path / "labels.arrow", pa.table({"name": parts.label_names}))
+        write_table(self.path / "features.arrow", pa.table({"name": parts.feature_names}))
+        if parts.classes is not None:
+            write_table(self.path / "classes.arrow", parts.classes)
+        if parts.text is not None:
+            parts.text.save(self.path / "text")
         if timeline is not None:
-            write_table(staged / TIMELINE, timeline)
-        write_bytes(staged / "card.md", card(manifest).encode())
-        whole = {**manifest, "files": file_digests(staged)}
-        write_bytes(staged / MANIFEST, _sealed(whole).encode())
-        publish_directory(staged, path)
-    finally:
-        discard_directory(staged)
+            write_table(self.path / TIMELINE, timeline)
+        write_bytes(self.path / "card.md", card(manifest).encode())
+        whole = {**manifest, "files": file_digests(self.path)}
+        write_bytes(self.path / MANIFEST, _sealed(whole).encode())
+        publish_directory(self.path, self.target)
 
 
 def read_parts(path: Path, verify: bool = True) -> tuple[Parts, dict[str, Any]]:
@@ -144,20 +193,6 @@ def _text(value: Mapping[str, Any]) -> str:
         return json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
     except TypeError as error:
         raise ParameterError(f"a model's parameters, measures and report must be JSON: {error}") from None
-
-
-def _write_files(staged: Path, parts: Parts) -> None:
-    """Every file but the card and the manifest."""
-    write_matrix(staged / "weights.arrow", parts.W)
-    write_table(staged / "bias.arrow", pa.table({"bias": pa.array(parts.b)}))
-    write_table(staged / "labels.arrow", pa.table({"name": parts.label_names}))
-    write_table(staged / "features.arrow", pa.table({"name": parts.feature_names}))
-    (staged / POSTINGS).parent.mkdir()
-    write_matrix(staged / POSTINGS, parts.postings)
-    if parts.classes is not None:
-        write_table(staged / "classes.arrow", parts.classes)
-    if parts.text is not None:
-        parts.text.save(staged / "text")
 
 
 def _check_claims(manifest: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from xcray.arrays import CSR, Float32, csr, frozen
+from xcray.arrays import CSR, Float32, csr
 from xcray.data.text import TextPipeline
 from xcray.errors import NotFound, ShapeMismatch, excerpt
-from xcray.files import read_table, sha256_arrays
-from xcray.kernels.sparse import transpose
-from xcray.model.directory import POSTINGS, SCHEMA_VERSION, TIMELINE, Parts, check_sound, read_parts, write_parts
+from xcray.files import read_table, sha256_arrays, write_matrix
+from xcray.model.directory import BIAS, POSTINGS, SCHEMA_VERSION, TIMELINE, WEIGHTS, Parts, Staging, read_parts
 
 LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
 
@@ -124,18 +125,22 @@ def write_model(
     classes: pa.Table | None = None,
     timeline: pa.Table | None = None,
     provenance: Sequence[Mapping[str, Any]] = (),
+    missing: int = 0,
+    staged: Staging | None = None,
     link: str = "identity",
 ) -> Model:
     """Publish a model directory at `path` by one rename, and open it.
 
-    W: (K, D) CSR, one row per label; b: (K,) float32; label_names, feature_names: K and D strings (Arrow or a sequence).
+    W: (K, D) CSR, one row per label, in memory or mapped: it is never copied, and turned within a budget of memory. b: (K,)
+    float32; label_names, feature_names: K and D strings (Arrow or a sequence).
     solver, params, seed, dataset_hash: where it came from; measures: fractions by name; report: what the training wants to
     keep (timings and the like, JSON); classes: one row per label; timeline: one row per batch; provenance: what was done to
-    an earlier model to make this one, oldest first (JSON). Timings, measures and provenance do not enter the content hash.
+    an earlier model to make this one, oldest first (JSON); missing: labels of a partial model that were not trained.
+    Timings, measures and provenance do not enter the content hash. staged: a `Staging` of this path, entered, its `index` made
+    before: W and b are what that gave, and are not written again.
     Raises ShapeMismatch when sizes disagree, Corrupt when a weight is not finite, ParameterError when something is not
     JSON, Conflict when `path` exists.
     """
-    parts = _parts(W, b, label_names, feature_names, text, classes)
     settings = {"solver": solver, "params": _plain(params)}
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -147,20 +152,21 @@ def write_model(
         "measures": _plain(measures or {}),
         "report": _plain(report or {}),
         "link": link,
-        "stages": [{"features": "input", "weights": "weights.arrow", "bias": "bias.arrow", "calibration": None}],
+        "stages": [{"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": None}],
         "index": {"postings": POSTINGS},
         "text": {"fingerprint": text.fingerprint} if text is not None else None,
-        "shape": list(parts.W.shape),
-        "nnz": parts.W.nnz,
-        "sha256": content_hash(parts, {**settings, "dataset_hash": dataset_hash}),
         **({"provenance": _plain(list(provenance))} if provenance else {}),
+        **({"partial": {"missing": int(missing)}} if missing else {}),
     }
-    write_parts(Path(path), parts, manifest, timeline)
+    with contextlib.nullcontext(staged) if staged is not None else Staging(Path(path)) as staging:
+        parts = _parts(staging, W, b, label_names, feature_names, text, classes)
+        content = content_hash(parts, {**settings, "dataset_hash": dataset_hash})
+        staging.publish(parts, {**manifest, "shape": list(parts.W.shape), "nnz": parts.W.nnz, "sha256": content}, timeline)
     return Model.open(path, verify=False)
 
 
 def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
-    """SHA-256 over weights, bias, label names, text fingerprint and settings (solver, params, dataset_hash)."""
+    """SHA-256 over weights, bias, label names, text fingerprint and settings (solver, params, dataset_hash); in one pass."""
     names = parts.label_names
     return sha256_arrays(
         {
@@ -169,7 +175,7 @@ def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
             "data": parts.W.data,
             "shape": np.array(parts.W.shape, np.int64),
             "bias": parts.b,
-            "label_bytes": np.frombuffer("".join(names.to_pylist()).encode(), np.uint8),
+            "label_bytes": _utf8(names),
             "label_lengths": pc.binary_length(names).to_numpy().astype(np.int64),
             "text": parts.text.fingerprint if parts.text is not None else "",
             "settings": json.dumps(dict(settings), sort_keys=True),
@@ -177,13 +183,21 @@ def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
     )
 
 
-def _parts(W: CSR, b: Any, label_names: Any, feature_names: Any, text: TextPipeline | None, classes: pa.Table | None) -> Parts:
-    """The arrays of a model, frozen, compact and checked against each other."""
-    lo, hi = int(W.indptr[0]), int(W.indptr[-1])
-    W = csr(W.indptr - lo, W.indices[lo:hi], W.data[lo:hi], W.n_cols)  # a view of some rows becomes a matrix of its own
-    b = frozen(b, np.float32)
+def _utf8(names: pa.LargeStringArray) -> NDArray[np.uint8]:
+    """The bytes of all names, end to end; a view."""
+    _, offsets, content = names.buffers()
+    if not len(names) or content is None:
+        return np.empty(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int64)[names.offset : names.offset + len(names) + 1]
+    return np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
+
+
+def _parts(
+    staging: Staging, W: CSR, b: Any, label_names: Any, feature_names: Any, text: TextPipeline | None, classes: pa.Table | None
+) -> Parts:
+    """The parts of a model, checked against each other; arrays that are not staged yet are written."""
     labels, features = _names(label_names), _names(feature_names)
-    sizes = {"biases": (b.size, W.n_rows), "label names": (len(labels), W.n_rows), "feature names": (len(features), W.n_cols)}
+    sizes = {"biases": (np.size(b), W.n_rows), "label names": (len(labels), W.n_rows), "feature names": (len(features), W.n_cols)}
     if text is not None:
         sizes["terms of the text pipeline"] = (len(text.terms), W.n_cols)
     if classes is not None:
@@ -191,15 +205,21 @@ def _parts(W: CSR, b: Any, label_names: Any, feature_names: Any, text: TextPipel
     for what, (found, expected) in sizes.items():
         if found != expected:
             raise ShapeMismatch(f"W is {W.n_rows} labels x {W.n_cols} features, but there are {found} {what}; give {expected}")
-    check_sound(W, b, "weights")
-    return Parts(W, transpose(W), b, labels, features, text, classes)
+    if not staging.indexed:
+        lo, hi = int(W.indptr[0]), int(W.indptr[-1])  # a view of some rows becomes a matrix of its own
+        write_matrix(staging.weights, csr(W.indptr - lo, W.indices[lo:hi], W.data[lo:hi], W.n_cols))
+    W, postings, b = staging.index(b)
+    return Parts(W, postings, b, labels, features, text, classes)
 
 
 def _names(names: Any) -> pa.LargeStringArray:
     """Strings as one Arrow array."""
     if isinstance(names, pa.ChunkedArray):
         names = names.combine_chunks()
-    return names.cast(pa.large_string()) if isinstance(names, pa.Array) else pa.array(list(names), pa.large_string())
+    out = names.cast(pa.large_string()) if isinstance(names, pa.Array) else pa.array(list(names), pa.large_string())
+    if out.null_count:
+        raise ShapeMismatch(f"{out.null_count} names are missing; give every label and feature a name")
+    return out
 
 
 def _versions() -> dict[str, str]:
