@@ -136,8 +136,8 @@ def write_model(
     solver, params, seed, dataset_hash: where it came from; measures: fractions by name; report: what the training wants to
     keep (timings and the like, JSON); classes: one row per label; timeline: one row per batch; provenance: what was done to
     an earlier model to make this one, oldest first (JSON); missing: labels of a partial model that were not trained.
-    Timings, measures and provenance do not enter the content hash. staged: a `Staging` of this path, entered, its `index` made
-    before: W and b are what that gave, and are not written again.
+    Timings, measures and provenance do not enter the content hash. staged: an entered `Staging` of this path that
+    has been asked for its `index`; W and b are what that gave, and are not written again.
     Raises ShapeMismatch when sizes disagree, Corrupt when a weight is not finite, ParameterError when something is not
     JSON, Conflict when `path` exists.
     """
