@@ -85,8 +85,8 @@ class _Run:
         """Solve the labels that no part holds, then read all parts as one block."""
         train = self.dataset.train
         missing = self.parts.missing
-        costs = self.solver.cost_terms(train.X, train.XT, train.YT)[missing] @ self.solver.cost_rates
-        schedule = Scatter(missing.tolist(), costs.tolist(), workers=self.workers, rate=1.0)
+        terms = self.solver.cost_terms(train.X, train.XT, train.YT)[missing]
+        schedule = Scatter(missing, terms, self.solver.cost_rates, workers=self.workers)
         self.seconds["LOADING"] = time.monotonic() - self.started
         began, kept = time.monotonic(), self.dataset.n_labels - len(missing)
         if len(missing):
@@ -192,7 +192,9 @@ class _Run:
 
     def _report(self, block: Block) -> dict[str, Any]:
         """Figures people ask for after a training; JSON."""
+        test = self.dataset.test
         return {
+            "data": {"name": self.dataset.name, "rows": self.dataset.train.n_rows, "held_out": test.n_rows if test else 0},
             "pool": self.spec.pool,
             "workers": self.workers,
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
