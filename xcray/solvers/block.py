@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Int32, csr
 from xcray.files import sha256_arrays
+
+UNTRAINED = np.dtype([("label", np.int32), ("positives", np.int32), ("rounds", np.int32)])  # when no solver says more
 
 
 class Block(NamedTuple):
@@ -24,6 +26,19 @@ class Block(NamedTuple):
         arrays = {"labels": self.labels, "bias": self.bias, "indptr": self.W.indptr, "indices": self.W.indices}
         records = {f"record.{name}": self.records[name] for name in self.records.dtype.names or ()}
         return sha256_arrays({**arrays, "data": self.W.data, **records, "n_cols": str(self.W.n_cols)})
+
+
+def untrained(labels: Any, positives: Any = None, dtype: Any = UNTRAINED) -> np.ndarray:
+    """Records of labels that no solver had in hand: (n,) of `dtype`, all 0 but label, positives and rounds = -1.
+
+    labels: (n,) numbers; positives: (K,) rows of each label in training, or None; dtype: that of the solver's records, which
+    may lack any of these fields.
+    """
+    records, names = np.zeros(len(labels), dtype), set(np.dtype(dtype).names or ())
+    values = {"label": labels, "rounds": -1, "positives": 0 if positives is None else np.asarray(positives)[labels]}
+    for name in names & set(values):
+        records[name] = values[name]
+    return records
 
 
 def merge(blocks: Sequence[Block], n_labels: int, n_features: int) -> Block:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
+from xcray.arrays import Float32
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.drive import drive
@@ -20,11 +20,13 @@ from xcray.execution.pool import Pool, Result, StopFlag
 from xcray.files import read_table, write_table
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import evaluate
+from xcray.model.directory import Staging
 from xcray.model.model import write_model
 from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
 from xcray.solvers.solver import Solver
+from xcray.train.preflight import merge_budget
 from xcray.train.progress import Progress
 from xcray.train.report import balance, by_frequency, class_table, figures
 from xcray.train.spec import TrainSpec
@@ -59,8 +61,8 @@ def train(
     if Path(out).exists():  # before the work, not after it
         raise Conflict(f"{Path(out).name} exists already; choose another path for the model, or remove it first")
     run = _Run(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
-    block = run.solve()
-    return run.publish(block, Path(out))
+    run.solve()
+    return run.publish(Path(out))
 
 
 class _Run:
@@ -81,34 +83,39 @@ class _Run:
         self.results: list[dict[str, Any]] = []
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
 
-    def solve(self) -> Block:
-        """Solve the labels that no part holds, then read all parts as one block."""
+    def solve(self) -> None:
+        """Solve the labels that no part holds."""
         train = self.dataset.train
         missing = self.parts.missing
         terms = self.solver.cost_terms(train.X, train.XT, train.YT)[missing]
-        schedule = Scatter(missing, terms, self.solver.cost_rates, workers=self.workers)
+        schedule = Scatter(missing, terms, self.solver.cost_rates, workers=self.workers, joint=self.solver.joint)
         self.seconds["LOADING"] = time.monotonic() - self.started
         began, kept = time.monotonic(), self.dataset.n_labels - len(missing)
         if len(missing):
             drive(schedule, self._pool(), commit=self._commit, stop=self.stop, tick=lambda: self._tick(schedule, began, kept))
         self.seconds["TRAINING"] = time.monotonic() - began
         self._write_timeline()
-        self.tell("MERGING", self.dataset.n_labels, self.dataset.n_labels)
-        began = time.monotonic()
-        block = self.parts.merged()
-        self.seconds["MERGING"] = time.monotonic() - began
-        return block
 
-    def publish(self, block: Block, out: Path) -> TrainResult:
-        """Measure the model on the held-out part, if there is one, and write its directory."""
-        bias = block.bias.astype(np.float32)
-        measures = self._measure(block, bias)
-        self.tell("PUBLISHING", self.dataset.n_labels, self.dataset.n_labels)
+    def publish(self, out: Path) -> TrainResult:
+        """Merge the parts, measure the model on the held-out part, and publish its directory; no step holds all weights."""
+        with Staging(out, budget := merge_budget(), tick=lambda: self._at("MERGING")) as staging:
+            self._at("MERGING")
+            began = time.monotonic()
+            block = self.parts.merge(staging.weights, budget=budget, tick=lambda: self._at("MERGING"))
+            W, postings, b = staging.index(block.bias)
+            self.seconds["MERGING"] = time.monotonic() - began
+            measures = self._measure(InvertedIndex(W, postings, b))
+            self._at("PUBLISHING")
+            return self._write(staging, block._replace(W=W), b, measures)
+
+    def _write(self, staging: Staging, block: Block, b: Float32, measures: dict[str, float]) -> TrainResult:
+        """Everything of the model that is not its arrays, and the rename."""
         report, timeline = self._report(block), self._timeline()
         model = write_model(
-            out,
+            staging.target,
+            staged=staging,
             W=block.W,
-            b=bias,
+            b=b,
             label_names=self.dataset.label_names,
             feature_names=self.dataset.feature_names,
             text=self.dataset.text,
@@ -128,6 +135,10 @@ class _Run:
         if self.stop.is_set():
             raise Stopped("stopped on request; finished batches are kept, the next run does the rest")
         self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note))
+
+    def _at(self, phase: str) -> None:
+        """Report a phase in which all classes are solved."""
+        self.tell(phase, self.dataset.n_labels, self.dataset.n_labels)
 
     def _fingerprint(self) -> dict[str, Any]:
         """What makes two runs the same run."""
@@ -166,14 +177,14 @@ class _Run:
         rate = schedule.done_labels / elapsed if elapsed > 0.0 else 0.0
         self.tell("TRAINING", kept + schedule.done_labels, self.dataset.n_labels, rate, eta, f"{kept} kept" if kept else "")
 
-    def _measure(self, block: Block, bias: np.ndarray) -> dict[str, float]:
+    def _measure(self, index: InvertedIndex) -> dict[str, float]:
         """Measures on the held-out part; empty without one."""
         test = self.dataset.test
         if test is None or test.n_rows == 0:
             return {}
-        self.tell("EVALUATING", self.dataset.n_labels, self.dataset.n_labels)
+        self._at("EVALUATING")
         began = time.monotonic()
-        top = InvertedIndex.build(block.W, bias).query(test.X, max(self.spec.ks), threads=os.cpu_count() or 1)
+        top = index.query(test.X, max(self.spec.ks), threads=os.cpu_count() or 1)
         n_train = self.dataset.train.n_rows
         self.by_frequency = by_frequency(top, self.dataset, self.spec.ks)
         measures: dict[str, float] = evaluate(top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train)
