@@ -11,9 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from xcray.arrays import csr_from, pattern
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.data.options import ReadOptions
+from xcray.data.writer import DatasetWriter
 
 
 def arguments(description: str, **extra: dict[str, Any]) -> argparse.Namespace:
@@ -28,14 +32,31 @@ def arguments(description: str, **extra: dict[str, Any]) -> argparse.Namespace:
 
 
 def dataset(name: str, data: Path | None, folder: Path) -> Dataset:
-    """The data set called `name`: built from `data`/NAME, or made: pydocs and synthetic need no data."""
+    """The data set called `name` in `folder`, built when it is not there yet: pydocs and synthetic are made, the others come
+    from `data`/NAME, which holds train.txt.xz and test.txt.xz, or NAME.npz with images."""
     target = folder / name.replace("_", "-")
+    if target.exists():
+        return Dataset.open(target)
     if name in ("pydocs", "synthetic"):
         return build(name, {}, target, BuildOptions(test_fraction=0.1))
     if data is None:
         raise SystemExit(f"set {name} needs --data DIR, a directory that holds {name}/train.txt.xz")
+    if (data / name / f"{name}.npz").exists():
+        return images(name, data / name / f"{name}.npz", target)
     sources = {part: data / name / f"{part}.txt.xz" for part in ("train", "test")}
     return build("xc", sources, target, BuildOptions(read=ReadOptions()))
+
+
+def images(name: str, path: Path, target: Path) -> Dataset:
+    """A data set of grey images from X_train, y_train, X_test, y_test: a feature a pixel, from 0 to 1; a label a class."""
+    arrays = np.load(path)
+    n_labels = int(arrays["y_train"].max()) + 1
+    with DatasetWriter(target, name=name, n_labels=n_labels) as writer:
+        for part in ("train", "test"):
+            pixels = arrays[f"X_{part}"].reshape(len(arrays[f"X_{part}"]), -1) / np.float32(255.0)
+            classes = arrays[f"y_{part}"]
+            writer.add(part, csr_from(pixels), pattern(np.arange(len(classes) + 1), classes, n_labels))
+        return writer.finish(source={"format": "npz", "files": {"train": path.name}})
 
 
 def machine() -> dict[str, Any]:

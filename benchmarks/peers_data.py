@@ -1,0 +1,73 @@
+"""The files the peers read, written from a Dataset; samples of classes; and one way to measure everybody's answers.
+
+A *task folder* holds train_x.npz, train_y.npz, test_x.npz (scipy CSR, float32), train.txt (XC format, for omikuji) and
+columns.npy: which label of the data set each column of Y is. Labels that no training row has are left out: nobody can learn them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from xcray.arrays import Int32, Pattern, TopK, frozen, pattern_from
+from xcray.data.dataset import Dataset
+from xcray.metrics import evaluate
+
+KS = (1, 3, 5)
+
+
+def sample(counts: Any, size: int, seed: int = 0) -> Int32:
+    """`size` of the labels that have training rows, one drawn from each of `size` equal strata of frequency; ascending.
+
+    A mean over the sample estimates the mean over all labels, with every frequency present in its share.
+    """
+    seen = np.flatnonzero(counts > 0)
+    ordered = seen[np.argsort(counts[seen], kind="stable")]
+    edges = np.linspace(0, len(ordered), min(size, len(ordered)) + 1).astype(np.int64)
+    drawn = np.random.default_rng(seed).integers(edges[:-1], edges[1:])
+    return frozen(np.sort(ordered[drawn]), np.int32)
+
+
+def write_folder(data: Dataset, columns: Int32, folder: Path) -> Path:
+    """Write the task folder for these columns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    X, Y = data.train.X.to_scipy(), data.train.Y.to_scipy()[:, columns]
+    sp.save_npz(folder / "train_x.npz", X, compressed=False)
+    sp.save_npz(folder / "train_y.npz", Y, compressed=False)
+    sp.save_npz(folder / "test_x.npz", data["test"].X.to_scipy(), compressed=False)
+    np.save(folder / "columns.npy", columns)
+    write_xc(X, Y, folder / "train.txt")
+    return folder
+
+
+def write_xc(X: sp.csr_matrix, Y: sp.csr_matrix, path: Path) -> None:
+    """X and Y in the XC repository's format, values in as many digits as float32 needs."""
+    with path.open("w") as out:
+        out.write(f"{X.shape[0]} {X.shape[1]} {Y.shape[1]}\n")
+        for row in range(X.shape[0]):
+            cells, labels = slice(X.indptr[row], X.indptr[row + 1]), Y.indices[Y.indptr[row] : Y.indptr[row + 1]]
+            pairs = zip(X.indices[cells].tolist(), X.data[cells].tolist(), strict=True)
+            out.write(
+                ",".join(map(str, sorted(labels.tolist()))) + "".join(f" {index}:{value:.9g}" for index, value in pairs) + "\n"
+            )
+
+
+def measures(top: Any, truth: Pattern) -> dict[str, float]:
+    """P@1, P@3, P@5 in percent of answers (rows, k); labels below 0 count as misses."""
+    found = evaluate(TopK(frozen(top, np.int32), frozen(np.zeros(top.shape), np.float64)), truth, ks=KS)
+    return {name: round(100.0 * value, 2) for name, value in found.items() if name in {f"P@{k}" for k in KS}}
+
+
+def measures_all(top: Any, data: Dataset) -> dict[str, float]:
+    """Measures over all test rows and labels."""
+    return measures(top, data["test"].Y)
+
+
+def measures_sample(top: Any, data: Dataset, columns: Int32) -> dict[str, float]:
+    """Measures of a choice among `columns` only, over the test rows that have one of them: the same question to everybody."""
+    truth = data["test"].Y.to_scipy()[:, columns]
+    rows = np.flatnonzero(np.diff(truth.indptr))
+    return {**measures(top[rows], pattern_from(truth[rows])), "rows": float(len(rows))}

@@ -1,0 +1,63 @@
+"""The environment of the peers: a Python of its own with pinned versions, made once; and who cannot be had, and why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+# PECOS needs numpy < 2, and with it these; none of them drags in more than is listed (PECOS names torch, linear models need none)
+COMMON = ("numpy==1.26.4", "scipy==1.13.1", "scikit-learn==1.5.2", "joblib==1.4.2", "threadpoolctl==3.5.0")
+PACKAGES = {
+    "napkinxc": ("napkinxc==0.7.2",),
+    "pecos": ("libpecos==1.2.8",),
+    "omikuji": ("omikuji==0.5.2", "cffi==1.17.1", "pycparser==2.22"),
+}
+MODULES = {"napkinxc": "napkinxc.models", "pecos": "pecos.xmc.xlinear.model", "omikuji": "omikuji"}
+ABSENT = {
+    "dismecpp": "not a Python package: no release on PyPI, and its repository builds with CMake from git submodules and Boost",
+}
+DONE = "peers.json"
+
+
+def environment(folder: Path) -> tuple[Path, dict[str, str]]:
+    """The environment's Python, and for each package that is not usable there the reason; made when it is not there yet."""
+    python = folder / "bin" / "python"
+    if (folder / DONE).exists():
+        return python, json.loads((folder / DONE).read_text())
+    print(f"making the peers' environment in {folder}", flush=True)
+    venv.create(folder, with_pip=True, clear=True)
+    reasons = {name: install(python, COMMON + pins) or imported(python, MODULES[name]) for name, pins in PACKAGES.items()}
+    found = {name: reason for name, reason in reasons.items() if reason} | ABSENT
+    (folder / DONE).write_text(json.dumps(found))
+    return python, found
+
+
+def install(python: Path, pins: tuple[str, ...]) -> str:
+    """Install exactly `pins`, from wheels or, where there are none, from source; an empty string, or what pip said."""
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--prefer-binary", *pins]
+    return complaint(command)
+
+
+def imported(python: Path, module: str) -> str:
+    """Import a module there; an empty string, or the error."""
+    return complaint([str(python), "-c", f"import {module}"])
+
+
+def complaint(command: list[str]) -> str:
+    """Run a command; an empty string when all is well, else the last line it complained with."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return "" if done.returncode == 0 else (lines or [f"ended with {done.returncode}"])[-1]
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Version of everything a peer runs on: of the environment, and of scikit-learn here."""
+    listed = subprocess.run([str(python), "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True)
+    import sklearn
+
+    found = {entry["name"]: entry["version"] for entry in json.loads(listed.stdout)}
+    kept = {name: found[name] for name in ("napkinxc", "libpecos", "omikuji", "numpy") if name in found}
+    return {**kept, "scikit-learn": sklearn.__version__, "python": sys.version.split()[0]}

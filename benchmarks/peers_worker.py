@@ -1,0 +1,232 @@
+"""One training of one peer: `python peers_worker.py TASK.json` with the Python of the peers' environment; JSON as its last line.
+
+Imports nothing of xcray: it must run where only the peers are installed. What the task holds is told in `peers_data`; the
+measured step is `train` alone, in CPU seconds of this process; reading and converting come before, prediction after.
+Every peer runs with its own defaults but for one thread, squared hinge, C, and how small a weight it drops.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.sparse as sp
+
+
+class Peer(Protocol):
+    """What every peer below does, in this order."""
+
+    def train(self) -> None:
+        """The measured step."""
+
+    def top(self, X: Any, k: int) -> Any:
+        """(rows, k) columns of Y, best first; -1 where there are fewer."""
+
+    def account(self) -> dict[str, Any]:
+        """What is peculiar to this run: bytes of the model, weights, classes that did not converge."""
+
+
+class Problem:
+    """The files of a task, read: X (N x D) float32 and Y (N x K), both scipy CSR."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self.folder, self.scratch = Path(task["folder"]), Path(task["scratch"])
+        self.C, self.prune = float(task["C"]), float(task["prune"])
+        self.X, self.Y = sp.load_npz(self.folder / "train_x.npz"), sp.load_npz(self.folder / "train_y.npz")
+
+
+class Liblinear:
+    """scikit-learn's LinearSVC, a class at a time: LIBLINEAR. `tol`: of the dual solver; None leaves all to scikit-learn."""
+
+    def __init__(self, problem: Problem, tol: float | None) -> None:
+        self.X, self.Y = problem.X.astype(np.float64), problem.Y.tocsc()
+        self.settings: dict[str, Any] = {"C": problem.C, "random_state": 0}
+        if tol is not None:
+            self.settings |= {"tol": tol, "dual": True}
+        shape = (self.Y.shape[1], self.X.shape[1])
+        self.W, self.b, self.unconverged = np.zeros(shape, np.float32), np.zeros(shape[0]), 0
+
+    def train(self) -> None:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.svm import LinearSVC
+
+        for label in range(self.Y.shape[1]):
+            y = np.full(self.X.shape[0], -1, np.int64)  # int8 overflows inside scikit-learn
+            y[self.Y.indices[self.Y.indptr[label] : self.Y.indptr[label + 1]]] = 1
+            if (y == 1).all():
+                self.b[label] = 1.0
+                continue
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", ConvergenceWarning)
+                model = LinearSVC(**self.settings).fit(self.X, y)
+            self.unconverged += len(caught)
+            self.W[label], self.b[label] = model.coef_[0], model.intercept_[0]
+
+    def top(self, X: Any, k: int) -> Any:
+        parts = [best(X[at : at + 4096] @ self.W.T + self.b, k) for at in range(0, X.shape[0], 4096)]
+        return np.concatenate(parts)
+
+    def account(self) -> dict[str, Any]:
+        weights = int(np.count_nonzero(self.W))
+        return {"model_bytes": 8 * (self.W.size + len(self.b)), "weights": weights, "not_converged": self.unconverged}
+
+
+class Napkin:
+    """napkinXC: `BR` is LIBLINEAR one-vs-rest without a copy of X for each class, `PLT` a tree of such classifiers."""
+
+    def __init__(self, problem: Problem, kind: str) -> None:
+        from napkinxc import models
+
+        self.X, self.Y, self.folder = problem.X, problem.Y, problem.scratch / "napkinxc"
+        settings = {"loss": "l2", "liblinear_c": problem.C, "weights_threshold": problem.prune, "threads": 1}
+        # the clustering of PLT crashes on rows that are not normalised, which its default does
+        special = {"seed": 0} if kind == "PLT" else {"norm": False}
+        self.model = getattr(models, kind)(str(self.folder), **settings, **special)
+
+    def train(self) -> None:
+        self.model.fit(self.X, self.Y)
+
+    def top(self, X: Any, k: int) -> Any:
+        self.model.load()
+        return padded(self.model.predict(X, top_k=k), k)
+
+    def account(self) -> dict[str, Any]:
+        return {"model_bytes": tree_bytes(self.folder)}
+
+
+class Pecos:
+    """PECOS XR-Linear: one layer that holds all labels, or the tree of its documentation (PIFA, hierarchical k-means)."""
+
+    def __init__(self, problem: Problem, tree: bool) -> None:
+        self.X, self.Y = problem.X.astype(np.float32), problem.Y.tocsc().astype(np.float32)
+        self.X.sort_indices()
+        self.C, self.prune, self.tree, self.folder = problem.C, problem.prune, tree, problem.scratch / "pecos"
+
+    def train(self) -> None:
+        from pecos.xmc import Indexer, LabelEmbeddingFactory
+        from pecos.xmc.xlinear.model import XLinearModel
+
+        chain = None
+        if self.tree:
+            chain = Indexer.gen(LabelEmbeddingFactory.create(self.Y, self.X, method="pifa", threads=1), threads=1)
+        costs = {"Cp": self.C, "Cn": self.C, "threshold": self.prune}
+        self.model = XLinearModel.train(self.X, self.Y, C=chain, threads=1, **costs)
+
+    def top(self, X: Any, k: int) -> Any:
+        scores = self.model.predict(X.astype(np.float32), only_topk=k, threads=1).tocsr()
+        rows = [slice(scores.indptr[row], scores.indptr[row + 1]) for row in range(scores.shape[0])]
+        return padded([scores.indices[row][np.argsort(-scores.data[row], kind="stable")] for row in rows], k)
+
+    def account(self) -> dict[str, Any]:
+        self.model.save(str(self.folder))
+        return {"model_bytes": tree_bytes(self.folder), "weights": sum(int(part.W.nnz) for part in self.model.model.model_chain)}
+
+
+class Omikuji:
+    """omikuji: its default three trees, or one tree that is a single leaf with all labels. It always normalises rows."""
+
+    def __init__(self, problem: Problem, tree: bool) -> None:
+        import omikuji
+
+        self.library, self.folder = omikuji, problem.scratch / "omikuji"
+        self.settings = omikuji.Model.default_hyper_param()
+        self.settings.linear_c, self.settings.linear_weight_threshold = problem.C, problem.prune
+        if not tree:
+            self.settings.n_trees, self.settings.min_branch_size = 1, problem.Y.shape[1] + 1
+        self.threads = omikuji._ThreadPoolHandle(1)
+        path = omikuji.ffi.new("char[]", str(problem.folder / "train.txt").encode())
+        self.data = omikuji.lib.load_omikuji_data_set(path, self.threads.ptr)
+
+    def train(self) -> None:
+        model = self.library.lib.train_omikuji_model(self.data, self.settings, self.threads.ptr)
+        self.model = self.library.Model(model, self.threads)
+
+    def top(self, X: Any, k: int) -> Any:
+        cells = [slice(X.indptr[row], X.indptr[row + 1]) for row in range(X.shape[0])]
+        pairs = (list(zip(X.indices[row].tolist(), X.data[row].tolist())) for row in cells)  # noqa: B905
+        return padded([[label for label, _ in self.model.predict(row, top_k=k)] for row in pairs], k)
+
+    def account(self) -> dict[str, Any]:
+        self.model.save(str(self.folder))
+        return {"model_bytes": tree_bytes(self.folder)}
+
+
+PEERS = {
+    "liblinear": lambda problem: Liblinear(problem, 0.1),
+    "sklearn": lambda problem: Liblinear(problem, None),
+    "napkinxc_br": lambda problem: Napkin(problem, "BR"),
+    "napkinxc_plt": lambda problem: Napkin(problem, "PLT"),
+    "pecos_flat": lambda problem: Pecos(problem, tree=False),
+    "pecos_tree": lambda problem: Pecos(problem, tree=True),
+    "omikuji_flat": lambda problem: Omikuji(problem, tree=False),
+    "omikuji_tree": lambda problem: Omikuji(problem, tree=True),
+}
+
+
+def best(scores: Any, k: int) -> Any:
+    """(rows, k) the largest scores' columns, best first, of equal scores the lower column; -1 where there are fewer."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.pad(order, ((0, 0), (0, k - order.shape[1])), constant_values=-1)
+
+
+def padded(rows: Any, k: int) -> Any:
+    """Lists of labels as one (rows, k) array; -1 where there are fewer."""
+    out = np.full((len(rows), k), -1, np.int32)
+    for row, labels in zip(out, rows):  # noqa: B905
+        row[: len(labels)] = labels[:k]
+    return out
+
+
+def tree_bytes(folder: Path) -> int:
+    """Bytes of all files under a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process so far, all threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def memory_bytes(name: str) -> int:
+    """VmRSS (now) or VmHWM (at most, so far) of this process; 0 where there is no /proc."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def stay_on(core: int | None) -> None:
+    """Run on one core only, where the system lets a process choose."""
+    if core is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+
+
+def measured(peer: Peer) -> dict[str, Any]:
+    """Train, with the seconds and the memory it took. rest_bytes: resident before training, data and libraries."""
+    rest, began, wall = memory_bytes("VmRSS"), cpu_seconds(), time.monotonic()
+    peer.train()
+    used = {"train_cpu_s": cpu_seconds() - began, "train_wall_s": time.monotonic() - wall}
+    return {**used, "rest_bytes": rest, "peak_bytes": memory_bytes("VmHWM")}
+
+
+def main() -> None:
+    """Do the task and print what came out."""
+    task = json.loads(Path(sys.argv[1]).read_text())
+    stay_on(task["core"])
+    peer = PEERS[task["peer"]](Problem(task))
+    result = measured(peer)
+    test = sp.load_npz(Path(task["folder"]) / "test_x.npz")
+    began = cpu_seconds()
+    np.save(task["top"], peer.top(test, task["k"]).astype(np.int32))
+    print(json.dumps({**result, "predict_cpu_s": cpu_seconds() - began, **peer.account()}))
+
+
+if __name__ == "__main__":
+    main()
