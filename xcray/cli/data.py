@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,6 +48,9 @@ def build(
     name: Annotated[str | None, typer.Option(help="The data set's name. [default: that of the directory]")] = None,
     label_names: Annotated[Path | None, typer.Option(help="Label names, one a line, in the order of their ids.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
+    like: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A model or data set whose features (and text pipeline) to use as they are.")
+    ] = None,
     zero_based: ZeroBased = False,
     n_features: Features = None,
     n_labels: Labels = None,
@@ -72,6 +76,7 @@ def build(
         **({"skip_bad": True} if skip_bad else {}),
     }
     options = BuildOptions.from_dict({**told(given), **nested(option)})
+    options = replace(options, like=None if like is None else str(like))
     if not json:
         output.note(f"building {target} from {', '.join(str(path) for path in sources.values()) or format}")
     show(make(format, sources, target, options), json)

@@ -13,6 +13,7 @@ from typing import Any
 
 from xcray.data.dataset import Dataset
 from xcray.data.documents import build_documents
+from xcray.data.like import Like
 from xcray.data.matrices import build_matrices, split_rows
 from xcray.data.names import Names
 from xcray.data.options import ReadOptions
@@ -22,6 +23,7 @@ from xcray.data.records import Record, read_records
 from xcray.data.splits import HashSplit, RowSplit
 from xcray.data.synthetic import SyntheticParams, make
 from xcray.data.terms import TextParams
+from xcray.data.text import TextPipeline
 from xcray.data.writer import DatasetWriter
 from xcray.errors import ParameterError
 
@@ -40,6 +42,8 @@ class BuildOptions:
     test_rows_file: a file of row numbers from 1 (a split file of the XC repository) to hold out instead.
     label_names_file: one label name a line, in the order of the ids; for text, other labels are errors.
     text: tf-idf parameters; None takes the defaults of the format. synthetic: parameters of the generator.
+    like: a model or data set directory whose features the new data set shall have: text goes through its pipeline as it is.
+        It is a path of this machine, and not taken from JSON.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -50,6 +54,7 @@ class BuildOptions:
     label_names_file: str | None = None
     text: TextParams | None = None
     synthetic: SyntheticParams = field(default_factory=SyntheticParams)
+    like: str | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BuildOptions:
@@ -114,6 +119,7 @@ def _account(format: str, sources: Mapping[str, Path | str], options: BuildOptio
         "format": format,
         "files": {part: Path(path).name for part, path in sources.items()},
         "options": options.as_dict(),
+        **({} if options.like is None else {"like": Path(options.like).name}),
         "skipped": sum(tally.n_bad for tally in tallies.values()),
         "parts": {part: tally.as_dict() for part, tally in tallies.items()},
     }
@@ -137,8 +143,12 @@ def _matrix_files(
     read = options.read
     if names is not None and read.n_labels is None and format == "svmlight":
         read = replace(read, n_labels=len(names.names))
+    like = _matrix_like(options)
+    if like is not None:
+        read = replace(read, n_features=like.n_features)
     tallies = build_matrices(format, sources, writer, read, split)
-    return writer.finish(label_names=names and names.names, source=_account(format, sources, options, tallies))
+    account = _account(format, sources, options, tallies)
+    return writer.finish(label_names=names and names.names, feature_names=like and like.names, source=account)
 
 
 def _text_files(
@@ -148,7 +158,8 @@ def _text_files(
     split = _hash_split(options, "test" in sources, 0.0)
     tallies = {part: Tally(options.read.max_errors, options.read.skip_bad) for part in ("train", "test") if part in sources}
     streams = {part: read_records(format, sources[part], options.read, tally) for part, tally in tallies.items()}
-    built = build_documents(streams["train"], streams.get("test"), writer, options.text or TextParams(), split, names, tallies)
+    how = _text_how(options, TextParams())
+    built = build_documents(streams["train"], streams.get("test"), writer, how, split, names, tallies)
     return built.finish(_account(format, sources, options, tallies))
 
 
@@ -159,8 +170,28 @@ def _pydocs(
     tally = Tally()
     stream = (Record(document.id, document.text, document.labels) for document in documents())
     split = _hash_split(options, False, HELD_OUT)
-    built = build_documents(stream, None, writer, options.text or TEXT_PARAMS, split, names, {"train": tally})
+    built = build_documents(stream, None, writer, _text_how(options, TEXT_PARAMS), split, names, {"train": tally})
     return built.finish(_account(format, {}, options, {"train": tally}))
+
+
+def _text_how(options: BuildOptions, default: TextParams) -> TextParams | TextPipeline:
+    """How text becomes features: learnt with parameters, or by the pipeline of something that exists."""
+    like = Like.read(options.like)
+    if like is None:
+        return options.text or default
+    if options.text is not None:
+        raise ParameterError("like brings its own text pipeline; leave the text options out")
+    return like.pipeline()
+
+
+def _matrix_like(options: BuildOptions) -> Like | None:
+    """The features that a matrix shall have, when something that exists says so."""
+    like = Like.read(options.like)
+    if like is not None and like.text is not None:
+        raise ParameterError("like names something made from text; give text as it was given: jsonl, csv or tsv")
+    if like is not None and options.read.n_features not in (None, like.n_features):
+        raise ParameterError(f"n_features is {options.read.n_features}, like has {like.n_features}; give only one of them")
+    return like
 
 
 def _hash_split(options: BuildOptions, has_test: bool, default: float) -> HashSplit:
@@ -175,12 +206,15 @@ def _synthetic(
     format: str, sources: Mapping[str, Path | str], writer: DatasetWriter, options: BuildOptions, names: Names | None
 ) -> Dataset:
     """The synthetic generator."""
+    like = _matrix_like(options)
+    if like is not None and like.n_features != options.synthetic.features:
+        raise ParameterError(f"like has {like.n_features} features; set synthetic.features={like.n_features}")
     X, Y = make(options.synthetic)
     split = _split(options, False, HELD_OUT)
     for part, x, y in split_rows(X, Y, split.mask(0, X.n_rows)):
         writer.add(part, x, y)
     source = _account(format, {}, options, {}) | {"synthetic": asdict(options.synthetic)}
-    return writer.finish(label_names=names and names.names, source=source)
+    return writer.finish(label_names=names and names.names, feature_names=like and like.names, source=source)
 
 
 Builder = Callable[[str, Mapping[str, Path | str], DatasetWriter, BuildOptions, Names | None], Dataset]

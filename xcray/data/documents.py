@@ -41,12 +41,12 @@ def build_documents(
     train: Iterable[Record],
     test: Iterable[Record] | None,
     writer: DatasetWriter,
-    params: TextParams,
+    how: TextParams | TextPipeline,
     split: HashSplit,
     names: Names | None,
     tallies: Mapping[str, Tally],
 ) -> Built:
-    """Fit the pipeline on the training part alone, and write both parts. Errors as `build`."""
+    """Write both parts. how: parameters of a pipeline to fit on the training part alone, or a fitted one. Errors as `build`."""
     labels, spool = _Labels(names), _Spool(writer.staged / "held_out.jsonl")
     tally = tallies["train"]
 
@@ -65,7 +65,10 @@ def build_documents(
         if not labels.ids:
             raise DataError("NO_POSITIVES", "no training document has a label; there is nothing to learn", file=tally.file)
 
-    pipeline, X = TextPipeline.fit_transform(texts(), params)
+    if isinstance(how, TextPipeline):
+        pipeline, X = how, how.transform_stream(texts())
+    else:
+        pipeline, X = TextPipeline.fit_transform(texts(), how)
     ordered, Y = labels.finish()
     tally.warnings["rows_without_features"] += int(np.count_nonzero(np.diff(X.indptr) == 0))
     writer.add("train", X, Y)

@@ -79,6 +79,10 @@ class TextPipeline:
         """
         if isinstance(texts, str):
             raise DataError("NOT_A_LIST", "a list of texts was expected, this is one text; wrap it in [ ]", value=texts)
+        return self.transform_stream(texts)
+
+    def transform_stream(self, texts: Iterable[str]) -> CSR:
+        """`transform` of texts that come one by one and are not kept."""
         indptr, ids, values = array("q", [0]), array("i"), array("i")
         known = self._vocabulary.get
         for i, text in enumerate(texts):
