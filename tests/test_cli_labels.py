@@ -1,0 +1,118 @@
+"""`xcray labels` and `xcray retrain` at work, and how options with several values are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xcray.cli.main import main
+from xcray.cli.spread import spread
+from xcray.data.build import BuildOptions, build
+from xcray.model.model import Model
+
+
+def run(*words: Any) -> int:
+    return main([str(word) for word in words])
+
+
+def read(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The one JSON document on stdout."""
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data set of labels a to d and a model of it."""
+    place = tmp_path_factory.mktemp("labels")
+    texts = {"a": "apple pear", "b": "hammer saw", "c": "owl robin", "d": "rain snow"}
+    rows = [{"text": f"{text} {i}", "labels": [name]} for i in range(6) for name, text in texts.items()]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build("jsonl", {"train": place / "rows.jsonl"}, place / "data", BuildOptions(test_fraction=0.2))
+    assert run("train", place / "data", "--out", place / "model", "--json") == 0
+    return place
+
+
+def test_every_change_from_the_command_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("labels", "remove", place / "model", "b", "c", "--out", tmp_path / "less", "--json") == 0
+    assert read(capsys)["report"]["labels"] == 2
+    assert (
+        run("labels", "add", tmp_path / "less", "--dataset", place / "data", "--out", tmp_path / "more", "--labels", "c", "b") == 0
+    )
+    assert "add: 2 labels trained, 2 kept, 4 in all" in capsys.readouterr().out
+    assert Model.open(tmp_path / "more").label_names.to_pylist() == ["a", "d", "c", "b"]
+    merged = [
+        "labels",
+        "merge",
+        tmp_path / "more",
+        "a",
+        "b",
+        "--into",
+        "ab",
+        "--dataset",
+        place / "data",
+        "--out",
+        tmp_path / "one",
+    ]
+    assert run(*merged) == 0
+    assert run("labels", "rename", tmp_path / "one", "c=sea", "d=dee", "--out", tmp_path / "named") == 0
+    assert Model.open(tmp_path / "named").label_names.to_pylist() == ["ab", "dee", "sea"]
+    again = ["retrain", tmp_path / "more", "--labels", "a", "d", "--dataset", place / "data", "--out", tmp_path / "again"]
+    assert run(*again, "--pool", "serial") == 0
+    assert Model.open(tmp_path / "again").sha256 == Model.open(tmp_path / "more").sha256
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "less", "more", "named", "one"]
+
+
+def test_names_from_files(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gone.txt").write_text("a\n\nb\n")
+    assert run("labels", "remove", place / "model", "--labels-file", tmp_path / "gone.txt", "--out", tmp_path / "less") == 0
+    assert Model.open(tmp_path / "less").label_names.to_pylist() == ["c", "d"]
+    (tmp_path / "names.json").write_text('{"c": "x=y"}')
+    assert run("labels", "rename", tmp_path / "less", "--names-file", tmp_path / "names.json", "--out", tmp_path / "named") == 0
+    assert Model.open(tmp_path / "named").label_names.to_pylist() == ["x=y", "d"]
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (["labels", "remove", "MODEL", "z"], "has no label 'z'"),
+        (["labels", "remove", "MODEL"], "at least one label"),
+        (["labels", "rename", "MODEL", "a"], "NAME=VALUE"),
+        (["labels", "rename", "MODEL", "a=x", "a=y"], "renamed twice"),
+        (["labels", "rename", "MODEL", "--names-file", "list.json"], "an object of names"),
+        (["labels", "rename", "MODEL", "--names-file", "bad.json"], "is not JSON"),
+        (["labels", "remove", "MODEL", "--labels-file", "none.txt"], "there is no file"),
+        (["labels", "add", "MODEL", "--dataset", "DATA"], "nothing to add"),
+        (["labels", "merge", "MODEL", "a", "--into", "b", "--dataset", "DATA"], "at least two"),
+        (["retrain", "MODEL", "--dataset", "DATA", "--labels", "A"], "did you mean 'a'"),
+    ],
+)
+def test_bad_input(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], mend: str
+) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "bad.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    known = {"MODEL": place / "model", "DATA": place / "data"}
+    assert run(*(known.get(word, word) for word in words), "--out", tmp_path / "new", "--json") == 2
+    assert mend in json.loads(capsys.readouterr().err)["message"]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("d --lam 0.1 0.01 --out o", "d --lam 0.1 --lam 0.01 --out o"),
+        ("d --lam 1 --lam 2 3 -q x", "d --lam 1 --lam 2 --lam 3 -q x"),
+        ("--C -1 -.5 --lam 2", "--C -1 --C -.5 --lam 2"),
+        ("--lam=3 4 --out a b", "--lam=3 4 --out a b"),
+        ("--lam 1 -- 2 3", "--lam 1 -- 2 3"),
+        ("--lam", "--lam"),
+        ("", ""),
+    ],
+)
+def test_options_with_several_values(words: str, expected: str) -> None:
+    assert spread(words.split(), frozenset({"--lam", "--C"})) == expected.split()

@@ -1,0 +1,317 @@
+"""Labels of an existing model changed: what is trained equals a training from scratch, everything else keeps its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xcray.arrays import csr, pattern
+from xcray.data.dataset import Dataset
+from xcray.data.writer import DatasetWriter
+from xcray.errors import Conflict, InputError, NotFound, ShapeMismatch, Stopped, XcrayError
+from xcray.execution.pool import StopFlag
+from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose_pattern
+from xcray.model.model import Model, write_model
+from xcray.train import Progress, TrainSpec, train
+from xcray.train.relabel import add_labels, merge_labels, remove_labels, rename_labels, retrain_labels
+from xcray.train.remake import Running
+
+SERIAL = Running(pool="serial")
+EMPTY = 38  # of the tiny set: a label without a training row
+
+
+def with_labels(source: Dataset, sets: list[tuple[str, list[int]]], path: Path, rows: int | None = None) -> Dataset:
+    """`source` with other labels: of each a name and the old labels whose rows it has; the first `rows` training rows."""
+    with DatasetWriter(path, name="other", n_features=source.n_features, n_labels=len(sets)) as writer:
+        for part, split in source.splits.items():
+            n = split.n_rows if rows is None or part == "test" else rows
+            cells = [np.unique(np.concatenate([split.YT.row(k) for k in old])) for _, old in sets]
+            YT = pattern(np.cumsum([0, *map(len, cells)]), np.concatenate(cells), split.n_rows)
+            X, Y = take_rows(split.X, np.arange(n)), take_pattern_rows(transpose_pattern(YT), np.arange(n))
+            writer.add(part, X, Y)
+        return writer.finish(source={}, label_names=[name for name, _ in sets])
+
+
+def trained(data: Dataset, folder: Path) -> Model:
+    """The model of a data set."""
+    return Model.open(train(TrainSpec(str(data.path), pool="serial"), run_dir=folder / "run", out=folder / "model").model_path)
+
+
+def same_labels(a: Model, i: Any, b: Model, j: Any, leave_out: Sequence[str] = ("label",)) -> bool:
+    """Whether labels i of a are labels j of b, to the byte: weights, bias, report row (but for its number)."""
+    i, j = np.asarray(i), np.asarray(j)
+    weights = [take_rows(model.W, rows) for model, rows in ((a, i), (b, j))]
+    assert a.classes is not None
+    assert b.classes is not None
+    rows = [model.classes.drop_columns(list(leave_out)).take(list(map(int, at))) for model, at in ((a, i), (b, j))]
+    same = all(x.tobytes() == y.tobytes() for x, y in zip(weights[0][:3], weights[1][:3], strict=True))
+    return same and a.b[i].tobytes() == b.b[j].tobytes() and rows[0].equals(rows[1])
+
+
+def solved_alike(a: Model, i: Any, b: Model, j: Any) -> bool:
+    """`same_labels` of labels that were trained twice: who did it in how many seconds may differ."""
+    return same_labels(a, i, b, j, ("label", "seconds", "worker"))
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The model of all 40 labels."""
+    return trained(tiny, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
+def some(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The model of the first 30 labels."""
+    folder = tmp_path_factory.mktemp("some")
+    return trained(with_labels(tiny, [(str(k), [k]) for k in range(30)], folder / "data"), folder)
+
+
+@pytest.mark.parametrize("how", [SERIAL, Running(workers=3)], ids=["serial", "threads"])
+def test_adding_the_missing_labels_gives_the_whole_model(
+    tiny: Dataset, whole: Model, some: Model, tmp_path: Path, how: Running
+) -> None:
+    result = add_labels(some.path, tiny.path, tmp_path / "new", how=how)
+    new, names = Model.open(result.model_path), [str(k) for k in range(30, 40) if k != EMPTY]
+    expected = remove_labels(whole.path, tmp_path / "expected", [str(EMPTY)], dataset=tiny.path)
+    assert new.sha256 == result.sha256 == expected.sha256
+    assert new.measures == expected.measures
+    assert same_labels(new, range(30), some, range(30))
+    assert solved_alike(new, range(30, 39), whole, [int(name) for name in names])
+    assert new.provenance == [
+        {
+            "operation": "add",
+            "parent": some.sha256,
+            "labels": names,
+            "n_labels": 9,
+            "dataset_hash": tiny.content_hash,
+            "revision": new.provenance[0]["revision"],
+        }
+    ]
+    assert new.classes is not None
+    assert new.classes.column("label").to_pylist() == list(range(39))
+    assert None not in new.classes.column("worker").to_pylist()
+    assert (result.report["labels_trained"], result.report["labels_kept"], result.report["classes"]) == (9, 30, 9)
+
+
+def test_adding_named_labels_appends_them_in_the_order_given(tiny: Dataset, whole: Model, some: Model, tmp_path: Path) -> None:
+    new = Model.open(add_labels(some.path, tiny.path, tmp_path / "new", ["37", "31"], SERIAL).model_path)
+    assert new.label_names.to_pylist()[30:] == ["37", "31"]
+    assert solved_alike(new, [30, 31], whole, [37, 31])
+    assert same_labels(new, range(30), some, range(30))
+
+
+def test_labels_without_a_training_row_are_not_added(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+    first = int(tiny.train.YT.row(39)[0])  # rows before it: label 39 is empty
+    data = with_labels(tiny, [(str(k), [k]) for k in range(40)], tmp_path / "data", rows=first)
+    missing = [str(k) for k in range(30, 40) if data.label_counts[k] == 0]
+    assert "39" in missing
+    assert len(missing) < 10
+    new = Model.open(add_labels(some.path, data.path, tmp_path / "new", how=SERIAL).model_path)
+    assert new.label_names.to_pylist()[30:] == [str(k) for k in range(30, 40) if str(k) not in missing]
+
+
+def test_removing_keeps_every_other_byte(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+    gone = [0, 7, 8, 39]
+    left = [k for k in range(40) if k not in gone]
+    result = remove_labels(whole.path, tmp_path / "new", [str(k) for k in gone])
+    new = Model.open(result.model_path)
+    assert new.label_names.to_pylist() == [str(k) for k in left]
+    assert same_labels(new, range(36), whole, left)
+    assert new.measures == {}  # those of 40 labels are not those of 36
+    assert new.manifest["dataset_hash"] == whole.manifest["dataset_hash"]
+    measured = remove_labels(whole.path, tmp_path / "measured", [str(k) for k in gone], dataset=tiny.path)
+    assert measured.sha256 == result.sha256  # measuring is no part of the content
+    assert 0.2 < measured.measures["P@1"] < whole.measures["P@1"]  # the removed labels are still true where they stand
+
+
+def test_removing_and_adding_again_comes_back(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+    names = ["35", "36", "39"]
+    less = remove_labels(whole.path, tmp_path / "less", names)
+    again = Model.open(add_labels(less.model_path, tiny.path, tmp_path / "again", names).model_path)
+    assert solved_alike(again, [*range(35), 35, 36, 37, 38, 39], whole, [*range(35), 37, 38, 35, 36, 39])
+    assert [step["operation"] for step in again.provenance] == ["remove", "add"]
+    assert [step["parent"] for step in again.provenance] == [whole.sha256, less.sha256]
+
+
+def test_retraining_on_the_same_rows_changes_no_byte(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+    result = retrain_labels(whole.path, tiny.path, tmp_path / "new", ["3", "17"], SERIAL)
+    assert result.sha256 == whole.sha256
+    assert solved_alike(Model.open(result.model_path), range(40), whole, range(40))
+
+
+def test_retraining_on_other_rows_changes_those_labels_alone(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+    order = [5, 3, 1, *(k for k in range(40) if k not in (5, 3, 1))]  # other numbers: labels are found by name
+    data = with_labels(tiny, [(str(k), [k]) for k in order], tmp_path / "data", rows=200)
+    new = Model.open(retrain_labels(whole.path, data.path, tmp_path / "new", ["3", "1"], SERIAL).model_path)
+    fresh = trained(data, tmp_path)
+    rest = [k for k in range(40) if k not in (1, 3)]
+    assert new.label_names.equals(whole.label_names)
+    assert same_labels(new, rest, whole, rest)
+    assert solved_alike(new, [3, 1], fresh, [1, 2])
+    assert not solved_alike(new, [3], whole, [3])
+    assert new.manifest["dataset_hash"] == data.content_hash
+    assert new.measures.keys() == whole.measures.keys()
+
+
+def test_merging_trains_on_the_rows_of_all(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+    merged = with_labels(
+        tiny, [("both" if k == 4 else str(k), [4, 39, 20] if k == 4 else [k]) for k in range(39)], tmp_path / "data"
+    )
+    fresh = trained(merged, tmp_path)
+    new = Model.open(merge_labels(whole.path, tiny.path, tmp_path / "new", ["4", "39", "20"], "both", SERIAL).model_path)
+    left = [k for k in range(40) if k not in (39, 20)]
+    assert new.label_names.to_pylist() == ["both" if k == 4 else str(k) for k in left]
+    assert solved_alike(new, [4], fresh, [4])
+    rest = [i for i in range(38) if i != 4]
+    assert same_labels(new, rest, whole, [left[i] for i in rest])
+    assert new.provenance[0]["into"] == "both"
+
+
+def test_a_merged_label_may_keep_a_name_of_the_group_and_is_measured_as_one(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+    names = [str(k) for k in range(40)]
+    every = Model.open(merge_labels(whole.path, tiny.path, tmp_path / "new", ["1", *names[:1], *names[2:]], "0", SERIAL).model_path)
+    assert every.label_names.to_pylist() == ["0"]
+    assert every.measures["P@1"] == 1.0  # all labels in one: each row of the test part has it
+
+
+def test_renaming_changes_names_alone(whole: Model, tmp_path: Path) -> None:
+    result = rename_labels(whole.path, tmp_path / "new", {"3": "three", "1": "2", "2": "1"})
+    new = Model.open(result.model_path)
+    assert new.label_names.to_pylist()[:4] == ["0", "2", "1", "three"]
+    assert same_labels(new, range(40), whole, range(40))
+    assert new.measures == whole.measures
+    assert new.sha256 != whole.sha256
+
+
+def test_the_same_change_gives_the_same_bytes(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+    one = add_labels(some.path, tiny.path, tmp_path / "one", how=SERIAL)
+    two = add_labels(some.path, tiny.path, tmp_path / "two", how=Running(workers=2))
+    assert one.sha256 == two.sha256
+    for name in ("weights.arrow", "bias.arrow", "index/postings.arrow", "labels.arrow"):
+        assert (one.model_path / name).read_bytes() == (two.model_path / name).read_bytes()
+
+
+def test_a_model_without_a_class_report_stays_without(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+    kept = {name: some.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")}
+    names = {"label_names": some.label_names, "feature_names": some.feature_names}
+    bare = write_model(tmp_path / "bare", W=some.W, b=some.b, **names, **kept)
+    new = Model.open(add_labels(bare.path, tiny.path, tmp_path / "new", ["39"], SERIAL).model_path)
+    assert new.classes is None
+    assert new.n_labels == 31
+
+
+CASES: dict[str, tuple[Any, type[XcrayError], str]] = {
+    "add unknown": (lambda m, d, o: add_labels(m, d, o, ["nine"]), NotFound, "data set .* has no label 'nine'"),
+    "add known": (lambda m, d, o: add_labels(m, d, o, ["31", "3"]), Conflict, "has label '3' already; train it again with"),
+    "add twice": (lambda m, d, o: add_labels(m, d, o, ["31", "31"]), InputError, "'31' is named twice"),
+    "remove unknown": (lambda m, d, o: remove_labels(m, o, ["35"]), NotFound, "the model has no label '35'"),
+    "remove nothing": (lambda m, d, o: remove_labels(m, o, []), InputError, "at least one label"),
+    "remove all": (lambda m, d, o: remove_labels(m, o, [str(k) for k in range(30)]), InputError, "no label would be left"),
+    "retrain nothing": (lambda m, d, o: retrain_labels(m, d, o, []), InputError, "at least one label"),
+    "retrain in data only": (lambda m, d, o: retrain_labels(m, d, o, ["35"]), NotFound, "the model has no label '35'"),
+    "retrain in neither": (lambda m, d, o: retrain_labels(m, d, o, ["x"]), NotFound, "the model has no label 'x'"),
+    "merge one": (lambda m, d, o: merge_labels(m, d, o, ["1"], "x"), InputError, "at least two labels"),
+    "merge twice": (lambda m, d, o: merge_labels(m, d, o, ["1", "1"], "x"), InputError, "named twice"),
+    "merge unknown": (lambda m, d, o: merge_labels(m, d, o, ["1", "35"], "x"), NotFound, "the model has no label '35'"),
+    "merge into another": (lambda m, d, o: merge_labels(m, d, o, ["1", "2"], "3"), Conflict, "the model has another label '3'"),
+    "merge into one of the data": (lambda m, d, o: merge_labels(m, d, o, ["1", "2"], "35"), Conflict, "data set .* '35'"),
+    "merge into nothing": (lambda m, d, o: merge_labels(m, d, o, ["1", "2"], " "), InputError, "not empty"),
+    "rename unknown": (lambda m, d, o: rename_labels(m, o, {"35": "x"}), NotFound, "the model has no label '35'"),
+    "rename clash": (lambda m, d, o: rename_labels(m, o, {"1": "2"}), Conflict, "would name two labels .*'1' and '2'"),
+    "rename to one": (lambda m, d, o: rename_labels(m, o, {"1": "x", "2": "x"}), Conflict, "would name two labels"),
+    "rename empty": (lambda m, d, o: rename_labels(m, o, {"1": ""}), InputError, "not empty"),
+    "rename nothing": (lambda m, d, o: rename_labels(m, o, {"1": "1"}), InputError, "OLD=NEW"),
+    "no such data": (lambda m, d, o: add_labels(m, d / "x", o), NotFound, "no data set"),
+    "no such model": (lambda m, d, o: remove_labels(m / "x", o, ["1"]), NotFound, "no model"),
+    "another pool": (lambda m, d, o: add_labels(m, d, o, how=Running(pool="ray")), XcrayError, "serial, threads"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_names_the_mend_and_leaves_nothing(tiny: Dataset, some: Model, tmp_path: Path, case: str) -> None:
+    act, error, message = CASES[case]
+    with pytest.raises(error, match=message):
+        act(some.path, tiny.path, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_to_add(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to add"):
+        add_labels(whole.path, tiny.path, tmp_path / "out")
+
+
+def test_a_label_without_rows_can_not_be_trained(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+    data = with_labels(tiny, [(str(k), [k]) for k in range(40)], tmp_path / "data", rows=int(tiny.train.YT.row(39)[0]))
+    empty = next(str(k) for k in range(30) if data.label_counts[k] == 0)
+    with pytest.raises(InputError, match="no training row"):
+        add_labels(some.path, data.path, tmp_path / "out", ["39"])
+    with pytest.raises(InputError, match="no training row"):
+        retrain_labels(some.path, data.path, tmp_path / "out", [empty])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_name_of_several_labels_is_not_guessed(some: Model, tmp_path: Path) -> None:
+    names = ["twice", "twice", *map(str, range(28))]
+    kept = {name: some.manifest[name] for name in ("solver", "params", "dataset_hash")}
+    model = write_model(tmp_path / "model", W=some.W, b=some.b, label_names=names, feature_names=some.feature_names, **kept)
+    with pytest.raises(InputError, match="several labels 'twice'"):
+        remove_labels(model.path, tmp_path / "out", ["twice"])
+
+
+def test_an_existing_directory_is_never_touched(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for change in (
+        lambda: add_labels(some.path, tiny.path, tmp_path / "out"),
+        lambda: remove_labels(some.path, tmp_path / "out", ["1"]),
+        lambda: rename_labels(some.path, tmp_path / "out", {"1": "x"}),
+    ):
+        with pytest.raises(Conflict, match="exists already"):
+            change()
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_other_features_are_refused(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+    wider = csr(tiny.train.X.indptr, tiny.train.X.indices, tiny.train.X.data, tiny.n_features + 1)
+    for name, X, features, message in (
+        ("wider", wider, None, "has 201 features, the model 200; .*--like"),
+        ("named", tiny.train.X, [f"f{j}" for j in range(200)], "other names than the model; .*--like"),
+    ):
+        with DatasetWriter(tmp_path / name, name=name) as writer:
+            writer.add("train", X, tiny.train.Y)
+            data = writer.finish(source={}, feature_names=features)
+        with pytest.raises(ShapeMismatch, match=message):
+            add_labels(some.path, data.path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stopped_change_goes_on_where_it_was(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+    stop, told = StopFlag(), list[Progress]()
+    first = Running("serial", run_dir=tmp_path / "run")
+
+    def look(step: Progress) -> None:
+        told.append(step)
+        if step.done > 2 and not stop.is_set():
+            stop.set()
+
+    with pytest.raises(Stopped, match="finished batches are kept"):
+        add_labels(some.path, tiny.path, tmp_path / "out", how=replace(first, progress=look, stop=stop))
+    assert not (tmp_path / "out").exists()
+    kept = told[-1].done
+    told.clear()
+    whole = add_labels(some.path, tiny.path, tmp_path / "out", how=replace(first, progress=told.append))
+    assert kept < min(step.done for step in told if step.phase == "TRAINING" and step.done)
+    assert whole.sha256 == add_labels(some.path, tiny.path, tmp_path / "again", how=SERIAL).sha256
+
+
+def test_a_stop_leaves_nothing(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+    stop = StopFlag()
+    how = Running(pool="serial", stop=stop, progress=lambda p: stop.set() if p.done > 2 else None)
+    with pytest.raises(Stopped):
+        add_labels(some.path, tiny.path, tmp_path / "out", how=how)
+    assert list(tmp_path.iterdir()) == []
+    assert Model.open(some.path).sha256 == some.sha256

@@ -1,0 +1,66 @@
+"""Solving some labels of some rows on the pools of this process: what relabelling and paths share with a full training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from xcray.arrays import CSR, Int32, Pattern
+from xcray.errors import ParameterError
+from xcray.execution.drive import drive
+from xcray.execution.local import SerialPool, ThreadPool
+from xcray.execution.pool import Pool, Result, StopFlag
+from xcray.execution.timeline import Span
+from xcray.schedule.scatter import Scatter
+from xcray.solvers.solver import Local, Solver
+
+LOCAL_POOLS = ("serial", "threads")
+
+
+class Rows(NamedTuple):
+    """What is learnt from: X (N x D), XT (D x N) its transpose, YT (K x N) the rows of each label."""
+
+    X: CSR
+    XT: CSR
+    YT: Pattern
+
+
+def workers_of(pool: str, workers: int) -> int:
+    """How many workers a pool of this process has; 0 asks for one a core. Raises ParameterError for another pool."""
+    if pool not in LOCAL_POOLS:
+        raise ParameterError(f"pool must be one of {', '.join(LOCAL_POOLS)} here, not {str(pool)[:80]!r}")
+    if type(workers) is not int or not 0 <= workers <= 4096:
+        raise ParameterError(f"workers must be a whole number from 0 (one per core) to 4096, not {str(workers)[:80]!r}")
+    return 1 if pool == "serial" else workers or os.cpu_count() or 1
+
+
+def local_pool(pool: str, solver: Solver, local: Local, workers: int) -> Pool:
+    """The pool of this process called `pool`."""
+    return SerialPool(solver, local) if pool == "serial" else ThreadPool(solver, local, workers)
+
+
+def solve_labels(
+    solver: Solver,
+    rows: Rows,
+    labels: Int32,
+    pool: Pool,
+    *,
+    workers: int,
+    commit: Callable[[Result], None],
+    stop: StopFlag,
+    tick: Callable[[int, float], None] = lambda done, share: None,
+    record: Callable[[Span], None] = lambda _: None,
+) -> None:
+    """Solve `labels` (n,) int32 of `rows` on `pool`; `commit` gets each finished batch, `record` what each worker did.
+
+    tick: told after every wait how many labels are done, and which share of the estimated work. Raises as `drive`.
+    """
+    if not len(labels):
+        return
+    schedule = Scatter(labels, solver.cost_terms(*rows)[labels], solver.cost_rates, workers=workers, joint=solver.joint)
+
+    def told() -> None:
+        tick(schedule.done_labels, schedule.done_cost / schedule.total_cost if schedule.total_cost else 1.0)
+
+    drive(schedule, pool, commit=commit, stop=stop, tick=told, record=record)
