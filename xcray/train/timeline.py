@@ -40,6 +40,7 @@ COLUMNS: Final = {
 }
 FORMER: Final = {"attempt_of_run": 1, "outcome": DONE}  # what timelines of 0.1 did not say
 LANES: Final = 4096  # workers of a document, at most
+PAUSE: Final = 0.005  # of the whole time: batches further apart than this are not drawn as one
 
 
 def read_timeline(folder: Path) -> pa.Table:
@@ -154,17 +155,14 @@ def _workers(columns: dict[str, Any], spans: dict[int, float]) -> list[dict[str,
 
 
 def _entries(columns: dict[str, Any], limit: int) -> list[dict[str, Any]]:
-    """Batches in order of time; neighbours of one lane (attempt, worker, outcome) as one entry when there are too many."""
-    lane = _lanes(columns)
-    order = np.lexsort((columns["started"], lane))
-    rows = {name: values[order] for name, values in columns.items()}
-    heads = _heads(lane[order], limit)
+    """Batches in order of time; neighbours of one worker and outcome as one entry when there are too many."""
+    rows, heads = _heads(columns, limit)
     if not len(heads):
         return []
     sums = {name: np.add.reduceat(rows[name], heads) for name in ("classes", "cost", "seconds")}
     ended = np.maximum.reduceat(rows["started"] + rows["seconds"], heads)
-    attempt, batches = np.maximum.reduceat(rows["attempt"], heads), np.diff(np.append(heads, len(lane)))
-    kept = np.sort(np.argsort(-sums["seconds"], kind="stable")[:limit])  # more lanes than entries: those that worked most
+    attempt, batches = np.maximum.reduceat(rows["attempt"], heads), np.diff(np.append(heads, len(rows["attempt"])))
+    kept = np.argsort(-sums["seconds"], kind="stable")[:limit]  # more lanes than entries: those that worked most
     out = [
         {
             "attempt_of_run": int(rows["attempt_of_run"][heads[i]]),
@@ -184,23 +182,37 @@ def _entries(columns: dict[str, Any], limit: int) -> list[dict[str, Any]]:
     return sorted(out, key=lambda entry: (entry["attempt_of_run"], entry["started"], entry["worker"]))
 
 
-def _lanes(columns: dict[str, Any]) -> Any:
-    """(n,) a number for each attempt, worker and outcome."""
-    lane = np.zeros(len(columns["started"]), np.int64)
-    for name in ("attempt_of_run", "worker", "outcome"):
-        values, codes = np.unique(columns[name].astype(str), return_inverse=True)
-        lane = lane * (len(values) + 1) + codes
-    return lane
+def _heads(columns: dict[str, Any], limit: int) -> tuple[dict[str, Any], Any]:
+    """The rows sorted, and where entries begin in them, when at most `step` neighbours make one: the smallest power of 2 that fits.
 
-
-def _heads(lane: Any, limit: int) -> Any:
-    """Where entries begin in sorted lanes, when `step` neighbours of a lane make one: the smallest power of 2 within the limit."""
-    starts = np.flatnonzero(np.diff(lane, prepend=-1))
-    sizes = np.diff(np.append(starts, len(lane)))
+    Neighbours follow each other at one worker, with one outcome and no long pause; when that alone makes too many entries,
+    all of a worker's batches of one outcome count as neighbours.
+    """
+    who, outcome = _codes(columns, "attempt_of_run", "worker"), _codes(columns, "outcome")
+    ends = columns["started"] + columns["seconds"]
+    pause = PAUSE * float(ends.max() - columns["started"].min()) if len(ends) else 0.0
+    for by in ((columns["started"], who), (columns["started"], outcome, who)):
+        order = np.lexsort(by)
+        waited = columns["started"][order][1:] - ends[order][:-1] > pause
+        breaks = (np.diff(who[order]) != 0) | (np.diff(outcome[order]) != 0) | (waited if len(by) == 2 else False)
+        starts = np.flatnonzero(np.append(len(order) > 0, breaks))
+        if 2 * len(starts) <= limit:
+            break
+    sizes = np.diff(np.append(starts, len(order)))
     step = 1
     while (-(-sizes // step)).sum() > limit and step < sizes.max():
         step *= 2
-    return np.flatnonzero((np.arange(len(lane)) - np.repeat(starts, sizes)) % step == 0)
+    place = np.arange(len(order)) - np.repeat(starts, sizes)
+    return {name: values[order] for name, values in columns.items()}, np.flatnonzero(place % step == 0)
+
+
+def _codes(columns: dict[str, Any], *names: str) -> Any:
+    """(n,) int64: one number for each combination of values."""
+    out = np.zeros(len(columns["started"]), np.int64)
+    for name in names:
+        values, codes = np.unique(columns[name].astype(str), return_inverse=True)
+        out = out * (len(values) + 1) + codes
+    return out
 
 
 def _other(columns: dict[str, Any]) -> list[str]:

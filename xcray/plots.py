@@ -1,0 +1,335 @@
+"""Pictures of a training, as PNG: measures and cost by label frequency, timeline, certificates, convergence, scaling.
+
+What is drawn is made by pure functions (`cost_curve`, `bars`, `share_curve`, `speed_ups`); the drawing needs matplotlib, which
+comes with `pip install 'xcray[plots]'` and is imported when the first picture is asked for. Colours are told apart by people who
+do not see red and green; marks differ in form too.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import Float64
+from xcray.errors import Unavailable
+from xcray.files import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, MUTED, GRID = "#1b1b1b", "#6a6a6a", "#e4e4e4"
+BLUES: Final = ("#9ecae1", "#3b82bd", "#0b3c6f")  # light to dark: an order that grey paper keeps
+BLUE, ORANGE, RED, GREY = "#3b82bd", "#e69f00", "#c8451b", "#a8a8a8"
+OUTCOMES: Final = {"done": (BLUE, "done"), "duplicate": (ORANGE, "duplicate"), "lost": (RED, "lost"), "stopped": (GREY, "stopped")}
+STYLE: Final[dict[Any, Any]] = {
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 2.0,
+    "lines.solid_capstyle": "round",
+}
+DPI = 150
+HEAD = 0.62  # inches of a picture that its title and the line below it take
+LABELLED = 48  # lanes that have their names beside them
+
+
+class CostCurve(NamedTuple):
+    """Cost against frequency, by bins of positives that double: where a bin lies (geometric middle of what it holds), the 10th,
+    50th and 90th percentile of its classes' seconds, and its share of all classes and of all seconds; all (n_bins,) float64."""
+
+    at: Float64
+    low: Float64
+    median: Float64
+    high: Float64
+    classes: Float64
+    seconds: Float64
+
+
+class Bar(NamedTuple):
+    """A batch, or some that lie together, in a timeline: its lane, from where to where in seconds, working share, outcome."""
+
+    lane: int
+    begins: float
+    ends: float
+    share: float
+    outcome: str
+
+
+def cost_curve(positives: Any, seconds: Any) -> CostCurve:
+    """Cost by frequency of classes of `positives` (K,) training rows that took `seconds` (K,); what is 0 or unknown is left out."""
+    positives, seconds = np.asarray(positives, np.float64), np.asarray(seconds, np.float64)
+    known = (positives > 0) & (seconds > 0)
+    positives, seconds = positives[known], seconds[known]
+    bins = np.floor(np.log2(positives)).astype(int) if len(positives) else np.empty(0, int)
+    groups = [bins == each for each in np.unique(bins)]
+    rows = [
+        (
+            np.exp(np.log(positives[own]).mean()),
+            *np.quantile(seconds[own], (0.1, 0.5, 0.9)),
+            own.mean(),
+            seconds[own].sum() / max(seconds.sum(), 1e-300),
+        )
+        for own in groups
+    ]
+    return CostCurve(*np.array(rows, np.float64).reshape(-1, 6).T)
+
+
+def share_curve(values: Any, points: int = 1000) -> tuple[Float64, Float64]:
+    """(x, share of the values <= x) for drawing, thinned to `points`; values that are not finite are left out."""
+    values = np.sort(np.asarray(values, np.float64))
+    values = values[np.isfinite(values)]
+    at = np.unique(np.linspace(0, len(values) - 1, min(points, len(values))).astype(int)) if len(values) else np.empty(0, int)
+    return values[at], (at + 1) / max(len(values), 1)
+
+
+def bars(document: Mapping[str, Any]) -> list[Bar]:
+    """The bars of a timeline (see `xcray.train.timeline.document`): lanes in the order of its workers, attempts end to end."""
+    lanes = {each["worker"]: lane for lane, each in enumerate(document["workers"])}
+    shift = {each["attempt_of_run"]: each["begins"] - each["first"] for each in document["attempts"]}
+    out = []
+    for each in document["batches"]:
+        if each["worker"] in lanes:
+            begins, ends = (shift[each["attempt_of_run"]] + each[side] for side in ("started", "ended"))
+            share = min(1.0, each["seconds"] / (ends - begins)) if ends > begins else 1.0
+            out.append(Bar(lanes[each["worker"]], begins, ends, share, each["outcome"]))
+    return out
+
+
+def speed_ups(points: Sequence[tuple[int, float]]) -> list[tuple[int, float, float]]:
+    """(workers, speed-up, efficiency) of (workers, seconds), against the fewest workers, which count as that many times one."""
+    ordered = sorted(points)
+    if not ordered:
+        return []
+    base = ordered[0][0] * ordered[0][1]
+    return [(workers, base / seconds, base / seconds / workers) for workers, seconds in ordered]
+
+
+def draw_by_frequency(path: Path, groups: Mapping[str, Sequence[Mapping[str, Any]]], name: str, note: str) -> None:
+    """P@k, recall and precision by label frequency: `groups` as `xcray.train.report.by_frequency` gives them."""
+    with page(path, 11, 6.6, f"Which labels are found · {name}", note) as figure:
+        axes = figure.subplots(2, len(groups), squeeze=False, sharex="col", gridspec_kw={"wspace": 0.06, "hspace": 0.06})
+        for column, (equal, rows) in enumerate(groups.items()):
+            ks = [key.removeprefix("P@") for key in rows[0] if key.startswith("P@")]
+            share, found = axes[0, column], axes[1, column]
+            at, width = np.arange(len(rows)), 0.8 / len(ks)
+            for i, k in enumerate(ks):
+                colour, place = _shade(i, len(ks)), at + (i - (len(ks) - 1) / 2) * width
+                share.bar(place, [100 * row[f"P@{k}"] for row in rows], width * 0.92, color=colour, label=f"P@{k}")
+                found.plot(at, [100 * row[f"recall@{k}"] for row in rows], "o-", color=colour, markersize=4, label=f"recall@{k}")
+            right = [100 * row[f"precision@{ks[0]}"] for row in rows]
+            found.plot(at, right, "s--", color=ORANGE, markersize=4, label=f"precision@{ks[0]}")
+            words = {"labels": "Tenths of the labels", "positives": "Tenths of the training positives"}
+            share.set_title(f"{words[equal]}, rarest first", fontweight="bold")
+            found.set_xticks(at, [_range_of(row) for row in rows], fontsize=8)
+            found.set(xlabel="training rows of a label", ylim=(0, 100))
+            if column == 0:
+                share.set_ylabel("adds to P@k (points)")
+                found.set_ylabel("recall and precision (%)")
+                share.legend(loc="upper left")
+                found.legend(loc="upper left", ncols=2)
+            for axis in (share, found):
+                axis.grid(False, axis="x")
+
+
+def draw_costs(path: Path, positives: Any, seconds: Any, name: str, note: str) -> None:
+    """Seconds of each class against its positives, with the median; below, where classes and time lie."""
+    curve = cost_curve(positives, seconds)
+    positives, ms = np.asarray(positives, np.float64), 1e3 * np.asarray(seconds, np.float64)
+    known = (positives > 0) & (ms > 0)
+    with page(path, 8.5, 6.2, f"Cost by label frequency · {name}", note) as figure:
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1), gridspec_kw={"hspace": 0.05})
+        _cloud(above, positives[known], ms[known])
+        above.plot(curve.at, 1e3 * curve.median, "o-", color=RED, markersize=5, label="median")
+        for side, label in ((curve.low, "10 % and 90 %"), (curve.high, None)):
+            above.plot(curve.at, 1e3 * side, "--", color=RED, linewidth=1.1, label=label)
+        scale = "log" if known.any() else "linear"
+        above.set(xscale=scale, yscale=scale, ylabel="time of a class (ms)")
+        above.legend(loc="upper left")
+        for share, factor, colour, label in (
+            (curve.classes, 1 / 1.36, BLUES[0], "classes"),
+            (curve.seconds, 1.36, BLUES[2], "time"),
+        ):
+            below.bar(curve.at, 100 * share, curve.at * (factor - 1.0), align="edge", color=colour, label=label)
+        below.set(xlabel="positives (training rows of the label)", ylabel="share (%)")
+        below.legend(loc="upper right", ncols=2)
+        below.grid(False, axis="x")
+        for axis in (above.xaxis, above.yaxis):
+            axis.set_major_formatter("{x:g}")
+
+
+def draw_timeline(path: Path, document: Mapping[str, Any], name: str, note: str) -> None:
+    """One lane a worker, batches as bars, busy share at the right: `document` as `xcray.train.timeline.document` gives it."""
+    lanes, found = document["workers"], bars(document)
+    height = min(14.0, max(2.6, 1.7 + 0.3 * len(lanes)))
+    with page(path, 11, height, f"Timeline · {name}", note) as figure:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(7, 1), gridspec_kw={"wspace": 0.03})
+        for outcome in sorted({bar.outcome for bar in found}, key=list(OUTCOMES).index):
+            _lanes(left, [bar for bar in found if bar.outcome == outcome], outcome)
+        for each in document["attempts"][1:]:
+            left.axvline(each["begins"], color=INK, linewidth=1, linestyle=":")
+        left.set(xlim=(0, max(document["makespan"], 1e-9)), ylim=(len(lanes) - 0.4, -0.6), xlabel="seconds")
+        shown = range(0, len(lanes), -(-len(lanes) // LABELLED) or 1)
+        left.set_yticks(shown, [lanes[i]["worker"] for i in shown])
+        left.grid(False, axis="y")
+        if found:
+            left.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2, handlelength=1.2)
+        right.barh(range(len(lanes)), [100 * each["share"] for each in lanes], 0.72, color=BLUES[0])
+        right.set(xlim=(0, 100), xlabel="busy (%)")
+        right.tick_params(left=False)
+        for lane, each in enumerate(lanes[: LABELLED if len(lanes) <= LABELLED else 0]):
+            right.text(4, lane, f"{100 * each['share']:.1f}", va="center", fontsize=8, color=INK)
+
+
+def draw_certificates(path: Path, gaps: Any, eps: float | None, rounds: Any, name: str, note: str) -> None:
+    """How classes ended: rounds they took, and the share of classes at or below each relative gap. gaps, rounds: (K,)."""
+    with page(path, 10, 3.9, f"How the classes converged · {name}", note) as figure:
+        left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.06})
+        counts = np.bincount(np.asarray(rounds, np.int64)) if len(rounds) else np.zeros(1, int)
+        left.bar(np.arange(len(counts)), counts, 0.8, color=BLUE)
+        first = min(1, int(np.min(rounds, initial=1)))
+        left.set(
+            xlim=(first - 0.6, len(counts) - 0.4),
+            xlabel="rounds of a class",
+            ylabel="classes",
+            yscale="log" if counts.max(initial=0) > 1000 else "linear",
+        )
+        left.xaxis.get_major_locator().set_params(integer=True)
+        left.grid(False, axis="x")
+        x, share = share_curve(np.maximum(gaps, 1e-8))
+        right.step(x, 100 * share, where="post", color=BLUES[2])
+        if eps is not None:
+            right.axvline(eps, color=RED, linestyle="--", linewidth=1.5, label=f"asked for: {eps:g}")
+            right.legend(loc="upper left")
+        right.set(
+            xscale="log" if len(x) else "linear",
+            xlabel="duality gap / null objective",
+            ylabel="classes at or below (%)",
+            ylim=(0, 101),
+        )
+
+
+def draw_scaling(path: Path, points: Sequence[tuple[int, float]], name: str, note: str) -> None:
+    """Speed-up against workers, with the ideal line: points are (workers, seconds)."""
+    found = speed_ups(points)
+    with page(path, 6, 5, f"Scaling · {name}", note) as figure:
+        axis = figure.subplots()
+        workers = [each[0] for each in found]
+        ideal = [min(workers, default=1), max(workers, default=1)]
+        axis.plot(ideal, ideal, color=MUTED, linestyle="--", linewidth=1.3, label="ideal")
+        axis.plot(workers, [each[1] for each in found], "o-", color=BLUE, markersize=6, label="measured")
+        for each, up, efficiency in found[1:]:
+            axis.annotate(
+                f"{up:.2f}x\n{100 * efficiency:.0f} %", (each, up), (6, -4), textcoords="offset points", va="top", fontsize=8
+            )
+        axis.set(xscale="log", yscale="log", xlabel="workers", ylabel="times faster")
+        axis.set_xticks(workers, [str(each) for each in workers], minor=False)
+        axis.set_yticks(workers, [str(each) for each in workers], minor=False)
+        axis.minorticks_off()
+        axis.margins(0.12)
+        axis.legend(loc="upper left")
+
+
+@contextmanager
+def page(path: Path, width: float, height: float, title: str, note: str) -> Iterator[Figure]:
+    """A figure of `width` x `height` inches in the house's style, with a title and a line of figures below it, saved at the end.
+
+    Raises Unavailable when matplotlib is not there.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"pictures need matplotlib ({error.name} is missing): pip install 'xcray[plots]'", code="NO_MATPLOTLIB"
+        ) from None
+    with rc_context(STYLE):
+        below_head = ConstrainedLayoutEngine(rect=(0.008, 0.008, 0.984, 0.992 - HEAD / height))
+        figure = Figure(figsize=(width, height), dpi=DPI, layout=below_head)
+        figure.text(0.12 / width, 1 - 0.12 / height, title, va="top", fontsize=13, fontweight="bold", color=INK)
+        figure.text(0.12 / width, 1 - 0.37 / height, note, va="top", fontsize=9.5, color=MUTED)
+        yield figure
+        out = io.BytesIO()
+        figure.savefig(out, format="png", metadata={"Software": None})
+    write_bytes(path, out.getvalue())
+
+
+def _cloud(axis: Axes, x: Any, y: Any) -> None:
+    """Points while they can be told apart; how many there are where they can't, one column for each small count of `x`."""
+    if len(x) <= 2000:
+        axis.plot(x, y, ".", color=BLUE, alpha=0.4, markersize=5, markeredgewidth=0)
+        return
+    from matplotlib.colors import LogNorm
+
+    columns = np.unique(np.ceil(np.geomspace(1, x.max() + 1, 60))) - 0.5
+    rows = np.geomspace(y.min(), y.max() * 1.01, 61)
+    counts = np.histogram2d(x, y, [np.append(columns, columns[-1] * 1.1 + 1), rows])[0].T
+    columns[0] = 0.7  # of a logarithmic axis, the first column would take as much as the next three
+    axis.pcolormesh(
+        np.append(columns, columns[-1] * 1.1 + 1),
+        rows,
+        np.ma.masked_equal(counts, 0),
+        norm=LogNorm(vmin=0.3, vmax=counts.max()),
+        cmap="Blues",
+        rasterized=True,
+    )
+
+
+def _lanes(axis: Axes, found: Sequence[Bar], outcome: str) -> None:
+    """Bars of one outcome; two tones in turn, so that neighbours are seen; paler where work left gaps."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import to_rgb
+
+    colour, label = OUTCOMES[outcome]
+    hatch, tones = ("", (1.0, 0.72)) if outcome == "done" else ("////", (1.0, 1.0))
+    turn: dict[int, int] = {}
+    corners, faces = [], []
+    for bar in found:
+        turn[bar.lane] = 1 - turn.get(bar.lane, 1)
+        corners.append([(x, bar.lane + y) for x, y in _rectangle(bar.begins, bar.ends)])
+        faces.append(1.0 - tones[turn[bar.lane]] * (0.2 + 0.8 * bar.share) * (1.0 - np.array(to_rgb(colour))))
+    axis.add_collection(PolyCollection(corners, facecolors=faces, linewidths=0, hatch=hatch))
+    axis.bar([0], [0], color=colour, hatch=hatch, label=label)  # for the legend
+
+
+def _rectangle(begins: float, ends: float) -> list[tuple[float, float]]:
+    """The corners of a bar about its lane."""
+    return [(begins, -0.36), (begins, 0.36), (ends, 0.36), (ends, -0.36)]
+
+
+def _shade(i: int, n: int) -> str:
+    """The i-th of n blues, light to dark."""
+    return BLUES[min(len(BLUES) - 1, round(i * (len(BLUES) - 1) / max(n - 1, 1)))]
+
+
+def _range_of(row: Mapping[str, Any]) -> str:
+    """The counts of a tenth: 3, or 3–6; a dash when no label is in it."""
+    if row["least"] is None:
+        return "–"
+    least, most = _short(row["least"]), _short(row["most"])
+    return least if least == most else f"{least}–{most}" if len(least + most) < 5 else f"{least}–\n{most}"
+
+
+def _short(n: int) -> str:
+    """950, 1.2k, 12k."""
+    return str(n) if n < 1000 else f"{n / 1000:.1f}k" if n < 10_000 else f"{n / 1000:.0f}k"
