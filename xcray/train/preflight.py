@@ -1,15 +1,287 @@
-"""Before a training starts: what it will need of memory, disk and time, and whether it can fit."""
+"""Before a training starts: what it will need of memory, disk and time, and whether it can fit.
+
+Memory is of two kinds. The data and the finished weights are mapped files: one copy a node, shared by all workers, which the
+system drops and reads again as it likes. What must be there is anonymous: the program, what a worker works in (O(N + D),
+see `worker_bytes`), what the driver keeps of each label, and one range of weights while merging. Only that is compared
+with the limits. Every figure is an estimate; the training's report says how it compares with what happened.
+"""
 
 from __future__ import annotations
 
-from xcray.execution.memory import available
+import dataclasses
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import Float64, Int32, csr, frozen, pattern
+from xcray.data.dataset import Dataset, Split
+from xcray.errors import Refused
+from xcray.execution.memory import anonymous, available, human, parse_bytes
 from xcray.model.postings import BUDGET
+from xcray.solvers.solver import Local, Solver
+from xcray.train.spec import TrainSpec
+
+MIB: Final = 1 << 20
+PROCESS: Final = 130 * MIB  # a worker's own process: interpreter, libraries, compiled kernels
+RAY: Final = 500 * MIB  # a local Ray beside its workers
+IN_FLIGHT: Final = 8 * MIB  # batches on their way, a worker
+LABEL: Final = 700  # bytes the driver keeps of a label: its place, its record, schedule and report
+JOINT_WEIGHT: Final = 64  # bytes a weight, for solvers that solve all labels in one task
+PART_LABEL, MODEL_LABEL = 230, 260  # bytes of a label on disk beside its weights: bias, record, names, offsets
+WEIGHTS_A_ROOT: Final = 60.0  # weights of a label for each square root of its positives' entries: a first guess
+PUBLISHED: Final = 150e6  # bytes of a model merged, checked, hashed and turned in a second
+PROBED: Final = 48  # labels a probe solves
+WORTH: Final = 10.0  # core seconds foreseen from which on a probe is worth its time
+
+
+class Estimate(NamedTuple):
+    """What a training will need.
+
+    Bytes: driver, anonymous in the process that trains; worker, anonymous in each of `workers`, whose place is "here" (threads
+    of the driver), "beside" (processes of this machine) or "elsewhere"; process, what each of those holds before its work;
+    ray, what a Ray started for the training holds; reserved, address space that each may leave empty; mapped, files of the
+    data; parts (still to be written) and model, on disk. weights: of the finished model. core_seconds: of solving; seconds:
+    of all. probed: labels solved to know better, 0 for a guess.
+    """
+
+    driver: int
+    worker: int
+    workers: int
+    place: str
+    process: int
+    ray: int
+    reserved: int
+    mapped: int
+    parts: int
+    model: int
+    weights: int
+    core_seconds: float
+    seconds: float
+    probed: int
+
+    @property
+    def memory(self) -> int:
+        """Anonymous bytes on this machine in all, but for what this process holds already."""
+        return self.driver + (self.workers * (self.worker + self.process) + self.ray if self.place != "elsewhere" else 0)
+
+    @property
+    def disk(self) -> int:
+        """Bytes on disk when the model is there and the parts still are."""
+        return self.parts + self.model
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {**self._asdict(), "memory": self.memory, "disk": self.disk}
+
+
+class Work(NamedTuple):
+    """What is to be solved: labels (n,) int32, the seconds they are thought to take, (n,), and the weights to have, (n,)."""
+
+    labels: Int32
+    seconds: Float64
+    weights: Float64
 
 
 def merge_budget(limit: int | None = None) -> int:
     """Bytes of weights that merging may hold at once: an eighth of what is left, 4 MiB at least.
 
-    limit: bytes the training may take in all, or None.
+    limit: bytes this process may take in all, or None.
     """
-    left = min([*available().values(), *([limit] if limit is not None else [])], default=BUDGET * 8)
-    return max(4 << 20, min(left // 8, 1 << 30))
+    left = min(_limits(limit).values(), default=BUDGET * 8)
+    return max(4 * MIB, min(left // 8, 1 << 30))
+
+
+def estimate(
+    spec: TrainSpec, dataset: Dataset, solver: Solver, labels: Int32, *, workers: int, probe: float | None = None
+) -> Estimate:
+    """What it takes to train `labels` (n,) of a data set as `spec` says, and to publish all K.
+
+    probe: seconds a probe may take, 0 for none; by default as many as a hundredth of the training, 2 at most, when that is
+    long.
+    """
+    limit = None if spec.memory_limit is None else parse_bytes(spec.memory_limit)
+    train, K = dataset.train, dataset.n_labels
+    terms = solver.cost_terms(train.X, train.XT, train.YT)
+    roots = np.sqrt(entries_of_labels(train))
+    work = Work(labels, np.asarray(terms[labels] @ solver.cost_rates), WEIGHTS_A_ROOT * roots[labels])
+    foreseen = float(work.seconds.sum())
+    seconds = (min(2.0, foreseen / 100) if foreseen > WORTH else 0.0) if probe is None else probe
+    slower, heavier, probed = run_probe(solver, train, work, seconds) if seconds > 0.0 and not solver.joint else (1.0, 1.0, 0)
+    lengths = np.minimum(heavier * WEIGHTS_A_ROOT * roots, dataset.n_features)
+    weights, place = int(lengths.sum()), _place(spec)
+    core = foreseen * slower
+    worker, reserved = worker_bytes(solver, train, weights)
+    model = 16 * weights + (MODEL_LABEL + 16) * K + 40 * dataset.n_features
+    alone = float(work.seconds.max(initial=0.0)) * slower
+    return Estimate(
+        driver=LABEL * K + 24 * dataset.n_features + max(min(8 * weights, merge_budget(limit)), IN_FLIGHT * workers),
+        worker=worker,
+        workers=workers,
+        place=place,
+        process=0 if place == "here" else PROCESS,
+        ray=0 if place == "here" or spec.ray_address is not None else RAY,
+        reserved=reserved,
+        mapped=_mapped(dataset),
+        parts=int(8 * lengths[labels].sum()) + PART_LABEL * len(labels),
+        model=model,
+        weights=weights,
+        core_seconds=core,
+        seconds=max(core / workers, alone) + model / PUBLISHED,
+        probed=probed,
+    )
+
+
+def check(found: Estimate, run_dir: Path, out: Path, limit: int | None = None) -> None:
+    """Raise Refused, with the figures and the mend, when the training can't fit in memory or on disk.
+
+    limit: bytes of memory the training may take in all (`TrainSpec.memory_limit`), or None. Parts lie in `run_dir`, the model
+    in `out`.
+    """
+    for name, left in _limits(limit).items():
+        wanted = found.memory + found.mapped * (name == "RLIMIT_AS")
+        wanted += found.workers * found.reserved * (name.startswith("RLIMIT") and found.place == "here")
+        if wanted > left:
+            raise Refused(
+                f"the training needs about {human(wanted)} of memory ({found.workers} workers of {human(found.worker)}, "
+                f"{human(found.driver)} for the rest), {name} leaves {human(left)}: use fewer workers, or another machine",
+                code="MEMORY",
+                needed=wanted,
+                available=left,
+            )
+    check_disk(found.parts, found.model, run_dir, out, f"for {found.weights:,} weights")
+
+
+def check_disk(parts: int, model: int, run_dir: Path, out: Path, why: str) -> None:
+    """Raise Refused, with the figures, unless the disks have room for `parts` bytes in `run_dir` and `model` bytes in `out`."""
+    wanted = {run_dir: parts, out: model} if _device(run_dir) != _device(out) else {run_dir: parts + model}
+    for folder, size in wanted.items():
+        free = free_bytes(folder)
+        if size > free:
+            raise Refused(
+                f"the training needs about {human(size)} more on the disk of {folder.name} {why}, {human(free)} are free: make "
+                "room, choose another place, or make the model smaller (a larger prune or lam); finished batches are kept",
+                code="DISK",
+                needed=size,
+                available=free,
+            )
+
+
+def compare(found: Estimate, happened: Mapping[str, float]) -> dict[str, Any]:
+    """Estimate beside what happened, name by name: estimated, actual, and actual over estimated; JSON."""
+    told = found.as_dict()
+    return {
+        name: {"estimated": told[name], "actual": value, "ratio": round(value / told[name], 3) if told[name] else None}
+        for name, value in happened.items()
+    }
+
+
+def entries_of_labels(train: Split) -> Float64:
+    """Entries of X in each label's rows: (K,) float64."""
+    lengths = np.diff(train.X.indptr).astype(np.float64)
+    labels = np.repeat(np.arange(train.YT.n_rows), np.diff(train.YT.indptr))
+    return np.bincount(labels, lengths[train.YT.indices], train.YT.n_rows).astype(np.float64)
+
+
+def worker_bytes(solver: Solver, train: Split, weights: int) -> tuple[int, int]:
+    """(bytes a worker works in, bytes it reserves and may leave empty).
+
+    Measured, not written down: the solver loads five made-up problems, each twice the first in one of N, D, K and entries, and what
+    its arrays take is linear in these. What grows with the entries of X is reserved only: it is filled as far as the
+    active set of a label reaches; three times the entries of its rows are counted as filled.
+    """
+    sizes = np.array([len(train.X.indptr) - 1, train.X.n_cols, train.YT.n_rows, train.X.nnz], np.float64)
+    base = np.full(4, PROBE_SIZE)
+    first = _local_bytes(solver, *base)
+    steps = [(_local_bytes(solver, *(base * np.where(np.arange(4) == i, 2, 1))) - first) / PROBE_SIZE for i in range(4)]
+    fixed = max(0.0, first - float(base @ np.array(steps)))
+    linear = np.array(steps) * sizes
+    largest = min(float(sizes[3]), 3.0 * float(entries_of_labels(train).max(initial=0.0)))
+    filled = steps[3] * largest
+    joint = JOINT_WEIGHT * weights if solver.joint else 0
+    return int(fixed + linear[:3].sum() + filled + joint), int(linear[3] - filled)
+
+
+def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> tuple[float, float, int]:
+    """Solve a few labels, spread over the cheap and the dear: (time over time foreseen, weights over weights foreseen, labels).
+
+    Labels too dear for `seconds` are left out. The probe's blocks are dropped.
+    """
+    order = np.argsort(work.seconds, kind="stable")
+    within = order[(np.cumsum(work.seconds[order] * PROBED / max(len(order), 1)) <= seconds) & (work.weights[order] > 0)]
+    if not len(within):
+        return 1.0, 1.0, 0
+    middles = (np.arange(PROBED) + 0.5) / PROBED * len(within)  # of equally large groups
+    chosen = within[np.unique(middles.astype(np.int64))]
+    local = solver.load(train.X, train.XT, train.YT)
+    solver.warm_up()
+    solver.solve(local, frozen(work.labels[chosen[-1:]], np.int32))  # touches the mapped files, which takes its time once
+    began = time.thread_time()  # of this core: others may be at work
+    block = solver.solve(local, frozen(work.labels[chosen], np.int32))
+    took = time.thread_time() - began
+    return took / max(float(work.seconds[chosen].sum()), 1e-9), block.W.nnz / float(work.weights[chosen].sum()), len(chosen)
+
+
+def _limits(limit: int | None) -> dict[str, int]:
+    """What may still be taken, by what limits it."""
+    own = {} if limit is None else {"memory_limit": max(0, limit - (anonymous() or 0))}
+    return {**available(), **own}
+
+
+def _place(spec: TrainSpec) -> str:
+    """Where the workers are: see `Estimate`."""
+    if spec.pool != "ray":
+        return "here"
+    host = (spec.ray_address or "localhost").rpartition("//")[2]
+    return "beside" if host.startswith(("127.", "localhost", "[::1]")) else "elsewhere"
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes on the disk where `folder` is or will be."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _device(folder: Path) -> int:
+    """The number of the disk where `folder` is or will be."""
+    return _existing(folder).stat().st_dev
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that there is."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+
+
+def _mapped(dataset: Dataset) -> int:
+    """Bytes of the data set's files that are mapped."""
+    return sum(int(entry["bytes"]) for entry in dataset.manifest["files"].values())
+
+
+PROBE_SIZE: Final = 8192  # rows, features, labels and entries of the made-up problem
+
+
+def _local_bytes(solver: Solver, rows: int, features: int, labels: int, entries: int) -> int:
+    """What a solver's arrays take for a made-up problem of these sizes, beside the problem's own."""
+    indices = np.arange(entries) % features
+    X = csr(np.linspace(0, entries, rows + 1).astype(np.int64), indices, np.ones(entries), features)
+    XT = csr(np.linspace(0, entries, features + 1).astype(np.int64), np.arange(entries) % rows, np.ones(entries), rows)
+    YT = pattern(np.linspace(0, PROBE_SIZE, labels + 1).astype(np.int64), np.arange(PROBE_SIZE) % rows, rows)
+    given = {array.__array_interface__["data"][0] for matrix in (X, XT, YT) for array in matrix[:-1]}
+    local: Local = solver.load(X, XT, YT)
+    return sum(
+        array.nbytes for array in {id(a): a for a in _arrays(local)}.values() if array.__array_interface__["data"][0] not in given
+    )
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    """Every array in nested tuples, lists and dataclasses."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from _arrays(entry)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _arrays(getattr(value, field.name))

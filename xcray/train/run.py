@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import Float32
@@ -15,6 +16,7 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
+from xcray.execution.memory import parse_bytes
 from xcray.execution.parts import Parts
 from xcray.execution.pool import Pool, Result, StopFlag
 from xcray.files import read_table, write_table
@@ -26,11 +28,12 @@ from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
 from xcray.solvers.solver import Solver
-from xcray.train.preflight import merge_budget
+from xcray.train.preflight import check, entries_of_labels, estimate, merge_budget
 from xcray.train.progress import Progress
 from xcray.train.report import balance, by_frequency, class_table, figures
 from xcray.train.spec import TrainSpec
 from xcray.train.timeline import TIMELINE, plain
+from xcray.train.watch import Watch
 
 
 class TrainResult(NamedTuple):
@@ -56,11 +59,12 @@ def train(
     run_dir: keeps finished batches; call again with the same one to do only what is missing. progress: called with a
     Progress now and then. stop: set it, and Stopped is raised within a kernel slice. job: names Ray actors.
     Raises NotFound, Corrupt, ParameterError, InputError, Conflict (`out` exists, or `run_dir` is another run's),
-    Unavailable (no Ray, workers lost), Stopped.
+    Refused (it can't fit in memory or on disk), Unavailable (no Ray, workers lost), Stopped.
     """
     if Path(out).exists():  # before the work, not after it
         raise Conflict(f"{Path(out).name} exists already; choose another path for the model, or remove it first")
     run = _Run(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
+    run.prepare(Path(out))
     run.solve()
     return run.publish(Path(out))
 
@@ -78,10 +82,17 @@ class _Run:
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
+        self.limit = None if spec.memory_limit is None else parse_bytes(spec.memory_limit)
         self.workers = 1 if spec.pool == "serial" else spec.workers or os.cpu_count() or 1
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
         self.results: list[dict[str, Any]] = []
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
+
+    def prepare(self, out: Path) -> None:
+        """Foresee what the training takes; refuse it when it can't fit."""
+        found = estimate(self.spec, self.dataset, self.solver, self.parts.missing, workers=self.workers)
+        check(found, self.run_dir, out, self.limit)
+        self.watch = Watch(found, np.sqrt(entries_of_labels(self.dataset.train)), self.parts, self.run_dir, out)
 
     def solve(self) -> None:
         """Solve the labels that no part holds."""
@@ -98,7 +109,7 @@ class _Run:
 
     def publish(self, out: Path) -> TrainResult:
         """Merge the parts, measure the model on the held-out part, and publish its directory; no step holds all weights."""
-        with Staging(out, budget := merge_budget(), tick=lambda: self._at("MERGING")) as staging:
+        with Staging(out, budget := merge_budget(self.limit), tick=lambda: self._at("MERGING")) as staging:
             self._at("MERGING")
             began = time.monotonic()
             block = self.parts.merge(staging.weights, budget=budget, tick=lambda: self._at("MERGING"))
@@ -110,7 +121,7 @@ class _Run:
 
     def _write(self, staging: Staging, block: Block, b: Float32, measures: dict[str, float]) -> TrainResult:
         """Everything of the model that is not its arrays, and the rename."""
-        report, timeline = self._report(block), self._timeline()
+        report, timeline = self._report(block, staging.path), self._timeline()
         model = write_model(
             staging.target,
             staged=staging,
@@ -138,6 +149,7 @@ class _Run:
 
     def _at(self, phase: str) -> None:
         """Report a phase in which all classes are solved."""
+        self.watch.look()
         self.tell(phase, self.dataset.n_labels, self.dataset.n_labels)
 
     def _fingerprint(self) -> dict[str, Any]:
@@ -171,6 +183,7 @@ class _Run:
 
     def _tick(self, schedule: Scatter, began: float, kept: int) -> None:
         """Progress of the solving: rate in classes, time left by the cost that is left."""
+        self.watch.look()
         elapsed = time.monotonic() - began
         share = schedule.done_cost / schedule.total_cost if schedule.total_cost else 1.0
         eta = elapsed * (1.0 - share) / share if share > 0.0 else None
@@ -201,9 +214,15 @@ class _Run:
         path = self.run_dir / TIMELINE
         return read_table(path) if path.is_file() else None
 
-    def _report(self, block: Block) -> dict[str, Any]:
+    def _report(self, block: Block, staged: Path) -> dict[str, Any]:
         """Figures people ask for after a training; JSON."""
-        test = self.dataset.test
+        test, spread = self.dataset.test, balance(self.results, self.workers)
+        happened = {
+            "weights": block.W.nnz,
+            "model": sum(path.stat().st_size for path in staged.rglob("*.arrow")),
+            "core_seconds": spread["core_seconds"],
+            "seconds": round(self.seconds["TRAINING"] + self.seconds["MERGING"], 3),
+        }
         return {
             "data": {"name": self.dataset.name, "rows": self.dataset.train.n_rows, "held_out": test.n_rows if test else 0},
             "pool": self.spec.pool,
@@ -211,7 +230,8 @@ class _Run:
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
             **figures(block, self.solver.eps),
             "damaged_parts": self.parts.damaged,
-            **balance(self.results, self.workers),
+            **spread,
+            "preflight": self.watch.report(happened),
             "by_frequency": self.by_frequency,
         }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xcray.errors import ParameterError
+from xcray.execution.memory import parse_bytes
 from xcray.files import check_name
 from xcray.solvers import make_solver
 
@@ -20,7 +21,9 @@ class TrainSpec:
 
     dataset: path of a data set directory; solver and params: see `xcray.solvers`; pool: serial, threads or ray;
     workers: 0 for one per core; ray_address: a cluster to join, else a local Ray is started for the training;
-    name: the model's name; ks: the k of P@k and so on.
+    name: the model's name; ks: the k of P@k and so on; memory_limit: bytes, or text like "4GiB", that the training may take:
+    what is foreseen to need more is refused, and merging keeps within it (data and finished weights are mapped files and
+    don't count).
     """
 
     dataset: str
@@ -31,6 +34,7 @@ class TrainSpec:
     ray_address: str | None = None
     name: str = "model"
     ks: tuple[int, ...] = (1, 3, 5)
+    memory_limit: int | str | None = None
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without the data."""
@@ -40,6 +44,8 @@ class TrainSpec:
             raise ParameterError(f"pool must be one of {', '.join(POOLS)}, not {str(self.pool)[:80]!r}")
         if type(self.workers) is not int or not 0 <= self.workers <= 4096:
             raise ParameterError(f"workers must be a whole number from 0 (one per core) to 4096, not {str(self.workers)[:80]!r}")
+        if self.memory_limit is not None:
+            parse_bytes(self.memory_limit)
         object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
         if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
             raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")
