@@ -32,7 +32,7 @@ def setting(k: int = 24, **parameters):
     solver = PPDSparseSolver(**parameters)
     local = solver.load(X, transpose(X), transpose_pattern(Y))
     costs = solver.cost_terms(X, local.problem.XT, local.problem.YT) @ solver.cost_rates
-    return solver, local, Scatter(range(k), costs.tolist(), rate=costs.sum() * 2)
+    return solver, local, Scatter(range(k), costs / costs.sum() / 2)
 
 
 @pytest.mark.parametrize("name", POOLS)

@@ -46,7 +46,7 @@ def pool_and_schedule(dataset, workers=2, **parameters):
 
     solver, t = PPDSparseSolver(**parameters), dataset.train
     costs = solver.cost_terms(t.X, t.XT, t.YT) @ solver.cost_rates
-    schedule = Scatter(range(dataset.n_labels), costs.tolist(), batch_seconds=0.01, workers=workers, rate=costs.sum())
+    schedule = Scatter(range(dataset.n_labels), costs / costs.sum(), batch_seconds=0.01, workers=workers)
     return solver, RayPool("ppdsparse", solver.as_dict(), dataset, workers, nullcontext(), "test"), schedule
 
 

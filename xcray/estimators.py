@@ -166,8 +166,8 @@ class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 def _solve(solver: Solver, X: CSR, Y: Pattern, workers: int) -> Block:
     """All labels, on threads of this process."""
     XT, YT = transpose(X), transpose_pattern(Y)
-    local, costs = solver.load(X, XT, YT), solver.cost_terms(X, XT, YT) @ solver.cost_rates
-    schedule = Scatter(range(Y.n_cols), costs.tolist(), workers=workers, rate=1.0)
+    local, terms = solver.load(X, XT, YT), solver.cost_terms(X, XT, YT)
+    schedule = Scatter(range(Y.n_cols), terms, solver.cost_rates, workers=workers, joint=solver.joint)
     pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
     results: list[Result] = []
     drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)

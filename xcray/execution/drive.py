@@ -2,61 +2,113 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from threading import Timer
 
 from xcray.errors import Stopped, Unavailable
-from xcray.execution.pool import Failed, Pool, Report, Result, StopFlag
-from xcray.schedule.messages import Command, Done, Finish, Run
+from xcray.execution.pool import Failed, GaveUp, Pool, Report, Result, StopFlag
+from xcray.execution.timeline import DONE, DUPLICATE, LOST, STOPPED, Span
+from xcray.schedule.messages import Cancel, Command, Done, Drain, GivenUp, Lost, Run, Tick
 from xcray.schedule.scatter import Scatter
 
 PATIENCE = 0.2  # seconds between two looks at the stop flag
+GRACE = 2.0  # seconds that batches under way have to end when the time is up
 
 
-def drive(schedule: Scatter, pool: Pool, *, commit: Callable[[Result], None], stop: StopFlag, tick: Callable[[], None]) -> None:
+def drive(
+    schedule: Scatter,
+    pool: Pool,
+    *,
+    commit: Callable[[Result], None],
+    stop: StopFlag,
+    tick: Callable[[], None],
+    seconds: float | None = None,
+    record: Callable[[Span], None] = lambda _: None,
+) -> None:
     """Run `schedule` on `pool` until it finishes.
 
     commit: called once for every task, with its first result, before the schedule hears of it. tick: called after every
-    wait, for progress. Raises Stopped when `stop` is set, Unavailable when workers keep being lost, and whatever a task
-    raised. The pool is closed in every case; what was committed stays.
+    wait, for progress. seconds: after so many, nothing more is begun; what is still running GRACE seconds later is stopped
+    and not waited for, and drive returns as it does when all is done. record: told what each worker did, useful or not.
+    Raises Stopped when `stop` is set, Unavailable when workers keep being lost, and whatever a task raised. The pool is
+    closed in every case; what was committed stays.
     """
+    loop = _Loop(schedule, pool, commit, record)
+    bell = Timer(GRACE + (seconds or 0.0), pool.stop)  # also for a pool whose `wait` works in this thread
+    bell.daemon = True
     try:
+        ends = None if seconds is None else time.monotonic() + seconds
+        if ends is not None:
+            bell.start()
         pool.open()
-        commands = _finish_if_empty(schedule)
-        while not _carry_out(commands, pool):
-            reports = pool.wait(PATIENCE)
+        loop.finished = schedule.total_labels == 0
+        while not loop.finished:
+            loop.hear(pool.wait(PATIENCE), overdue=ends is not None and time.monotonic() > ends + GRACE)
             if stop.is_set():
                 raise Stopped("stopped on request; finished batches are kept, the next run does the rest")
-            commands = [command for report in reports for command in _hear(schedule, report, commit)]
+            loop.obey(schedule.on(Drain() if ends is not None and time.monotonic() > ends else Tick(), pool.now()))
             tick()
     finally:
+        bell.cancel()
+        loop.record_under_way()
         pool.stop()
         pool.close()
 
 
-def _finish_if_empty(schedule: Scatter) -> list[Command]:
-    """A schedule without labels finishes before any worker joins."""
-    return [Finish()] if schedule.total_labels == 0 else []
+class _Loop:
+    """What one drive holds: who is told what."""
 
+    def __init__(self, schedule: Scatter, pool: Pool, commit: Callable[[Result], None], record: Callable[[Span], None]) -> None:
+        self._schedule, self._pool, self._commit, self._record = schedule, pool, commit, record
+        self.finished = False
 
-def _carry_out(commands: list[Command], pool: Pool) -> bool:
-    """Submit what is to run; True when the schedule has finished."""
-    for command in commands:
-        if isinstance(command, Run):
-            pool.submit(command.worker, command.task)
-        elif command.reason is not None:
-            raise Unavailable(f"{command.reason}; look at the workers' memory and logs, then resume", code="WORKERS_LOST")
-        else:
-            return True
-    return False
+    def hear(self, reports: list[Report], overdue: bool) -> None:
+        """Tell the schedule what a pool reported, and do what it says once all is heard."""
+        commands = [command for report in reports for command in self._hear(report, overdue)]
+        self.finished = self.finished or overdue
+        self.obey(commands)
 
+    def obey(self, commands: list[Command]) -> None:
+        """Submit what is to run, but for what a later report made void; call off what lost its race."""
+        for command in commands:
+            if isinstance(command, Run):
+                if self._schedule.expects(command.worker, command.task.id):
+                    self._pool.submit(command.worker, command.task)
+            elif isinstance(command, Cancel):
+                self._pool.cancel(command.worker, command.task_id)
+            elif command.reason is not None:
+                raise Unavailable(f"{command.reason}; look at the workers' memory and logs, then resume", code="WORKERS_LOST")
+            else:
+                self.finished = True
 
-def _hear(schedule: Scatter, report: Report, commit: Callable[[Result], None]) -> list[Command]:
-    """Tell the schedule what a pool reported; late results are dropped."""
-    if isinstance(report, Failed):
-        raise report.error
-    if not isinstance(report, Result):
-        return schedule.on(report)
-    if not schedule.expects(report.worker, report.task.id):
-        return []
-    commit(report)
-    return schedule.on(Done(report.worker, report.task.id, report.seconds))
+    def record_under_way(self) -> None:
+        """What workers were at when the loop ended."""
+        for worker, task, since in self._schedule.under_way():
+            self._record(Span(worker, task, since, self._pool.now() - since, STOPPED))
+
+    def _hear(self, report: Report, overdue: bool) -> list[Command]:
+        """One report as an event; a result that is not wanted frees its worker and no more."""
+        now = self._pool.now()
+        if isinstance(report, Failed):
+            if overdue and isinstance(report.error, Stopped):
+                return []
+            raise report.error
+        if isinstance(report, GaveUp):
+            self._record(Span(report.worker, report.task, report.started, report.seconds, STOPPED))
+            return self._schedule.on(GivenUp(report.worker, report.task.id), now)
+        if isinstance(report, Result):
+            wanted = self._schedule.expects(report.worker, report.task.id)
+            if wanted:
+                self._commit(report)
+            self._record(Span(report.worker, report.task, report.started, report.seconds, DONE if wanted else DUPLICATE))
+            return self._schedule.on(Done(report.worker, report.task.id, report.seconds), now)
+        if isinstance(report, Lost):
+            self._record_lost(report.worker, now)
+        return self._schedule.on(report, now)
+
+    def _record_lost(self, lost: str, now: float) -> None:
+        """The batch that a lost worker was at."""
+        for worker, task, since in self._schedule.under_way():
+            if worker == lost:
+                self._record(Span(worker, task, since, now - since, LOST))

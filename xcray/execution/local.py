@@ -9,51 +9,76 @@ from collections import deque
 
 import numpy as np
 
-from xcray.execution.pool import Failed, Report, Result, StopFlag
-from xcray.schedule.messages import Joined, Task
+from xcray.errors import ParameterError, Stopped
+from xcray.execution.pool import Failed, GaveUp, Report, Result, StopFlag
+from xcray.schedule.messages import Joined, Left, Task
 from xcray.solvers.solver import Local, Solver
 
 
-def run_task(solver: Solver, local: Local, worker: str, task: Task, stop: StopFlag, opened: float) -> Result | Failed:
-    """Solve one task here and now; whatever it raises becomes a Failed."""
-    started = time.monotonic()
-    try:
-        block = solver.solve(local, np.array(task.labels, np.int32), stop.is_set)
-    except Exception as error:
-        return Failed(worker, task, error)
-    return Result(worker, task, block, started - opened, time.monotonic() - started)
+class _Bench:
+    """Where tasks are solved in this process: the solver, the clock, and what was called off."""
+
+    def __init__(self, solver: Solver) -> None:
+        self.solver, self.stop = solver, StopFlag()
+        self.opened = time.monotonic()
+        self.off: set[tuple[str, int]] = set()  # worker and task; added by the pool's thread, looked up by the worker's
+
+    def now(self) -> float:
+        """Seconds since the pool opened."""
+        return time.monotonic() - self.opened
+
+    def run(self, local: Local, worker: str, task: Task) -> Result | Failed | GaveUp:
+        """Solve one task here and now; whatever it raises becomes a Failed, but for a task called off."""
+        started, key = self.now(), (worker, task.id)
+        try:
+            block = self.solver.solve(local, np.array(task.labels, np.int32), lambda: self.stop.is_set() or key in self.off)
+        except Stopped as error:
+            if key in self.off:
+                return GaveUp(worker, task, started, self.now() - started)
+            return Failed(worker, task, error)
+        except Exception as error:
+            return Failed(worker, task, error)
+        finally:
+            self.off.discard(key)
+        return Result(worker, task, block, started, self.now() - started)
 
 
 class SerialPool:
     """One worker: the calling thread. A task runs inside `wait`."""
 
     def __init__(self, solver: Solver, local: Local) -> None:
-        self._solver, self._local = solver, local
+        self._bench, self._local = _Bench(solver), local
         self._tasks: deque[tuple[str, Task]] = deque()
         self._reports: list[Report] = []
-        self._stop, self._opened = StopFlag(), 0.0
 
     def open(self) -> None:
         """Join the one worker, `serial`."""
-        self._opened = time.monotonic()
+        self._bench.opened = time.monotonic()
         self._reports.append(Joined("serial"))
 
     def submit(self, worker: str, task: Task) -> None:
         """Queue a task for the next `wait`."""
         self._tasks.append((worker, task))
 
+    def cancel(self, worker: str, task_id: int) -> None:
+        """Give a task up when its turn comes."""
+        self._bench.off.add((worker, task_id))
+
+    def now(self) -> float:
+        """Seconds since the pool opened."""
+        return self._bench.now()
+
     def wait(self, seconds: float) -> list[Report]:
         """Run one queued task; `seconds` is not used, for nothing happens elsewhere."""
         reports, self._reports = self._reports, []
         if not reports and self._tasks:
             worker, task = self._tasks.popleft()
-            reports = [run_task(self._solver, self._local, worker, task, self._stop, self._opened)]
+            reports = [self._bench.run(self._local, worker, task)]
         return reports
 
     def stop(self) -> None:
-        """Drop what is queued; a task under way ends at its next slice."""
-        self._stop.set()
-        self._tasks.clear()
+        """A task under way ends at its next slice, and so do those that are queued."""
+        self._bench.stop.set()
 
     def close(self) -> None:
         """Nothing was started, so nothing ends."""
@@ -61,27 +86,51 @@ class SerialPool:
 
 
 class ThreadPool:
-    """One thread a worker, `thread-0` and so on; the problem is shared, scratch is each thread's own."""
+    """One thread a worker, `thread-0` and so on; the problem is shared, scratch is each thread's own.
+
+    Any thread may `resize` it while it runs.
+    """
 
     def __init__(self, solver: Solver, local: Local, workers: int) -> None:
-        self._solver, self._local = solver, local
-        self._queues: dict[str, queue.SimpleQueue[Task | None]] = {f"thread-{n}": queue.SimpleQueue() for n in range(workers)}
+        self._bench, self._local, self._workers = _Bench(solver), local, workers
+        self._queues: dict[str, queue.SimpleQueue[Task | None]] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._leaving: set[str] = set()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._stop, self._opened = StopFlag(), 0.0
+        self._lock = threading.Lock()  # held while workers are started or told to leave
+        self._is_open = False
 
     def open(self) -> None:
         """Start the threads."""
-        self._opened = time.monotonic()
-        self._solver.warm_up()  # compile once, not in every thread
-        for name in self._queues:
-            thread = threading.Thread(target=self._work, args=(name,), name=f"xcray-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._bench.opened = time.monotonic()
+        self._bench.solver.warm_up()  # compile once, not in every thread
+        with self._lock:
+            self._is_open = True
+            self._hire()
+
+    def resize(self, workers: int) -> None:
+        """Have so many workers, from now on or, before `open`, from the start: new threads join; those that are too many,
+        the youngest, end the task they are at and leave. Raises ParameterError when it is less than one."""
+        if workers < 1:
+            raise ParameterError(f"a pool needs at least 1 worker, not {workers}")
+        with self._lock:
+            self._workers = workers
+            self._hire()
+            for name in self._staying()[workers:]:
+                self._leaving.add(name)
+                self._queues[name].put(None)  # wakes it when it idles
 
     def submit(self, worker: str, task: Task) -> None:
         """Queue a task for one thread."""
         self._queues[worker].put(task)
+
+    def cancel(self, worker: str, task_id: int) -> None:
+        """A task under way is given up at its next slice, a queued one when its turn comes."""
+        self._bench.off.add((worker, task_id))
+
+    def now(self) -> float:
+        """Seconds since the pool opened."""
+        return self._bench.now()
 
     def wait(self, seconds: float) -> list[Report]:
         """The first report within `seconds`, and all others that are there with it."""
@@ -95,20 +144,35 @@ class ThreadPool:
 
     def stop(self) -> None:
         """Let running tasks end at their next slice."""
-        self._stop.set()
+        self._bench.stop.set()
 
     def close(self) -> None:
         """Stop and join the threads."""
-        self._stop.set()
-        for tasks in self._queues.values():
-            tasks.put(None)
-        for thread in self._threads:
+        self._bench.stop.set()
+        with self._lock:
+            self._is_open = False
+            for tasks in self._queues.values():
+                tasks.put(None)
+        for thread in self._threads.values():
             thread.join()
         self._threads.clear()
 
+    def _staying(self) -> list[str]:
+        """The workers that were not told to leave, in the order they were started."""
+        return [name for name in self._queues if name not in self._leaving]
+
+    def _hire(self) -> None:
+        """Start the threads that are missing; names are not used twice."""
+        while self._is_open and len(self._staying()) < self._workers:
+            name = f"thread-{len(self._queues)}"
+            self._queues[name] = queue.SimpleQueue()
+            self._threads[name] = threading.Thread(target=self._work, args=(name,), name=f"xcray-{name}", daemon=True)
+            self._threads[name].start()
+
     def _work(self, name: str) -> None:
-        """A thread's life: tasks from its own queue until None."""
+        """A thread's life: tasks from its own queue until None, or until it is told to leave."""
         local = self._local.sibling()
         self._reports.put(Joined(name))
-        while (task := self._queues[name].get()) is not None:
-            self._reports.put(run_task(self._solver, local, name, task, self._stop, self._opened))
+        while (task := self._queues[name].get()) is not None and name not in self._leaving:
+            self._reports.put(self._bench.run(local, name, task))
+        self._reports.put(Left(name))

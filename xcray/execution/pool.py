@@ -30,7 +30,17 @@ class Failed:
     error: BaseException
 
 
-Report = Event | Result | Failed
+@dataclass(frozen=True)
+class GaveUp:
+    """A task that was called off; its worker spent `seconds` on it from `started`, 0 when it had not begun."""
+
+    worker: str
+    task: Task
+    started: float
+    seconds: float
+
+
+Report = Event | Result | Failed | GaveUp
 
 
 class StopFlag:
@@ -49,13 +59,19 @@ class StopFlag:
 
 
 class Pool(Protocol):
-    """Workers that solve tasks. One thread calls it; `wait` is the only call that blocks."""
+    """Workers that solve tasks. One thread calls it; `wait` is the only call that blocks, `stop` the one others may make."""
 
     def open(self) -> None:
         """Start workers; each is reported by `wait` as Joined when it is ready. Raises Unavailable when none can be had."""
 
     def submit(self, worker: str, task: Task) -> None:
-        """Give a task to a worker that has joined; its Result, Failed or Lost is reported by `wait`."""
+        """Give a task to a worker that has joined; its Result, Failed, GaveUp or the worker's end is reported by `wait`."""
+
+    def cancel(self, worker: str, task_id: int) -> None:
+        """Call a task off, not its worker: GaveUp is reported within a kernel slice, or the Result that came before."""
+
+    def now(self) -> float:
+        """Seconds since the pool opened: the clock of `started`."""
 
     def wait(self, seconds: float) -> list[Report]:
         """What happened since the last call; waits at most about `seconds` for something. May be empty."""

@@ -6,6 +6,9 @@ back as arrays; the driver commits them to disk, so the object store never holds
 
 Failure story: an actor that dies is reported Lost, its batches run again elsewhere (solvers are deterministic, so a batch
 run twice gives the same bits), and another actor takes its place, up to REPLACEMENTS times the number of workers.
+
+An actor joins when the cluster has a CPU for it: with fewer CPUs than workers the others wait, and join in the middle of
+the job when the cluster grows.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +27,10 @@ from ray.util.metrics import Counter
 
 from xcray.arrays import CSR, Pattern, csr, pattern
 from xcray.data.dataset import Dataset
-from xcray.errors import Unavailable, XcrayError
-from xcray.execution.pool import Failed, Report, Result, StopFlag
+from xcray.errors import ParameterError, Stopped, Unavailable, XcrayError
+from xcray.execution.pool import Failed, GaveUp, Report, Result, StopFlag
 from xcray.execution.ray_session import connect, local_ray
-from xcray.schedule.messages import Joined, Lost, Task
+from xcray.schedule.messages import Joined, Left, Lost, Task
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
 
@@ -52,7 +56,8 @@ class SolverActor:
 
     def __init__(self, solver: str, parameters: dict[str, Any], job: str) -> None:
         self._solver = make_solver(solver, parameters)
-        self._stop = StopFlag()
+        self._stop, self._leaving = StopFlag(), False
+        self._off: set[int] = set()  # tasks called off
         self._solved = Counter("xcray_classes_solved", "Classes solved by this worker", tag_keys=("job",))
         self._solved.set_default_tags({"job": job})
 
@@ -72,12 +77,34 @@ class SolverActor:
         self._local = self._solver.load(csr(*X), csr(*XT), pattern(*YT))
         self._solver.warm_up()
 
-    def solve(self, labels: list[int]) -> tuple[Block, float, float]:
-        """Solve a batch: its block, the wall clock at its start and the seconds it took."""
+    def solve(self, task: int, labels: list[int]) -> tuple[Block | None, float, float]:
+        """Solve a batch: its block, the wall clock at its start and the seconds it took. No block when it was called off."""
         began, started = time.time(), time.monotonic()
-        block = self._solver.solve(self._local, np.array(labels, np.int32), self._stop.is_set)
-        self._solved.inc(len(labels))
+        block = None
+        if not self._leaving:
+            try:
+                called_off = partial(self._called_off, task)
+                block = self._solver.solve(self._local, np.array(labels, np.int32), called_off)
+                self._solved.inc(len(labels))
+            except Stopped:
+                if task not in self._off:
+                    raise
+        self._off.discard(task)
         return block, began, time.monotonic() - started
+
+    def _called_off(self, task: int) -> bool:
+        """Whether a batch is to be given up."""
+        return self._stop.is_set() or task in self._off
+
+    @ray.method(concurrency_group="control")
+    def cancel(self, task: int) -> None:
+        """Give a batch up: at its next slice, or when its turn comes."""
+        self._off.add(task)
+
+    @ray.method(concurrency_group="control")
+    def leave(self) -> None:
+        """End the batch under way, and begin none of those that wait."""
+        self._leaving = True
 
     @ray.method(concurrency_group="control")
     def pid(self) -> int:
@@ -93,7 +120,8 @@ class SolverActor:
 class RayPool:
     """Workers that are Ray actors named `xcray:JOB:worker-N`.
 
-    session: a context manager inside which Ray is connected. A worker is an actor of one CPU.
+    session: a context manager inside which Ray is connected. A worker is an actor of one CPU. Any thread may `resize` it
+    while it runs.
     """
 
     def __init__(
@@ -110,22 +138,41 @@ class RayPool:
         self._actors: dict[str, Any] = {}
         self._waiting: dict[Any, tuple[str, Task | None]] = {}  # reference -> worker and its task; None: getting ready
         self._shared: tuple[Any, ...] | None = None
-        self._started, self._joined, self._opened, self._is_open = 0, 0, 0.0, False
+        self._leaving: set[str] = set()
+        self._started, self._joined, self._lost, self._opened, self._is_open = 0, 0, 0, 0.0, False
 
     def open(self) -> None:
         """Connect to Ray and start the actors. Raises Unavailable when Ray can't be reached."""
         make_solver(*self._make[:2]).warm_up()  # one process fills numba's disk cache before many read it
         self._session.__enter__()
         self._is_open, self._opened = True, time.time()
-        for _ in range(self._n_workers):
-            self._start_actor()
+
+    def resize(self, workers: int) -> None:
+        """Have so many workers, from the next `wait` on: new actors join as the cluster has CPUs for them; those that are too
+        many, the youngest, end the batch they are at and leave. Raises ParameterError when it is less than one."""
+        if workers < 1:
+            raise ParameterError(f"a pool needs at least 1 worker, not {workers}")
+        self._n_workers = workers
 
     def submit(self, worker: str, task: Task) -> None:
-        """Send a task to an actor."""
-        self._waiting[self._actors[worker].solve.remote(list(task.labels))] = (worker, task)
+        """Send a task to an actor; one that is about to leave gives it back by leaving."""
+        if worker not in self._leaving:
+            self._waiting[self._actors[worker].solve.remote(task.id, list(task.labels))] = (worker, task)
+
+    def cancel(self, worker: str, task_id: int) -> None:
+        """Call a task off; the actor goes on with its next."""
+        if worker in self._actors:
+            self._actors[worker].cancel.remote(task_id)
+
+    def now(self) -> float:
+        """Seconds since the pool opened."""
+        return time.time() - self._opened
 
     def wait(self, seconds: float) -> list[Report]:
-        """Results, joined and lost workers. Raises Unavailable when no worker gets ready in time."""
+        """Results, workers that joined, left or were lost. Raises Unavailable when no worker gets ready in time."""
+        gone = self._follow_size()
+        if gone:
+            return gone
         if not self._joined and time.time() - self._opened > START_SECONDS:
             raise Unavailable(
                 f"no Ray worker was ready after {START_SECONDS:.0f} s; does the cluster have a free CPU? see `ray status`"
@@ -142,7 +189,7 @@ class RayPool:
     def stop(self) -> None:
         """Tell the actors to stop at their next slice."""
         if self._is_open:
-            for actor in self._actors.values():
+            for actor in list(self._actors.values()):  # a copy: another thread may ask for the stop
                 actor.stop.remote()
 
     def close(self) -> None:
@@ -158,6 +205,29 @@ class RayPool:
             self._waiting.clear()
             self._shared = None
             self._session.__exit__(None, None, None)
+
+    def _follow_size(self) -> list[Report]:
+        """Start the actors that are missing and send away those that are too many; who had nothing to do has left."""
+        staying = [worker for worker in self._actors if worker not in self._leaving]
+        for _ in range(self._n_workers - len(staying)):
+            self._start_actor()
+        out: list[Report] = []
+        for worker in staying[self._n_workers :]:
+            self._leaving.add(worker)
+            if any(held == (worker, None) for held in self._waiting.values()):  # not ready yet: the cluster is too small
+                self._waiting = {reference: held for reference, held in self._waiting.items() if held[0] != worker}
+            else:
+                self._actors[worker].leave.remote()
+            out += self._leave_when_free(worker)
+        return out
+
+    def _leave_when_free(self, worker: str) -> list[Report]:
+        """End an actor that is to leave once it has answered for all its batches."""
+        if worker not in self._leaving or any(held[0] == worker for held in self._waiting.values()):
+            return []
+        self._leaving.discard(worker)
+        ray.kill(self._actors.pop(worker))
+        return [Left(worker)]
 
     def _start_actor(self) -> None:
         """One more actor; it is reported as Joined once it has the data."""
@@ -186,7 +256,10 @@ class RayPool:
             return self._lose(worker)
         if task is not None:
             block, began, seconds = value
-            return [Result(worker, task, _frozen(block), began - self._opened, seconds)]
+            started = began - self._opened
+            if block is None:
+                return [GaveUp(worker, task, started, seconds), *self._leave_when_free(worker)]
+            return [Result(worker, task, _frozen(block), started, seconds), *self._leave_when_free(worker)]
         if value is False:
             self._waiting[self._actors[worker].load.remote(*self._share())] = (worker, None)
             return []
@@ -194,15 +267,16 @@ class RayPool:
         return [Joined(worker)]
 
     def _lose(self, worker: str) -> list[Report]:
-        """Forget a dead actor and start another."""
+        """Forget a dead actor; another takes its place at the next wait."""
         del self._actors[worker]
+        self._leaving.discard(worker)
         self._waiting = {reference: held for reference, held in self._waiting.items() if held[0] != worker}
-        if self._started >= (1 + REPLACEMENTS) * self._n_workers:
+        self._lost += 1
+        if self._lost > REPLACEMENTS * self._n_workers:
             raise Unavailable(
-                f"{self._started} Ray workers were lost one after the other; look at their logs and memory, then resume",
+                f"{self._lost} Ray workers were lost one after the other; look at their logs and memory, then resume",
                 code="WORKERS_LOST",
             )
-        self._start_actor()
         return [Lost(worker)]
 
     def _share(self) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """A batch of labels for one worker. The same task, run again after a loss, has the next `attempt`."""
+    """A batch of labels for one worker; `cost` in estimated seconds. The same task, run again or beside, has the next `attempt`."""
 
     id: int
     labels: tuple[int, ...]
@@ -24,7 +24,14 @@ class Joined:
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker is gone, with the tasks it had."""
+    """A worker is gone, with the tasks it had; the first of them may be to blame."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A worker is gone as planned; the tasks it still had were not begun, and go to others."""
 
     worker: str
 
@@ -39,11 +46,37 @@ class Done:
 
 
 @dataclass(frozen=True)
+class GivenUp:
+    """A worker gave a task up, as it was asked to, and goes on with its next."""
+
+    worker: str
+    task_id: int
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Nothing more is to be begun: the schedule finishes when nothing is in flight."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed, and nothing else: a task may be overdue by now."""
+
+
+@dataclass(frozen=True)
 class Run:
     """Give `task` to `worker`."""
 
     worker: str
     task: Task
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Make `worker` give up a task that another has finished; it answers GivenUp, or Done when it was as quick."""
+
+    worker: str
+    task_id: int
 
 
 @dataclass(frozen=True)
@@ -53,5 +86,5 @@ class Finish:
     reason: str | None = None
 
 
-Event = Joined | Lost | Done
-Command = Run | Finish
+Event = Joined | Lost | Left | Done | GivenUp | Drain | Tick
+Command = Run | Cancel | Finish
