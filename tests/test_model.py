@@ -365,3 +365,15 @@ def test_one_changed_weight_is_a_changed_label(tmp_path: Path, data: list[float]
     assert len(diff(a, b).changed) == 1
     moved = write_model(tmp_path / "c", **parts(W=csr([0, 2, 2, 4], [0, 3, 1, 3], [0.5, -1, 2, 0.25], 4)))
     assert diff(a, moved).changed == ("csv",)
+
+
+def test_the_card_of_a_partial_model_says_so(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", **parts(missing=2))
+    assert model.manifest["partial"] == {"missing": 2}
+    card = (tmp_path / "m" / "card.md").read_text()
+    assert "A partial model" in card
+    assert "before 2 of 3 labels" in card
+    whole = write_model(tmp_path / "whole", **parts())
+    assert "partial" not in whole.manifest
+    assert "partial" not in (tmp_path / "whole" / "card.md").read_text()
+    assert whole.sha256 == model.sha256  # the hash is of the content, and says nothing of why it is so

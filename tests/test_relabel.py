@@ -315,3 +315,12 @@ def test_a_stop_leaves_nothing(tiny: Dataset, some: Model, tmp_path: Path) -> No
         add_labels(some.path, tiny.path, tmp_path / "out", how=how)
     assert list(tmp_path.iterdir()) == []
     assert Model.open(some.path).sha256 == some.sha256
+
+
+def test_the_card_tells_the_history(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+    less = remove_labels(whole.path, tmp_path / "less", ["3"])
+    model = merge_labels(less.model_path, tiny.path, tmp_path / "model", ["1", "2"], "one|two", SERIAL).model_path
+    card = (model / "card.md").read_text()
+    assert f"1. remove 1 label (`3`), from `{whole.sha256[:16]}`" in card
+    assert f"2. merge 2 labels (`1`, `2`) into `one\\|two`, from `{less.sha256[:16]}`, on data `{tiny.content_hash[:16]}`" in card
+    assert "History" not in (whole.path / "card.md").read_text()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+NAMES = 10  # labels of a change that the card names
 
 CARD = """\
 # Model card
 
 A linear model over {n_labels:,} labels and {n_features:,} features: `score = x . w + b`, one sparse `w` per label, the
 labels with the highest scores are the answer. The search is exact; equal scores come in the order of label numbers.
-
+{partial}
 | | |
 |---|---|
 | solver | `{solver}` |
@@ -29,7 +31,7 @@ labels with the highest scores are the answer. The search is exact; equal scores
 ## Parameters
 
 {params}
-
+{history}
 ## How to use it
 
 ```python
@@ -60,8 +62,41 @@ def card(manifest: Mapping[str, Any]) -> str:
         example='["some text"]' if manifest["text"] else "X",
         measures=_table("measure", {name: _percent(value) for name, value in manifest["measures"].items()}, "not measured"),
         params=_table("parameter", manifest["params"], "none"),
+        partial=_partial(manifest.get("partial"), n_labels),
+        history=_history(manifest.get("provenance", ())),
         **{name: manifest[name] for name in ("solver", "created", "dataset_hash", "nnz", "seed", "sha256")},
     )
+
+
+def _partial(partial: Mapping[str, Any] | None, n_labels: int) -> str:
+    """What a model whose training ran out of time has to say; nothing for a whole one."""
+    if not partial:
+        return ""
+    return f"""
+> **A partial model.** Time was up before {partial["missing"]:,} of {n_labels:,} labels were trained: those of least value (fewest
+> training rows). They have no weights and a bias of -1, so they are the last to be answered. Train again with the same run
+> directory and more time to complete it.
+"""
+
+
+def _history(steps: Sequence[Mapping[str, Any]]) -> str:
+    """What was done to earlier models to make this one; nothing when it was trained at once."""
+    if not steps:
+        return ""
+    lines = [f"{number}. {_step(step)}" for number, step in enumerate(steps, 1)]
+    return "\n## History\n\nMade from an earlier model; the columns of all other labels are that model's, byte for byte.\n\n" + (
+        "\n".join(lines) + "\n"
+    )
+
+
+def _step(step: Mapping[str, Any]) -> str:
+    """One change of labels in a line: what, of how many labels, the first of them, from which model, on which data."""
+    names = step.get("labels") or [f"{old} -> {new}" for old, new in step.get("names", ())]
+    count = step.get("n_labels", step.get("n_names", len(names)))
+    shown = ", ".join(f"`{_cell(name).replace('`', '')}`" for name in names[:NAMES]) + (", ..." if count > NAMES else "")
+    into = f" into `{_cell(step['into']).replace('`', '')}`" if "into" in step else ""
+    data = f", on data `{step['dataset_hash'][:16]}`" if "dataset_hash" in step else ""
+    return f"{step['operation']} {count:,} label{'s' if count != 1 else ''} ({shown}){into}, from `{step['parent'][:16]}`{data}"
 
 
 def _table(head: str, rows: Mapping[str, Any], none: str) -> str:
