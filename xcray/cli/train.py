@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli import output
+from xcray.cli.estimate import show_estimate
 from xcray.cli.interrupt import stopping
 from xcray.cli.progress import duration, reporter
 from xcray.errors import Conflict, Stopped
@@ -56,6 +57,8 @@ def train(
         Path | None, typer.Option(help="Where finished classes are kept; the same one again resumes. [default: OUT.run]")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name. [default: that of the directory]")] = None,
+    memory_limit: Annotated[str | None, typer.Option(help="Refuse to take more memory than this, say 4GiB.")] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Show what memory, disk and time it would take, and end.")] = False,
     parameters: Annotated[bool, typer.Option("--parameters", help="Show the solver's parameters and end.")] = False,
     json: output.AsJson = False,
 ) -> None:
@@ -75,9 +78,12 @@ def train(
             "pool": pool,
             "workers": workers,
             "ray_address": ray_address,
+            "memory_limit": memory_limit,
             **named,
         }
     )
+    if estimate:
+        show_estimate(spec, out, run_dir or out.with_name(f"{out.name}.run"), json)
     result = run(spec, out, run_dir or out.with_name(f"{out.name}.run"), quiet=json)
     if run_dir is None:
         shutil.rmtree(out.with_name(f"{out.name}.run"), ignore_errors=True)  # ours, and of no use once the model is there

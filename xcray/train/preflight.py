@@ -9,6 +9,7 @@ with the limits. Every figure is an estimate; the training's report says how it 
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from xcray.data.dataset import Dataset, Split
 from xcray.errors import Refused
 from xcray.execution.memory import anonymous, available, human, parse_bytes
 from xcray.model.postings import BUDGET
+from xcray.solvers import make_solver
 from xcray.solvers.solver import Local, Solver
 from xcray.train.spec import TrainSpec
 
@@ -86,13 +88,28 @@ class Work(NamedTuple):
     weights: Float64
 
 
-def merge_budget(limit: int | None = None) -> int:
-    """Bytes of weights that merging may hold at once: an eighth of what is left, 4 MiB at least.
+def limits_of(spec: TrainSpec) -> dict[str, int]:
+    """Bytes that this process may still take, by what limits it: see `memory.available`, and `memory_limit` of the spec."""
+    own = {} if spec.memory_limit is None else {"memory_limit": max(0, parse_bytes(spec.memory_limit) - (anonymous() or 0))}
+    return {**available(), **own}
 
-    limit: bytes this process may take in all, or None.
-    """
-    left = min(_limits(limit).values(), default=BUDGET * 8)
+
+def merge_budget(spec: TrainSpec) -> int:
+    """Bytes of weights that merging may hold at once: an eighth of what may still be taken, 4 MiB at least."""
+    left = min(limits_of(spec).values(), default=BUDGET * 8)
     return max(4 * MIB, min(left // 8, 1 << 30))
+
+
+def foresee(spec: TrainSpec, probe: float = 2.0) -> Estimate:
+    """What it takes to train `spec` from the start; see `estimate`. Raises NotFound, Corrupt."""
+    dataset = Dataset.open(spec.dataset)
+    labels = frozen(np.arange(dataset.n_labels), np.int32)
+    return estimate(spec, dataset, make_solver(spec.solver, spec.params), labels, workers=workers_of(spec), probe=probe)
+
+
+def workers_of(spec: TrainSpec) -> int:
+    """How many workers a training has."""
+    return 1 if spec.pool == "serial" else spec.workers or os.cpu_count() or 1
 
 
 def estimate(
@@ -103,7 +120,6 @@ def estimate(
     probe: seconds a probe may take, 0 for none; by default as many as a hundredth of the training, 2 at most, when that is
     long.
     """
-    limit = None if spec.memory_limit is None else parse_bytes(spec.memory_limit)
     train, K = dataset.train, dataset.n_labels
     terms = solver.cost_terms(train.X, train.XT, train.YT)
     roots = np.sqrt(entries_of_labels(train))
@@ -118,7 +134,7 @@ def estimate(
     model = 16 * weights + (MODEL_LABEL + 16) * K + 40 * dataset.n_features
     alone = float(work.seconds.max(initial=0.0)) * slower
     return Estimate(
-        driver=LABEL * K + 24 * dataset.n_features + max(min(8 * weights, merge_budget(limit)), IN_FLIGHT * workers),
+        driver=LABEL * K + 24 * dataset.n_features + max(min(8 * weights, merge_budget(spec)), IN_FLIGHT * workers),
         worker=worker,
         workers=workers,
         place=place,
@@ -135,19 +151,18 @@ def estimate(
     )
 
 
-def check(found: Estimate, run_dir: Path, out: Path, limit: int | None = None) -> None:
+def check(found: Estimate, limits: Mapping[str, int], run_dir: Path, out: Path) -> None:
     """Raise Refused, with the figures and the mend, when the training can't fit in memory or on disk.
 
-    limit: bytes of memory the training may take in all (`TrainSpec.memory_limit`), or None. Parts lie in `run_dir`, the model
-    in `out`.
+    limits: see `limits_of`. Parts lie in `run_dir`, the model in `out`.
     """
-    for name, left in _limits(limit).items():
+    for name, left in limits.items():
         wanted = found.memory + found.mapped * (name == "RLIMIT_AS")
         wanted += found.workers * found.reserved * (name.startswith("RLIMIT") and found.place == "here")
         if wanted > left:
             raise Refused(
                 f"the training needs about {human(wanted)} of memory ({found.workers} workers of {human(found.worker)}, "
-                f"{human(found.driver)} for the rest), {name} leaves {human(left)}: use fewer workers, or another machine",
+                f"{human(found.driver)} for the rest), {name} leaves {human(left)}: use fewer workers, raise the limit, or take a larger machine",
                 code="MEMORY",
                 needed=wanted,
                 available=left,
@@ -223,12 +238,6 @@ def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> tuple
     block = solver.solve(local, frozen(work.labels[chosen], np.int32))
     took = time.thread_time() - began
     return took / max(float(work.seconds[chosen].sum()), 1e-9), block.W.nnz / float(work.weights[chosen].sum()), len(chosen)
-
-
-def _limits(limit: int | None) -> dict[str, int]:
-    """What may still be taken, by what limits it."""
-    own = {} if limit is None else {"memory_limit": max(0, limit - (anonymous() or 0))}
-    return {**available(), **own}
 
 
 def _place(spec: TrainSpec) -> str:

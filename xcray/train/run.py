@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from xcray.arrays import Float32
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
-from xcray.execution.memory import parse_bytes
 from xcray.execution.parts import Parts
-from xcray.execution.pool import Pool, Result, StopFlag
-from xcray.files import read_table, write_table
+from xcray.execution.pool import Pool, StopFlag
+from xcray.execution.timeline import Timeline, balance, read_streams
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import evaluate
 from xcray.model.directory import Staging
@@ -28,11 +26,11 @@ from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
 from xcray.solvers.solver import Solver
-from xcray.train.preflight import check, entries_of_labels, estimate, merge_budget
+from xcray.train.preflight import check, entries_of_labels, estimate, limits_of, merge_budget, workers_of
 from xcray.train.progress import Progress
-from xcray.train.report import balance, by_frequency, class_table, figures
+from xcray.train.report import by_frequency, class_table, figures
 from xcray.train.spec import TrainSpec
-from xcray.train.timeline import TIMELINE, plain
+from xcray.train.timeline import plain
 from xcray.train.watch import Watch
 
 
@@ -82,16 +80,14 @@ class _Run:
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
-        self.limit = None if spec.memory_limit is None else parse_bytes(spec.memory_limit)
-        self.workers = 1 if spec.pool == "serial" else spec.workers or os.cpu_count() or 1
+        self.workers = workers_of(spec)
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
-        self.results: list[dict[str, Any]] = []
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
 
     def prepare(self, out: Path) -> None:
         """Foresee what the training takes; refuse it when it can't fit."""
         found = estimate(self.spec, self.dataset, self.solver, self.parts.missing, workers=self.workers)
-        check(found, self.run_dir, out, self.limit)
+        check(found, limits_of(self.spec), self.run_dir, out)
         self.watch = Watch(found, np.sqrt(entries_of_labels(self.dataset.train)), self.parts, self.run_dir, out)
 
     def solve(self) -> None:
@@ -103,13 +99,20 @@ class _Run:
         self.seconds["LOADING"] = time.monotonic() - self.started
         began, kept = time.monotonic(), self.dataset.n_labels - len(missing)
         if len(missing):
-            drive(schedule, self._pool(), commit=self._commit, stop=self.stop, tick=lambda: self._tick(schedule, began, kept))
+            with Timeline(self.run_dir) as timeline:
+                drive(
+                    schedule,
+                    self._pool(),
+                    commit=lambda result: self.parts.commit(result.block),
+                    stop=self.stop,
+                    tick=lambda: self._tick(schedule, began, kept),
+                    record=timeline.add,
+                )
         self.seconds["TRAINING"] = time.monotonic() - began
-        self._write_timeline()
 
     def publish(self, out: Path) -> TrainResult:
         """Merge the parts, measure the model on the held-out part, and publish its directory; no step holds all weights."""
-        with Staging(out, budget := merge_budget(self.limit), tick=lambda: self._at("MERGING")) as staging:
+        with Staging(out, budget := merge_budget(self.spec), tick=lambda: self._at("MERGING")) as staging:
             self._at("MERGING")
             began = time.monotonic()
             block = self.parts.merge(staging.weights, budget=budget, tick=lambda: self._at("MERGING"))
@@ -121,7 +124,8 @@ class _Run:
 
     def _write(self, staging: Staging, block: Block, b: Float32, measures: dict[str, float]) -> TrainResult:
         """Everything of the model that is not its arrays, and the rename."""
-        report, timeline = self._report(block, staging.path), self._timeline()
+        timeline = read_streams(self.run_dir)
+        report = self._report(block, staging.path, balance(timeline, self.workers))
         model = write_model(
             staging.target,
             staged=staging,
@@ -137,7 +141,7 @@ class _Run:
             measures=measures,
             report=report,
             classes=class_table(block, self.solver.eps, timeline),
-            timeline=plain(timeline) if timeline is not None else None,
+            timeline=plain(timeline) if timeline.num_rows else None,
         )
         return TrainResult(model.path, model.sha256, measures, report)
 
@@ -165,22 +169,6 @@ class _Run:
         local = self.solver.load(train.X, train.XT, train.YT)
         return SerialPool(self.solver, local) if self.spec.pool == "serial" else ThreadPool(self.solver, local, self.workers)
 
-    def _commit(self, result: Result) -> None:
-        """Make a block durable and note who solved it when."""
-        self.parts.commit(result.block)
-        self.results.append(
-            {
-                "worker": result.worker,
-                "task": result.task.id,
-                "attempt": result.task.attempt,
-                "labels": list(result.task.labels),
-                "classes": len(result.task.labels),
-                "cost": result.task.cost,
-                "started": result.started,
-                "seconds": result.seconds,
-            }
-        )
-
     def _tick(self, schedule: Scatter, began: float, kept: int) -> None:
         """Progress of the solving: rate in classes, time left by the cost that is left."""
         self.watch.look()
@@ -204,19 +192,9 @@ class _Run:
         self.seconds["EVALUATING"] = time.monotonic() - began
         return measures
 
-    def _write_timeline(self) -> None:
-        """Every batch of this attempt: who, when, how long; for `xcray jobs timeline` and for judging the schedule."""
-        if self.results:
-            write_table(self.run_dir / "timeline.arrow", pa.Table.from_pylist(self.results))
-
-    def _timeline(self) -> pa.Table | None:
-        """Every batch of all attempts, with its labels; None when no batch was recorded."""
-        path = self.run_dir / TIMELINE
-        return read_table(path) if path.is_file() else None
-
-    def _report(self, block: Block, staged: Path) -> dict[str, Any]:
-        """Figures people ask for after a training; JSON."""
-        test, spread = self.dataset.test, balance(self.results, self.workers)
+    def _report(self, block: Block, staged: Path, spread: dict[str, Any]) -> dict[str, Any]:
+        """Figures people ask for after a training; JSON. spread: how the work was spread over workers."""
+        test = self.dataset.test
         happened = {
             "weights": block.W.nnz,
             "model": sum(path.stat().st_size for path in staged.rglob("*.arrow")),
