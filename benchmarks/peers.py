@@ -98,7 +98,7 @@ def task_of(peer: str, those: Set, core: int | None) -> dict[str, Any]:
 
 def runs_of(those: Set, peers: list[str], chosen: Any, python: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """All runs on one set, a round of everybody after another; whoever has taken --patience seconds is not asked again."""
-    core = default_core()
+    core = default_core() if chosen.core is None else chosen.core if chosen.core >= 0 else None
     runs: dict[str, list[dict[str, Any]]] = {peer: [] for peer in peers}
     for number in range(chosen.repeats):
         for peer in peers:
@@ -115,14 +115,15 @@ def runs_of(those: Set, peers: list[str], chosen: Any, python: Path, folder: Pat
 
 def row_of(peer: str, runs: list[dict[str, Any]], those: Set) -> dict[str, Any]:
     """One line of the table: medians over the runs, the answers of the last."""
-    who, last = WHO[peer], runs[-1]
-    row = {"set": those.name, "peer": peer, "title": who.title, "tree": who.tree, "runs": len(runs)}
-    if "failed" in last:
-        return {**row, "failed": last["failed"]}
+    who, fine = WHO[peer], [run for run in runs if "failed" not in run]
+    row = {"set": those.name, "peer": peer, "title": who.title, "tree": who.tree, "runs": len(fine)}
+    if not fine:
+        return {**row, "failed": runs[-1]["failed"]}
+    last = fine[-1]
     seen = int((those.data.label_counts > 0).sum())
     part = those.sampled and not who.tree and who.package != "xcray"
     labels, top = len(those.columns) if part else seen, np.array(last["top"])
-    ms = 1e3 * median(run["train_cpu_s"] for run in runs) / labels
+    ms = 1e3 * median(run["train_cpu_s"] for run in fine) / labels
     row |= {"labels": labels, "ms_a_class": ms, "core_seconds_all_labels": ms * seen / 1e3, "extrapolated": part}
     row |= {name: last[name] for name in ("weights", "not_converged", "model_bytes", "largest_gap") if name in last}
     row |= {"peak_bytes": last["peak_bytes"], "training_bytes": last["peak_bytes"] - last["rest_bytes"], "load": last["load"]}
@@ -144,8 +145,8 @@ def bars(rows: list[dict[str, Any]], runs: dict[str, list[dict[str, Any]]], thos
     beside = (ours["training_bytes"] - ours["model_bytes"]) / (8 * X.nnz + 8 * (X.n_rows + 1))
     out: dict[str, Any] = {"set": those.name, "memory_beside_model_in_X": beside, "against": {}}
     for peer in found.keys() - {"xcray"}:
-        row, rounds = found[peer], zip(runs[peer], runs["xcray"], strict=False)
-        scale = ours["labels"] / row["labels"]
+        row, scale = found[peer], ours["labels"] / found[peer]["labels"]
+        rounds = [pair for pair in zip(runs[peer], runs["xcray"], strict=False) if not any("failed" in run for run in pair)]
         faster = median(scale * theirs["train_cpu_s"] / mine["train_cpu_s"] for theirs, mine in rounds)
         kind = "sample" if row["extrapolated"] else "all"
         p1 = [(entry["sample"] if kind == "sample" else entry)["P@1"] for entry in (ours, row)]
@@ -165,6 +166,7 @@ def main() -> None:
         again={"nargs": "+", "default": [], "help": "peers to run anew although the cache holds their runs"},
         repeats={"type": int, "default": 3},
         patience={"type": float, "default": 60.0, "help": "CPU seconds on one set after which a peer is not repeated"},
+        core={"type": int, "help": "the core that everybody runs on; default: the last one; -1: whichever is free"},
         limit={"type": float, "default": 1800.0, "help": "seconds after which a run is ended"},
     )
 
