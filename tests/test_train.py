@@ -16,6 +16,7 @@ from xcray.files import read_table
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.train import TrainSpec, train
+from xcray.train.timeline import read_timeline
 
 
 def spec(dataset: Dataset, **changes) -> TrainSpec:
@@ -99,9 +100,12 @@ def test_a_run_directory_belongs_to_one_run(tiny, tmp_path):
 
 def test_timeline_accounts_for_every_class(tiny, tmp_path):
     result = train(spec(tiny, pool="threads", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model")
-    timeline = read_table(tmp_path / "run" / "timeline.arrow").to_pydict()
+    timeline = read_timeline(tmp_path / "run").to_pydict()
     assert sum(timeline["classes"]) == tiny.n_labels
     assert set(timeline["worker"]) == set(result.report["busy_share"]) <= {"thread-0", "thread-1"}
+    assert set(timeline["outcome"]) == {"done"}
+    assert result.report["makespan_over_ideal"] >= 1.0
+    assert result.report["work_lost_seconds"] == 0.0
 
 
 def test_without_a_test_part_there_are_no_measures(tmp_path, tiny):

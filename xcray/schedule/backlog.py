@@ -25,8 +25,8 @@ class Batch(NamedTuple):
 class Backlog:
     """Labels (n,), ids, with terms (n, T) >= 0; in order of `values` (n,), largest first, or else of price, dearest first.
 
-    Ties go by price and then by label. Sums of terms are kept along the order, so that the price of any stretch is a
-    difference: prices are always those of the rates asked with, only the order is that of the last `sort`.
+    Ties go by price and then by label. Sums of terms are kept along the order, so that any stretch is priced by its two
+    ends. Prices are always those of the rates asked with; only the order is that of the last `sort`.
     Taking looks at no more than `LARGEST` labels; sorting takes O(n log n).
     """
 

@@ -36,25 +36,6 @@ def figures(block: Block, eps: float) -> dict[str, Any]:
     }
 
 
-def balance(results: list[dict[str, Any]], workers: int) -> dict[str, Any]:
-    """How well the work was spread: busy share of each worker, and makespan over the ideal (busy time / workers)."""
-    if not results:
-        return {"batches": 0, "busy_share": {}, "makespan": 0.0, "makespan_over_ideal": 1.0, "core_seconds": 0.0}
-    begin = min(r["started"] for r in results)
-    makespan = max(r["started"] + r["seconds"] for r in results) - begin
-    busy: dict[str, float] = {}
-    for r in results:
-        busy[r["worker"]] = busy.get(r["worker"], 0.0) + r["seconds"]
-    total = sum(busy.values())
-    return {
-        "batches": len(results),
-        "busy_share": {worker: round(seconds / max(makespan, 1e-9), 4) for worker, seconds in sorted(busy.items())},
-        "makespan": round(makespan, 3),
-        "makespan_over_ideal": round(makespan / max(total / workers, 1e-9), 4),
-        "core_seconds": round(total, 3),
-    }
-
-
 def class_table(block: Block, eps: float | None = None, timeline: pa.Table | None = None) -> pa.Table:
     """The per-class report: one row a label, in the order of the block's labels; columns in the order of COLUMNS.
 

@@ -12,6 +12,7 @@ A run keeps one more column, `labels`, the classes of a batch: the class table o
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +22,11 @@ import pyarrow.compute as pc
 
 from xcray.arrays import Float64
 from xcray.errors import NotFound
+from xcray.execution.timeline import read_streams
 from xcray.files import read_table
 from xcray.model.directory import TIMELINE
 
-__all__ = ["COLUMNS", "DONE", "TIMELINE", "class_costs", "document", "plain", "read_timeline"]
+__all__ = ["COLUMNS", "DONE", "TIMELINE", "class_costs", "document", "note_of", "plain", "read_timeline"]
 
 DONE: Final = "done"
 COLUMNS: Final = {
@@ -46,6 +48,8 @@ PAUSE: Final = 0.005  # of the whole time: batches further apart than this are n
 def read_timeline(folder: Path) -> pa.Table:
     """The timeline in a model directory or a run directory, columns as above. Raises NotFound, Corrupt."""
     if not (folder / TIMELINE).is_file():
+        if (found := read_streams(folder)).num_rows:
+            return plain(found)
         raise NotFound(f"there is no timeline in {folder.name}: it holds none until the first batch of a training is done")
     return plain(read_table(folder / TIMELINE))
 
@@ -86,6 +90,17 @@ def document(table: pa.Table, limit: int = 5000) -> dict[str, Any]:
         "core_seconds": core,
         "busy_share": core / available if available else 0.0,
     }
+
+
+def note_of(found: Mapping[str, Any]) -> str:
+    """A line of figures for people, of a timeline's `document`."""
+    attempts = f", {len(found['attempts'])} attempts" if len(found["attempts"]) > 1 else ""
+    wasted = sum(each.get(name, 0) for each in found["workers"] for name in ("lost", "duplicate", "stopped"))
+    useless = f", {wasted:,} without use" if wasted else ""
+    return (
+        f"{found['batches_total']:,} batches{useless}, {found['classes']:,} classes{attempts}; {found['workers_total']:,} workers, "
+        f"{found['makespan']:,.1f} s, busy {100 * found['busy_share']:.1f} %"
+    )
 
 
 def class_costs(table: pa.Table | None, classes: Any, work: Any) -> tuple[Float64, list[str | None]]:
