@@ -26,11 +26,12 @@ from xcray.model.model import Model, write_model
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
 from xcray.train.compose import compose_bias, compose_classes, compose_weights, missing_classes
-from xcray.train.preflight import merge_budget
+from xcray.train.preflight import merge_budget, workers_of
 from xcray.train.progress import Progress
 from xcray.train.report import class_table, figures
 from xcray.train.run import TrainResult
-from xcray.train.solving import Rows, local_pool, solve_labels, workers_of
+from xcray.train.solving import Rows, check_local, local_pool, solve_labels
+from xcray.train.spec import TrainSpec
 from xcray.train.timeline import plain
 
 T = TypeVar("T")
@@ -106,7 +107,10 @@ class _Remaking:
         self.old, self.data, self.change, self.how = old, data, change, how
         self.solver = make_solver(old.manifest["solver"], old.manifest["params"])
         self.wanted = frozen(np.unique(change.trains[change.trains >= 0]), np.int32)
-        self.workers = workers_of(how.pool, how.workers)
+        check_local(how.pool)
+        settings = {"solver": old.manifest["solver"], "params": old.manifest["params"], "ks": how.ks}
+        self.spec = TrainSpec(str(data.path if data else old.path), pool=how.pool, workers=how.workers, **settings)
+        self.workers = workers_of(self.spec)
         self.began, self.seconds = time.monotonic(), dict[str, float]()
         self.timeline: pa.Table | None = None
         if self.solver.joint and len(self.wanted):
@@ -147,7 +151,7 @@ class _Remaking:
                     tick=lambda done, share: self._tell("TRAINING", kept + done),
                 )
         self.timeline = read_streams(folder)
-        return parts.merge(folder / "trained.arrow", budget=merge_budget(), allow_missing=True)
+        return parts.merge(folder / "trained.arrow", budget=merge_budget(self.spec), allow_missing=True)
 
     def _fingerprint(self, data: Dataset) -> dict[str, Any]:
         """What makes two runs the same run: the same as for a training from scratch, but for groups."""
@@ -160,7 +164,7 @@ class _Remaking:
         old, change = self.old, self.change
         rows = np.where(change.trains >= 0, -1 - change.trains, change.rows)
         W, bias = (trained.W, trained.bias) if trained is not None else (old.W, old.b)
-        with Staging(out, budget := merge_budget(), tick=lambda: self._at("MERGING")) as staging:
+        with Staging(out, budget := merge_budget(self.spec), tick=lambda: self._at("MERGING")) as staging:
             self._timed("MERGING", lambda: compose_weights(staging.weights, old.W, W, rows, budget=budget))
             indexed = staging.index(compose_bias(old.b, bias, rows))
             measures = self._timed("EVALUATING", lambda: self._measure(InvertedIndex(*indexed)))

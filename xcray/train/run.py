@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
 from xcray.solvers.solver import Solver
+from xcray.train.partial import check_some, partial
 from xcray.train.preflight import check, entries_of_labels, estimate, limits_of, merge_budget, workers_of
 from xcray.train.progress import Progress
 from xcray.train.report import by_frequency, class_table, figures
@@ -51,17 +52,22 @@ def train(
     progress: Callable[[Progress], None] | None = None,
     stop: StopFlag | None = None,
     job: str = "local",
+    notes: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Train `spec` and publish the model directory `out`.
 
     run_dir: keeps finished batches; call again with the same one to do only what is missing. progress: called with a
-    Progress now and then. stop: set it, and Stopped is raised within a kernel slice. job: names Ray actors.
+    Progress now and then. stop: set it, and Stopped is raised within a kernel slice. job: names Ray actors. notes: more for
+    the model's report (JSON).
+    With spec.max_seconds the most valuable labels are solved first, and when the time is up the model is published without
+    the others: its manifest, card and report say so. The same run_dir and more time give the rest.
     Raises NotFound, Corrupt, ParameterError, InputError, Conflict (`out` exists, or `run_dir` is another run's),
-    Refused (it can't fit in memory or on disk), Unavailable (no Ray, workers lost), Stopped.
+    Refused (it can't fit in memory or on disk, or no label was done in time), Unavailable (no Ray, workers lost), Stopped.
     """
     if Path(out).exists():  # before the work, not after it
         raise Conflict(f"{Path(out).name} exists already; choose another path for the model, or remove it first")
     run = _Run(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
+    run.notes = dict(notes or {})
     run.prepare(Path(out))
     run.solve()
     return run.publish(Path(out))
@@ -83,6 +89,7 @@ class _Run:
         self.workers = workers_of(spec)
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
+        self.notes: dict[str, Any] = {}
 
     def prepare(self, out: Path) -> None:
         """Foresee what the training takes; refuse it when it can't fit."""
@@ -95,7 +102,9 @@ class _Run:
         train = self.dataset.train
         missing = self.parts.missing
         terms = self.solver.cost_terms(train.X, train.XT, train.YT)[missing]
-        schedule = Scatter(missing, terms, self.solver.cost_rates, workers=self.workers, joint=self.solver.joint)
+        timed = self.spec.max_seconds is not None
+        values = self.dataset.label_counts[missing] if timed else None
+        schedule = Scatter(missing, terms, self.solver.cost_rates, values=values, workers=self.workers, joint=self.solver.joint)
         self.seconds["LOADING"] = time.monotonic() - self.started
         began, kept = time.monotonic(), self.dataset.n_labels - len(missing)
         if len(missing):
@@ -106,16 +115,19 @@ class _Run:
                     commit=lambda result: self.parts.commit(result.block),
                     stop=self.stop,
                     tick=lambda: self._tick(schedule, began, kept),
+                    seconds=self._seconds_left(),
                     record=timeline.add,
                 )
         self.seconds["TRAINING"] = time.monotonic() - began
+        check_some(self.dataset.n_labels, self.parts.missing, self.spec.max_seconds)
 
     def publish(self, out: Path) -> TrainResult:
         """Merge the parts, measure the model on the held-out part, and publish its directory; no step holds all weights."""
         with Staging(out, budget := merge_budget(self.spec), tick=lambda: self._at("MERGING")) as staging:
             self._at("MERGING")
             began = time.monotonic()
-            block = self.parts.merge(staging.weights, budget=budget, tick=lambda: self._at("MERGING"))
+            allowed = {"allow_missing": self.spec.max_seconds is not None, "positives": self.dataset.label_counts}
+            block = self.parts.merge(staging.weights, budget=budget, tick=lambda: self._at("MERGING"), **allowed)
             W, postings, b = staging.index(block.bias)
             self.seconds["MERGING"] = time.monotonic() - began
             measures = self._measure(InvertedIndex(W, postings, b))
@@ -142,6 +154,7 @@ class _Run:
             report=report,
             classes=class_table(block, self.solver.eps, timeline),
             timeline=plain(timeline) if timeline.num_rows else None,
+            missing=len(self.parts.missing),
         )
         return TrainResult(model.path, model.sha256, measures, report)
 
@@ -152,9 +165,15 @@ class _Run:
         self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note))
 
     def _at(self, phase: str) -> None:
-        """Report a phase in which all classes are solved."""
+        """Report a phase in which all classes are solved, or all that there was time for."""
         self.watch.look()
-        self.tell(phase, self.dataset.n_labels, self.dataset.n_labels)
+        n_labels = self.dataset.n_labels
+        self.tell(phase, n_labels - len(self.parts.missing), n_labels)
+
+    def _seconds_left(self) -> float | None:
+        """What is left of the time the spec allows."""
+        allowed = self.spec.max_seconds
+        return None if allowed is None else max(0.0, allowed - (time.monotonic() - self.started))
 
     def _fingerprint(self) -> dict[str, Any]:
         """What makes two runs the same run."""
@@ -164,7 +183,7 @@ class _Run:
     def _pool(self) -> Pool:
         """The pool the spec asks for."""
         if self.spec.pool == "ray":
-            return _ray_pool(self.spec, self.solver, self.dataset, self.workers, self.job)
+            return ray_pool(self.spec, self.solver, self.dataset, self.workers, self.job)
         train = self.dataset.train
         local = self.solver.load(train.X, train.XT, train.YT)
         return SerialPool(self.solver, local) if self.spec.pool == "serial" else ThreadPool(self.solver, local, self.workers)
@@ -211,10 +230,12 @@ class _Run:
             **spread,
             "preflight": self.watch.report(happened),
             "by_frequency": self.by_frequency,
+            **partial(self.dataset.label_counts, self.parts.missing, self.spec.max_seconds),
+            **self.notes,
         }
 
 
-def _ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, job: str) -> Pool:
+def ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, job: str) -> Pool:
     """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own."""
     try:
         from xcray.execution.ray_pool import RayPool, session

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,13 +25,10 @@ class Rows(NamedTuple):
     YT: Pattern
 
 
-def workers_of(pool: str, workers: int) -> int:
-    """How many workers a pool of this process has; 0 asks for one a core. Raises ParameterError for another pool."""
+def check_local(pool: str) -> None:
+    """Raise ParameterError for a pool that is not of this process."""
     if pool not in LOCAL_POOLS:
         raise ParameterError(f"pool must be one of {', '.join(LOCAL_POOLS)} here, not {str(pool)[:80]!r}")
-    if type(workers) is not int or not 0 <= workers <= 4096:
-        raise ParameterError(f"workers must be a whole number from 0 (one per core) to 4096, not {str(workers)[:80]!r}")
-    return 1 if pool == "serial" else workers or os.cpu_count() or 1
 
 
 def local_pool(pool: str, solver: Solver, local: Local, workers: int) -> Pool:

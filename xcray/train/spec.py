@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,8 @@ class TrainSpec:
     workers: 0 for one per core; ray_address: a cluster to join, else a local Ray is started for the training;
     name: the model's name; ks: the k of P@k and so on; memory_limit: bytes, or text like "4GiB", that the training may take:
     what is foreseen to need more is refused, and merging keeps within it (data and finished weights are mapped files and
-    don't count).
+    don't count); max_seconds: from the start until no label is begun any more: what is done by then is published as a
+    partial model, labels with the most training rows first (merging and measuring come on top); None: until all are done.
     """
 
     dataset: str
@@ -35,6 +37,7 @@ class TrainSpec:
     name: str = "model"
     ks: tuple[int, ...] = (1, 3, 5)
     memory_limit: int | str | None = None
+    max_seconds: float | None = None
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without the data."""
@@ -46,6 +49,8 @@ class TrainSpec:
             raise ParameterError(f"workers must be a whole number from 0 (one per core) to 4096, not {str(self.workers)[:80]!r}")
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit)
+        if self.max_seconds is not None:
+            check_seconds(self.max_seconds)
         object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
         if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
             raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")
@@ -66,3 +71,10 @@ class TrainSpec:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         return {**dataclasses.asdict(self), "params": dict(self.params), "ks": list(self.ks)}
+
+
+def check_seconds(seconds: Any) -> None:
+    """Raise ParameterError unless it is a number of seconds above 0."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not (number and math.isfinite(seconds) and seconds > 0):
+        raise ParameterError(f"max_seconds must be a number above 0, or left out, not {str(seconds)[:80]!r}")

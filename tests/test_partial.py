@@ -1,0 +1,151 @@
+"""A training whose time is up: the most valuable labels are done, the model is served and says so, more time completes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xcray.data.dataset import Dataset
+from xcray.errors import ParameterError, Refused
+from xcray.execution.drive import drive
+from xcray.model.model import Model
+from xcray.predict import Predictor
+from xcray.schedule.messages import Drain
+from xcray.train import TrainResult, TrainSpec, run, train
+from xcray.train.relabel import add_labels, remove_labels, retrain_labels
+
+Run = Callable[..., TrainResult]
+
+
+@pytest.fixture(scope="module")
+def reference(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """The model of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("reference")
+    return train(TrainSpec(str(tiny.path), pool="serial"), run_dir=folder / "run", out=folder / "model")
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, tiny: Dataset, tmp_path: Path) -> Run:
+    """Train for a time that is up when so many labels are done: a clock would make the test depend on the machine."""
+
+    def after(labels: int, out: str, **changes: Any) -> TrainResult:
+        def short(schedule: Any, pool: Any, *, tick: Any, seconds: float | None, **more: Any) -> None:
+            assert (seconds is None) == (changes.get("max_seconds", 1.0) is None)
+
+            def told() -> None:
+                if seconds is not None and schedule.done_labels >= labels:
+                    schedule.on(Drain(), pool.now())
+                tick()
+
+            if labels == 0:
+                schedule.on(Drain())
+            drive(schedule, pool, tick=told, seconds=None, **more)
+
+        monkeypatch.setattr(run, "drive", short)
+        spec = TrainSpec(**{"dataset": str(tiny.path), "pool": "serial", "max_seconds": 1.0, **changes})
+        return train(spec, run_dir=tmp_path / "run", out=tmp_path / out)
+
+    return after
+
+
+def done_of(result: TrainResult) -> np.ndarray:
+    """Which labels of a model were trained."""
+    classes = Model.open(result.model_path).classes
+    assert classes is not None
+    return classes.column("rounds").to_numpy() >= 0
+
+
+def test_the_most_valuable_labels_come_first_and_the_model_says_what_it_lacks(tiny: Dataset, timed: Run) -> None:
+    result = timed(5, "part")
+    model, done = Model.open(result.model_path), done_of(result)
+    counts = tiny.label_counts
+    assert 5 <= done.sum() < 40
+    assert counts[done].min() >= counts[~done].max()
+    ties = np.flatnonzero(counts == counts[done].min())
+    assert np.array_equal(np.sort(done[ties])[::-1], done[ties])  # equal ones in the order of labels
+    missing = int((~done).sum())
+    assert model.manifest["partial"] == {"missing": missing}
+    assert result.report["partial"] == {
+        "done": 40 - missing,
+        "missing": missing,
+        "max_seconds": 1.0,
+        "positives_share": round(float(counts[done].sum() / counts.sum()), 6),
+        "most_rows_missing": int(counts[~done].max()),
+    }
+    assert result.report["classes_certified"] == 40 - missing
+    assert f"before {missing} of 40 labels" in (model.path / "card.md").read_text()
+    json.dumps(result.report)
+
+
+def test_a_partial_model_answers(tiny: Dataset, timed: Run) -> None:
+    result = timed(5, "part")
+    model, done = Model.open(result.model_path), done_of(result)
+    assert tiny.test is not None
+    top = Predictor(model).predict(tiny.test.X, k=5)
+    assert np.isin(top.labels[:, 0], np.flatnonzero(done)).mean() > 0.9
+    assert (model.b[~done] == -1.0).all()
+    assert not np.diff(model.W.indptr)[~done].any()
+    assert result.measures["P@1"] > 0.1
+
+
+@pytest.mark.parametrize(
+    "more", [{"max_seconds": None}, {"max_seconds": 100.0}, {"max_seconds": None, "pool": "threads", "workers": 2}]
+)
+def test_more_time_gives_the_model_of_an_uninterrupted_run(timed: Run, reference: TrainResult, more: dict[str, Any]) -> None:
+    part = timed(5, "part")
+    further = timed(12, "further")
+    assert done_of(part).sum() < done_of(further).sum() < 40
+    whole = timed(1000, "whole", **more)
+    assert whole.sha256 == reference.sha256
+    assert len({part.sha256, further.sha256, whole.sha256}) == 3
+    assert whole.measures == reference.measures
+    assert "partial" not in whole.report
+    assert "partial" not in Model.open(whole.model_path).manifest
+
+
+def test_labels_done_in_time_are_those_of_the_whole_model(timed: Run, reference: TrainResult) -> None:
+    part = timed(5, "part")
+    done = np.flatnonzero(done_of(part))
+    a, b = Model.open(part.model_path), Model.open(reference.model_path)
+    for k in done:
+        assert a.W.row(k)[1].tobytes() == b.W.row(k)[1].tobytes()
+    assert np.array_equal(a.b[done], b.b[done])
+
+
+def test_no_label_in_time_is_refused_and_the_run_goes_on(timed: Run, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no label was done in 1 s; allow more time") as caught:
+        timed(0, "part")
+    assert caught.value.code == "NO_TIME"
+    assert not (tmp_path / "part").exists()
+    assert timed(5, "part").report["partial"]["missing"] > 0
+
+
+def test_changed_labels_keep_count_of_what_is_missing(tiny: Dataset, timed: Run, reference: TrainResult, tmp_path: Path) -> None:
+    part = timed(5, "part")
+    done = done_of(part)
+    missing = [str(k) for k in np.flatnonzero(~done) if tiny.label_counts[k]]
+    n = int((~done).sum())
+    less = remove_labels(part.model_path, tmp_path / "less", missing[:2])
+    assert Model.open(less.model_path).manifest["partial"] == {"missing": n - 2}
+    again = add_labels(less.model_path, tiny.path, tmp_path / "again", missing[:2])
+    assert Model.open(again.model_path).manifest["partial"] == {"missing": n - 2}
+    filled = retrain_labels(part.model_path, tiny.path, tmp_path / "filled", missing)
+    assert n - len(missing) == int((tiny.label_counts == 0).sum())  # labels without rows can't be trained by name
+    assert np.array_equal(Model.open(filled.model_path).W.data, Model.open(reference.model_path).W.data)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "9", True])
+def test_bad_times_name_the_mend(seconds: Any) -> None:
+    with pytest.raises(ParameterError, match="max_seconds must be a number above 0"):
+        TrainSpec.from_dict({"dataset": "d", "max_seconds": seconds})
+
+
+def test_time_is_part_of_a_spec() -> None:
+    spec = TrainSpec.from_dict({"dataset": "d", "max_seconds": 60})
+    assert TrainSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
+    assert spec.max_seconds == 60
