@@ -10,6 +10,7 @@ import typer
 
 from xcray.cli import output
 from xcray.cli.progress import Reporter, line_of, reporter, step_of
+from xcray.cli.report import Picture, told
 from xcray.cli.server import ServerChoice, client_of
 from xcray.cli.train import Parameters, show_measures
 
@@ -149,6 +150,21 @@ def logs(
         return
     for line in text.splitlines():
         output.say(line)
+
+
+@app.command()
+def timeline(
+    job: JobId,
+    png: Picture = None,
+    limit: Annotated[int, typer.Option(min=1, max=20_000, help="Entries to draw at most; neighbours become one.")] = 5000,
+    server: ServerChoice = None,
+    json: output.AsJson = False,
+) -> None:
+    """Which worker did what when, so far or to the end; it outlives the run's files with the model."""
+    with client_of(server) as client:
+        found = client.jobs.timeline(job, limit=limit)
+        name = client.jobs.get(job)["name"]
+    told(found, f"{name} ({job})", png, json)
 
 
 def changed(job: Mapping[str, Any], as_json: bool) -> None:

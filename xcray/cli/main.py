@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from xcray import __version__
-from xcray.cli import data, demo, doctor, jobs, labels, models, predict, serve, train
+from xcray.cli import data, demo, doctor, jobs, labels, models, predict, report, serve, train
 from xcray.cli.output import BAD_INPUT, FAILURE, INTERRUPTED, OK, fail, say, status_of
 from xcray.errors import XcrayError
 
@@ -30,6 +30,8 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(models.app, name="models")
 app.command("predict")(predict.predict)
 app.command("explain")(predict.explain)
+app.command("report")(report.report)
+app.command("timeline")(report.timeline)
 app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)

@@ -10,7 +10,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from xcray.client.connection import Connection
-from xcray.client.results import Dataset, Event, Job, Model, Version
+from xcray.client.results import Dataset, Event, Job, Model, Timeline, Version
 from xcray.errors import InputError, NotFound, Unavailable
 from xcray.files import sha256_file
 
@@ -139,9 +139,13 @@ class Jobs(Noun):
         """The last lines of its log."""
         return self._connection.ask("GET", f"{self._path(job_id)}/logs", query={"tail": tail}) or ""
 
-    def timeline(self, job_id: str) -> Any:
-        """Which worker did what when."""
-        return self._connection.ask("GET", f"{self._path(job_id)}/timeline")
+    def timeline(self, job_id: str, *, limit: int = 5000) -> Timeline:
+        """Which worker did what when, in at most `limit` entries (neighbours of a worker become one); so far, while it runs."""
+        return cast(Timeline, self._connection.ask("GET", f"{self._path(job_id)}/timeline", query={"limit": limit}))
+
+    def classes(self, job_id: str) -> Iterator[dict[str, Any]]:
+        """The model's report, a class at a time: label, positives, rounds, gap, seconds, worker and what else the solver tells."""
+        return self._pages(f"{self._path(job_id)}/classes", "classes", {"limit": 1000})
 
     def stop(self, job_id: str) -> Job:
         """Ask it to stop; finished work is kept."""

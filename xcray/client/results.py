@@ -44,6 +44,22 @@ class Event(TypedDict):
     data: dict[str, Any]
 
 
+class Timeline(TypedDict):
+    """A job's timeline: attempts with where each begins; workers with their busy share; batches, neighbours as one when thinned."""
+
+    job: str
+    attempts: list[dict[str, Any]]
+    workers: list[dict[str, Any]]
+    workers_total: int
+    batches: list[dict[str, Any]]
+    batches_total: int
+    thinned: bool
+    classes: int
+    makespan: float
+    core_seconds: float
+    busy_share: float
+
+
 class Version(TypedDict):
     """One version of a model."""
 

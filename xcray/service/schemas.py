@@ -153,6 +153,69 @@ class JobPage(View):
     next_page_token: str | None
 
 
+class AttemptSpan(View):
+    """One start of a training: its batches ran from `first` (by its own clock) for `span` seconds; end to end it `begins` there."""
+
+    attempt_of_run: int
+    begins: float
+    first: float
+    span: float
+    workers: int
+
+
+class WorkerSpan(View):
+    """A worker: seconds it was `busy`, their `share` of the attempts it worked in, and how many of its batches were of no use."""
+
+    worker: str
+    batches: int
+    classes: int
+    busy: float
+    share: float
+    lost: int
+    duplicate: int
+    stopped: int
+
+
+class BatchSpan(View):
+    """A batch, or `batches` neighbours of one worker: outcome done, duplicate, lost or stopped; it worked `seconds` from `started`
+    to `ended`; `cost` is what was foreseen."""
+
+    attempt_of_run: int
+    worker: str
+    outcome: str
+    task: int
+    attempt: int
+    batches: int
+    classes: int
+    cost: float
+    started: float
+    ended: float
+    seconds: float
+
+
+class TimelineView(View):
+    """Which worker did what when. With more batches than were asked for, neighbours are one entry (`thinned`); sums stay exact."""
+
+    job: str
+    attempts: list[AttemptSpan]
+    workers: list[WorkerSpan]
+    workers_total: int
+    batches: list[BatchSpan]
+    batches_total: int
+    thinned: bool
+    classes: int
+    makespan: float
+    core_seconds: float
+    busy_share: float
+
+
+class ClassPage(View):
+    """The training's report by class, in order of labels; columns as in the model's classes.arrow, and the label's name."""
+
+    classes: list[dict[str, Any]]
+    next_page_token: str | None
+
+
 class VersionView(View):
     """One version of a model."""
 

@@ -12,7 +12,7 @@ from xcray import plots
 from xcray.errors import InputError
 from xcray.files import write_bytes, write_json
 from xcray.model.model import Model
-from xcray.train.timeline import document
+from xcray.train.timeline import document, note_of
 
 MOST = 10  # classes that the report names
 QUANTILES: Final = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -197,19 +197,8 @@ def _timeline(model: Model, report: Mapping[str, Any], path: Path) -> str | None
     if timeline is None or not timeline.num_rows:
         return "the model has no timeline.arrow (an earlier xcray trained it, or no batch was recorded)"
     found = document(timeline)
-    plots.draw_timeline(path, found, report["name"], timeline_note(found))
+    plots.draw_timeline(path, found, report["name"], note_of(found))
     return None
-
-
-def timeline_note(found: Mapping[str, Any]) -> str:
-    """A line of figures for a timeline's `xcray.train.timeline.document`."""
-    attempts = f", {len(found['attempts'])} attempts" if len(found["attempts"]) > 1 else ""
-    wasted = sum(each.get(name, 0) for each in found["workers"] for name in ("lost", "duplicate", "stopped"))
-    useless = f", {wasted:,} without use" if wasted else ""
-    return (
-        f"{found['batches_total']:,} batches{useless}, {found['classes']:,} classes{attempts}; {found['workers_total']:,} workers, "
-        f"{found['makespan']:,.1f} s, busy {100 * found['busy_share']:.1f} %"
-    )
 
 
 def _certificates(model: Model, report: Mapping[str, Any], path: Path) -> str | None:

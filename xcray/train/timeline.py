@@ -6,7 +6,8 @@ task           int64   which batch, within the attempt       started float64  se
 attempt        int32   which try of the batch, from 1        seconds float64  how long it took
 outcome        string  done; or duplicate (another was faster), lost (with its worker), stopped
 
-A run keeps one more column, `labels`, the classes of a batch: the class table of the model is made from it.
+A run keeps it as streams, with one more column, `labels`, the classes of a batch (see `xcray.execution.timeline`): the class
+table of the model is made from that.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ import pyarrow.compute as pc
 
 from xcray.arrays import Float64
 from xcray.errors import NotFound
-from xcray.execution.timeline import read_streams
+from xcray.execution.timeline import DONE, read_streams
 from xcray.files import read_table
 from xcray.model.directory import TIMELINE
 
-__all__ = ["COLUMNS", "DONE", "TIMELINE", "class_costs", "document", "note_of", "plain", "read_timeline"]
+__all__ = ["COLUMNS", "TIMELINE", "class_costs", "document", "note_of", "plain", "read_timeline"]
 
-DONE: Final = "done"
 COLUMNS: Final = {
     "attempt_of_run": pa.int32(),
     "worker": pa.string(),
@@ -46,12 +46,11 @@ PAUSE: Final = 0.005  # of the whole time: batches further apart than this are n
 
 
 def read_timeline(folder: Path) -> pa.Table:
-    """The timeline in a model directory or a run directory, columns as above. Raises NotFound, Corrupt."""
-    if not (folder / TIMELINE).is_file():
-        if (found := read_streams(folder)).num_rows:
-            return plain(found)
-        raise NotFound(f"there is no timeline in {folder.name}: it holds none until the first batch of a training is done")
-    return plain(read_table(folder / TIMELINE))
+    """The timeline of a model directory, or of a run directory so far; columns as above. Raises NotFound, Corrupt."""
+    table = read_table(folder / TIMELINE) if (folder / TIMELINE).is_file() else read_streams(folder)
+    if not table.num_rows:
+        raise NotFound(f"there is no timeline in {folder.name}: a training writes it as its batches end")
+    return plain(table)
 
 
 def plain(table: pa.Table) -> pa.Table:
@@ -70,13 +69,14 @@ def document(table: pa.Table, limit: int = 5000) -> dict[str, Any]:
     "busy" seconds, "share" of the attempts' spans they worked in, "batches", "classes", and how many were "lost", "duplicate" or
     "stopped"; "batches": at most `limit` entries. When there are more (thinned is true), neighbours of one worker and
     outcome are one entry: "batches" of them, from "started" to "ended", working "seconds" in all. Sums stay exact.
+    "core_seconds" are those of batches that counted; "busy_share" is of all work, useful or not.
     """
     table = plain(table)
     columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in COLUMNS}
     attempts = _attempts(columns)
     workers = _workers(columns, {each["attempt_of_run"]: each["span"] for each in attempts})
     entries = _entries(columns, limit)
-    core = float(columns["seconds"].sum())
+    done = columns["outcome"] == DONE
     available = sum(each["span"] * each["workers"] for each in attempts)
     return {
         "attempts": attempts,
@@ -84,11 +84,11 @@ def document(table: pa.Table, limit: int = 5000) -> dict[str, Any]:
         "workers_total": len(workers),
         "batches": entries,
         "batches_total": table.num_rows,
-        "classes": int(columns["classes"][columns["outcome"] == DONE].sum()),
+        "classes": int(columns["classes"][done].sum()),
         "thinned": len(entries) < table.num_rows,
         "makespan": sum(each["span"] for each in attempts),
-        "core_seconds": core,
-        "busy_share": core / available if available else 0.0,
+        "core_seconds": float(columns["seconds"][done].sum()),
+        "busy_share": float(columns["seconds"].sum()) / available if available else 0.0,
     }
 
 

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from xcray.errors import NotFound
-from xcray.files import read_table
 from xcray.jobs.job import Job, body_digest
+from xcray.jobs.paging import page_start, page_token_after
 from xcray.jobs.states import TERMINAL
+from xcray.model.model import Model
 from xcray.service import sse
 from xcray.service.auth import Reader, Submitter
 from xcray.service.body import described, json_body
 from xcray.service.routes.datasets import find
-from xcray.service.schemas import JobPage, JobRequest, JobView
+from xcray.service.schemas import ClassPage, JobPage, JobRequest, JobView, TimelineView
 from xcray.service.state import Rooms, rooms_of
+from xcray.train.timeline import document, read_timeline
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 LOG_BYTES = 1 << 20  # of its end, at most, in a reply
-TIMELINE_ROWS = 100_000
+TIMELINE_ENTRIES = 20_000  # at most, in a reply: about 4 MB
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
     204: {"description": "Ended, and all was told."},
@@ -108,15 +111,34 @@ def logs(request: Request, caller: Reader, job_id: str, tail: Annotated[int, Que
 
 
 @router.get("/{job_id}/timeline")
-def timeline(request: Request, caller: Reader, job_id: str) -> Response:
-    """Which worker solved which classes when: {"batches": [...]}, once the training has written it."""
+def timeline(
+    request: Request, caller: Reader, job_id: str, limit: Annotated[int, Query(ge=1, le=TIMELINE_ENTRIES)] = 5000
+) -> TimelineView:
+    """Which worker did what when: so far while it runs, and with the model once it SUCCEEDED."""
     rooms = rooms_of(request)
     job = rooms.store.get(job_id, caller.tenant)
-    path = rooms.home.run(job.id) / "timeline.arrow"
-    if not path.is_file():
-        raise NotFound(f"job {job.id} has no timeline (yet)")
-    batches = read_table(path).slice(0, TIMELINE_ROWS).to_pylist()
-    return Response(json.dumps({"batches": sse.finite(batches)}), media_type="application/json")
+    return TimelineView(job=job.id, **document(_timeline(rooms, job), limit))
+
+
+@router.get("/{job_id}/classes")
+def classes(
+    request: Request,
+    caller: Reader,
+    job_id: str,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    page_token: Annotated[str | None, Query(max_length=256)] = None,
+) -> ClassPage:
+    """How each class was solved, once the job SUCCEEDED: positives, rounds, support, gap, seconds, worker."""
+    rooms = rooms_of(request)
+    job = rooms.store.get(job_id, caller.tenant)
+    model = Model.open(_model(rooms, job), verify=False)
+    if model.classes is None:
+        raise NotFound(f"the model of job {job.id} keeps no report by class")
+    start = page_start(page_token, limit) or 0
+    rows = model.classes.slice(start, limit).to_pylist()
+    left = [{"seq": start + i + 1} for i in range(min(limit + 1, model.n_labels - start))]
+    named = [{**row, "number": row["label"], "label": model.label_name(row["label"])} for row in rows]
+    return ClassPage(classes=named, next_page_token=page_token_after(left, limit))
 
 
 @router.post("/{job_id}/stop")
@@ -153,6 +175,24 @@ def _spec(rooms: Rooms, asked: JobRequest, dataset: str) -> dict[str, Any]:
     """The training that a request means, checked as a whole. Raises ParameterError."""
     fields = {"solver": asked.solver, "params": asked.params, "workers": asked.workers, "ks": list(asked.ks), "name": asked.model}
     return rooms.check_spec({"dataset": dataset, "pool": asked.pool or rooms.settings.pool, **fields})
+
+
+def _timeline(rooms: Rooms, job: Job) -> pa.Table:
+    """The timeline of a job: of its model, which outlives the run; else of the run. Raises NotFound while there is none."""
+    if job.result:
+        with suppress(NotFound):  # the version was deleted: the run may still be there
+            return read_timeline(_model(rooms, job))
+    try:
+        return read_timeline(rooms.home.run(job.id))
+    except NotFound:
+        raise NotFound(f"job {job.id} has no timeline (yet)") from None
+
+
+def _model(rooms: Rooms, job: Job) -> Path:
+    """The directory of the version that a job published. Raises NotFound before, and when it was deleted."""
+    if not job.result:
+        raise NotFound(f"job {job.id} has published no model; it is {job.status}")
+    return rooms.registry.resolve(f"{job.result['model']}:{job.result['version']}")
 
 
 def _tail(path: Path, lines: int) -> str:
