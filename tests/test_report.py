@@ -63,7 +63,7 @@ def test_each_class_has_its_seconds_worker_and_certificate(trained: TrainResult,
     assert all(table.column("certified").to_pylist())
     np.testing.assert_array_less(table.column("support").to_numpy() - 1, table.column("active").to_numpy())
     seconds, worker = table.column("seconds").to_numpy(), np.array(table.column("worker").to_pylist())
-    assert ((seconds > 0) == (tiny.label_counts > 0)).all()
+    assert (seconds[tiny.label_counts > 0] > 0).all()
     for name, busy in zip(*(timeline.column(c).to_pylist() for c in ("worker", "seconds")), strict=True):
         assert name in set(worker)
         assert busy > 0
