@@ -139,6 +139,17 @@ def test_a_spec_for_ray_gets_the_clusters_address_unless_it_names_one(store, hom
     assert addresses == ["cluster:1", "own:1", None]
 
 
+def test_a_partial_model_is_published_and_the_result_says_so(store, home, job):
+    lacks = {"done": 1, "missing": 1, "max_seconds": 9.0, "positives_share": 0.7, "most_rows_missing": 3}
+
+    def in_time(spec, **given):
+        result = good(spec, **given)
+        return result._replace(report={**result.report, "partial": lacks})
+
+    assert run_attempt(store, home, job.id, 1, training=in_time, **QUICK) == SUCCEEDED
+    assert store.get(job.id).result["partial"] == lacks
+
+
 def test_two_jobs_of_one_name_are_two_versions(store, home, registry):
     for _ in range(2):
         store.submit(SPEC, name="pydocs")

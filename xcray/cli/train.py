@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +58,10 @@ def train(
         Path | None, typer.Option(help="Where finished classes are kept; the same one again resumes. [default: OUT.run]")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name. [default: that of the directory]")] = None,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Begin no class after so long; publish what is done, most frequent labels first."),
+    ] = None,
     memory_limit: Annotated[str | None, typer.Option(help="Refuse to take more memory than this, say 4GiB.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Show what memory, disk and time it would take, and end.")] = False,
     parameters: Annotated[bool, typer.Option("--parameters", help="Show the solver's parameters and end.")] = False,
@@ -79,15 +84,19 @@ def train(
             "workers": workers,
             "ray_address": ray_address,
             "memory_limit": memory_limit,
+            "max_seconds": max_seconds,
             **named,
         }
     )
     if estimate:
         show_estimate(spec, out, run_dir or out.with_name(f"{out.name}.run"), json)
-    result = run(spec, out, run_dir or out.with_name(f"{out.name}.run"), quiet=json)
-    if run_dir is None:
-        shutil.rmtree(out.with_name(f"{out.name}.run"), ignore_errors=True)  # ours, and of no use once the model is there
+    kept = run_dir or out.with_name(f"{out.name}.run")
+    result = run(spec, out, kept, quiet=json)
+    if run_dir is None and "partial" not in result.report:
+        shutil.rmtree(kept, ignore_errors=True)  # ours, and of no use once the whole model is there
     report(result, json)
+    if "partial" in result.report and not json:
+        output.note(f"to complete it: the same command with --run-dir {kept}, more time and another --out")
 
 
 def run(spec: Any, out: Path, run_dir: Path, quiet: bool) -> TrainResult:
@@ -114,7 +123,15 @@ def report(result: TrainResult, as_json: bool) -> None:
         return
     show_measures(result.measures)
     took = duration(sum(result.report["seconds"].values()))
+    if "partial" in result.report:
+        output.say(partial_line(result.report["partial"]))
     output.say(f"model {result.model_path} in {took}, sha256 {result.sha256[:16]}")
+
+
+def partial_line(partial: Mapping[str, Any]) -> str:
+    """What a model lacks whose time was up, in a line."""
+    done, missing, share = partial["done"], partial["missing"], partial["positives_share"]
+    return f"PARTIAL: {done:,} of {done + missing:,} labels are trained, which have {100 * share:.1f} % of all positives"
 
 
 def show_measures(measures: dict[str, float]) -> None:

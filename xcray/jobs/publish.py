@@ -87,8 +87,9 @@ class PublishDesk:
         return None
 
     def _result(self, outcome: Outcome, version: int) -> dict[str, Any]:
-        """What the job's record says."""
-        return {"model": self._name, "version": version, **outcome._asdict()}
+        """What the job's record says; of a model whose training ran out of time, what is missing."""
+        partial = {name: outcome.report[name] for name in ("partial",) if name in outcome.report}
+        return {"model": self._name, "version": version, **partial, **outcome._asdict()}
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
