@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.test_ppdsparse import problem
-from xcray.errors import ShapeMismatch, Stopped, Unavailable
+from xcray.errors import ParameterError, ShapeMismatch, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
-from xcray.execution.pool import Result, StopFlag
+from xcray.execution.pool import GaveUp, Result, StopFlag
 from xcray.kernels.sparse import transpose, transpose_pattern
-from xcray.schedule.messages import Joined, Lost
+from xcray.schedule.messages import Joined, Left, Lost, Task
 from xcray.schedule.scatter import Scatter
 from xcray.solvers.block import merge
 from xcray.solvers.ppdsparse import PPDSparseSolver
@@ -149,3 +149,214 @@ def test_nothing_to_solve_starts_nothing():
     solver, local, _ = setting()
     pool = SerialPool(solver, local)
     drive(Scatter([], []), pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
+
+
+LONG = {"k": 2, "eps": 1e-300, "C": 1e9, "tau": 1e-6, "max_sweeps": 2**31 - 1}  # classes that would take minutes
+
+
+def wait_for(pool, kind, seconds=20.0):
+    """Reports until one of `kind` is among them."""
+    reports, ends = [], time.monotonic() + seconds
+    while not any(isinstance(report, kind) for report in reports):
+        assert time.monotonic() < ends, f"no {kind.__name__} in {reports}"
+        reports += pool.wait(0.1)
+    return reports
+
+
+@pytest.mark.parametrize("name", ["one thread", "three threads"])
+def test_a_task_called_off_ends_and_its_worker_goes_on(name, monkeypatch):
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    solver, local, _ = setting(**LONG)
+    pool = POOLS[name](solver, local)
+    pool.open()
+    try:
+        (worker,) = {report.worker for report in wait_for(pool, Joined)[:1]}
+        for number in range(3):
+            pool.submit(worker, Task(number, (number % 2,), 1.0))
+        pool.cancel(worker, 1)  # not begun
+        pool.cancel(worker, 0)  # under way, or about to be
+        first = [report for report in wait_for(pool, GaveUp) if isinstance(report, GaveUp)]
+        while len(first) < 2:
+            first += [report for report in wait_for(pool, GaveUp) if isinstance(report, GaveUp)]
+        assert [report.task.id for report in first] == [0, 1]
+        assert first[1].seconds < 5.0
+        pool.cancel(worker, 2)
+        assert [r.task.id for r in wait_for(pool, GaveUp) if isinstance(r, GaveUp)] == [2]
+    finally:
+        pool.close()
+
+
+def test_threads_join_and_leave_while_the_pool_runs():
+    solver, local, schedule = setting(k=48)
+    pool, results, seen = ThreadPool(solver, local, 1), [], []
+
+    def commit(result: Result) -> None:
+        results.append(result)
+        seen.append(len({t.name for t in threading.enumerate() if t.name.startswith("xcray-thread")}))
+        if len(results) == 2:
+            pool.resize(3)
+        if len(results) == 8:
+            pool.resize(1)
+
+    drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    assert sorted(label for r in results for label in r.task.labels) == list(range(48))
+    assert max(seen) == 3
+    assert (
+        merge([r.block for r in results], 48, 80).digest() == solver.solve(local.sibling(), np.arange(48, dtype=np.int32)).digest()
+    )
+    with pytest.raises(ParameterError, match="at least 1 worker"):
+        pool.resize(0)
+
+
+def test_a_thread_that_leaves_gives_back_what_it_has_not_begun(monkeypatch):
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    begun, solve = threading.Event(), PPDSparseSolver.solve
+
+    def solve_and_tell(*args):
+        if threading.current_thread().name == "xcray-thread-1":
+            begun.set()
+        return solve(*args)
+
+    monkeypatch.setattr(PPDSparseSolver, "solve", solve_and_tell)
+    solver, local, _ = setting(**LONG)
+    pool = ThreadPool(solver, local, 2)
+    pool.open()
+    try:
+        joined = wait_for(pool, Joined)
+        while len(joined) < 2:
+            joined += pool.wait(0.1)
+        pool.submit("thread-1", Task(0, (0,), 1.0))
+        pool.submit("thread-1", Task(1, (1,), 1.0))
+        assert begun.wait(20.0)
+        pool.resize(1)
+        pool.cancel("thread-1", 0)
+        reports = wait_for(pool, Left)
+        assert [type(report) for report in reports] == [GaveUp, Left]  # task 1 was never begun: the schedule takes it back
+        pool.submit("thread-1", Task(2, (1,), 1.0))  # to one that has left: nothing happens
+        pool.resize(2)
+        assert wait_for(pool, Joined) == [Joined("thread-2")]  # a new name
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_when_the_time_is_up_what_runs_is_stopped_and_what_is_done_is_kept(name, monkeypatch):
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    monkeypatch.setattr("xcray.execution.drive.GRACE", 0.2)
+    solver, local, _ = setting(**LONG)
+    spans, results = [], []
+    drive(
+        Scatter([0, 1], [1.0, 1.0]),
+        POOLS[name](solver, local),
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+        seconds=0.3,
+        record=spans.append,
+    )  # returns, though the classes would take minutes
+    assert results == []
+    assert spans
+    assert {span.outcome for span in spans} == {"stopped"}
+
+
+def test_with_time_enough_a_limit_changes_nothing():
+    solver, local, schedule = setting()
+    results, spans = [], []
+    drive(
+        schedule,
+        ThreadPool(solver, local, 2),
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+        seconds=1e3,
+        record=spans.append,
+    )
+    assert sorted(label for r in results for label in r.task.labels) == list(range(24))
+    assert [span.outcome for span in spans if span.outcome == "done"] == ["done"] * len(results)
+
+
+def test_no_time_at_all_begins_nothing():
+    solver, local, schedule = setting()
+    results = []
+    drive(schedule, SerialPool(solver, local), commit=results.append, stop=StopFlag(), tick=lambda: None, seconds=0.0)
+    assert results == []
+
+
+class Sluggish(ThreadPool):
+    """Two threads; what `thread-1` solves is held back until all else is done and a copy was made."""
+
+    def __init__(self, solver, local):
+        super().__init__(solver, local, 2)
+        self.held, self.cancelled, self.copied = [], [], False
+
+    def submit(self, worker, task):
+        """Look for copies."""
+        self.copied |= task.attempt > 1
+        super().submit(worker, task)
+
+    def cancel(self, worker, task_id):
+        """Too late: the result is there."""
+        self.cancelled.append((worker, task_id))
+
+    def wait(self, seconds):
+        """As the threads, but for the results of one."""
+        out = []
+        for report in super().wait(seconds):
+            (self.held if isinstance(report, Result) and report.worker == "thread-1" and self.held == [] else out).append(report)
+        if self.cancelled and self.held:
+            out += self.held
+            self.held = [None]  # no more of this
+        return out
+
+
+def test_a_late_batch_is_copied_its_result_committed_once_and_its_double_recorded():
+    solver, local, schedule = setting()
+    pool, results, spans = Sluggish(solver, local), [], []
+    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None, record=spans.append)
+    assert pool.copied
+    assert sorted(label for r in results for label in r.task.labels) == list(range(24))
+    done = [(s.task.id, s.worker) for s in spans if s.outcome == "done"]
+    assert len(done) == len(results) == len({task for task, _ in done})
+    twice = [s for s in spans if s.outcome in ("duplicate", "stopped")]
+    assert {s.worker for s in twice} == {"thread-1"}
+    assert (
+        merge([r.block for r in results], 24, 80).digest() == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+    )
+
+
+def test_a_lost_workers_batch_is_recorded_as_lost_work():
+    solver, local, schedule = setting()
+    spans = []
+    drive(schedule, FragilePool(solver, local), commit=lambda _: None, stop=StopFlag(), tick=lambda: None, record=spans.append)
+    assert {"done", "lost"} <= {span.outcome for span in spans}
+    assert all(span.seconds >= 0.0 for span in spans)
+
+
+def test_a_report_that_voids_an_earlier_command_is_heard_before_it_is_carried_out():
+    """One wait tells of a's result, which gives b work, and of b's end: nothing may be submitted to b."""
+
+    class Both(SerialPool):
+        def __init__(self, solver, local):
+            super().__init__(solver, local)
+            self.alive, self.turn = {"serial", "b"}, 0
+
+        def submit(self, worker, task):
+            assert worker in self.alive
+            super().submit(worker, task)
+
+        def wait(self, seconds):
+            self.turn += 1
+            if self.turn == 2:
+                return [Joined("b")]
+            reports = super().wait(seconds)
+            if self.turn == 4:
+                self.alive.remove("b")
+                for item in [item for item in self._tasks if item[0] == "b"]:
+                    self._tasks.remove(item)
+                reports = [*reports, Lost("b")]
+            return reports
+
+    solver, local, schedule = setting()
+    labels = []
+    drive(schedule, Both(solver, local), commit=lambda r: labels.extend(r.task.labels), stop=StopFlag(), tick=lambda: None)
+    assert sorted(labels) == list(range(24))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,7 @@ import ray as ray_module
 
 from xcray.errors import ParameterError, Stopped
 from xcray.execution.drive import drive
-from xcray.execution.pool import Result, StopFlag
+from xcray.execution.pool import GaveUp, Result, StopFlag
 from xcray.schedule.messages import Task
 from xcray.schedule.scatter import Scatter
 from xcray.solvers.block import merge
@@ -130,3 +131,58 @@ def test_what_a_worker_raises_is_raised_here(tiny):
     schedule = Scatter([10**6], [1.0])  # no such label
     with pytest.raises(ParameterError, match="label 1000000"):
         drive(schedule, pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
+
+
+def test_a_batch_called_off_ends_and_its_actor_goes_on(tiny):
+    _, pool, _ = pool_and_schedule(tiny, workers=1, eps=1e-300, C=1e9, tau=1e-6, max_sweeps=2**31 - 1)
+    reports = []
+    pool.open()
+    try:
+        while not reports:
+            reports = pool.wait(0.5)
+        for task_id in range(2):
+            pool.submit(reports[0].worker, Task(task_id, (0,), 1.0))
+        pool.cancel(reports[0].worker, 1)
+        pool.cancel(reports[0].worker, 0)
+        given_up = []
+        while len(given_up) < 2:
+            given_up += pool.wait(0.5)
+        pool.submit(reports[0].worker, Task(2, (1,), 1.0))
+        pool.cancel(reports[0].worker, 2)
+        while len(given_up) < 3:
+            given_up += pool.wait(0.5)
+    finally:
+        pool.close()
+    assert [(type(r), r.task.id) for r in given_up] == [(GaveUp, 0), (GaveUp, 1), (GaveUp, 2)]
+    assert given_up[0].worker == given_up[2].worker == "worker-0"
+
+
+def test_workers_join_when_the_cluster_has_room_and_leave_when_told(tiny):
+    """One CPU of two is taken: one worker of two begins; the other joins when the CPU is given back."""
+
+    class Squatter:
+        """Holds a CPU."""
+
+        def there(self) -> bool:
+            """Say that it does."""
+            return True
+
+    solver, pool, schedule = pool_and_schedule(tiny, workers=2)
+    taken = ray_module.remote(num_cpus=1)(Squatter).remote()
+    ray_module.get(taken.there.remote())
+    results, workers = [], []
+
+    def commit(result: Result) -> None:
+        results.append(result)
+        workers.append(result.worker)
+        if len(results) == 1:
+            ray_module.kill(taken)
+        if len(set(workers)) == 1:
+            time.sleep(0.2)  # the job must outlast the start of an actor
+        elif len(pool._actors) == 2:
+            pool.resize(1)
+
+    drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    assert workers[0] == "worker-0"
+    assert set(workers) == {"worker-0", "worker-1"}
+    assert merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest() == whole(solver, tiny).digest()

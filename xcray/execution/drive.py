@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from threading import Timer
@@ -44,10 +45,12 @@ def drive(
         pool.open()
         loop.finished = schedule.total_labels == 0
         while not loop.finished:
-            loop.hear(pool.wait(PATIENCE), overdue=ends is not None and time.monotonic() > ends + GRACE)
+            reports = pool.wait(PATIENCE)
             if stop.is_set():
                 raise Stopped("stopped on request; finished batches are kept, the next run does the rest")
-            loop.obey(schedule.on(Drain() if ends is not None and time.monotonic() > ends else Tick(), pool.now()))
+            late = -math.inf if ends is None else time.monotonic() - ends
+            loop.obey(schedule.on(Drain() if late >= 0.0 else Tick(), pool.now()))
+            loop.hear(reports, overdue=late > GRACE)
             tick()
     finally:
         bell.cancel()
