@@ -340,6 +340,9 @@ def test_fifty_at_once_with_one_key_are_one_job(service: Service) -> None:
         ({"workers": -1}, 422, "RANGE"),
         ({"workers": 10**9}, 422, "RANGE"),
         ({"ks": []}, 422, "LENGTH"),
+        ({"max_seconds": 0}, 422, "RANGE"),
+        ({"max_seconds": 1e12}, 422, "RANGE"),
+        ({"max_seconds": "60"}, 422, "TYPE"),
         ({"ks": [0]}, 422, "RANGE"),
         ({"ray_address": "10.0.0.1:6379"}, 422, "UNKNOWN_FIELD"),
         ({"priority": True}, 422, "TYPE"),
@@ -366,6 +369,13 @@ def test_lists_have_pages_and_filters(service: Service) -> None:
     assert [job["id"] for job in service.http.get("/v1/jobs?status=STOPPED").json()["jobs"]] == made[:1]
     for query in ("limit=0", "limit=1001", "limit=x", "status=DONE", "page_token=zzz", "page_token=" + "a" * 300):
         assert service.http.get(f"/v1/jobs?{query}").status_code == 422
+
+
+def test_a_job_may_be_given_its_time(service: Service) -> None:
+    assert submitted(service, max_seconds=60)["spec"]["max_seconds"] == 60.0
+    assert submitted(service)["spec"]["max_seconds"] is None
+    described = service.http.get("/openapi.json").json()["components"]["schemas"]["JobRequest"]["properties"]["max_seconds"]
+    assert "partial" in described["description"]
 
 
 def test_stop_resume_delete(service: Service) -> None:

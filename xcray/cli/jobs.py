@@ -12,7 +12,7 @@ from xcray.cli import output
 from xcray.cli.progress import Reporter, line_of, reporter, step_of
 from xcray.cli.report import Picture, told
 from xcray.cli.server import ServerChoice, client_of
-from xcray.cli.train import Parameters, show_measures
+from xcray.cli.train import Parameters, partial_line, show_measures
 
 if TYPE_CHECKING:
     from xcray.client import Client
@@ -30,6 +30,10 @@ def submit(
     param: Parameters = None,
     pool: Annotated[str | None, typer.Option(help="serial, threads or ray. [default: the server's]")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Begin no class after so long; publish what is done, most frequent labels first."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="A readable name. [default: the model's]")] = None,
     priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same one again gives the same job.")] = None,
@@ -39,7 +43,8 @@ def submit(
 ) -> None:
     """Queue a training."""
     spec: dict[str, Any] = {"dataset": dataset, "model": model, "solver": solver, "params": read(solver, param), "workers": workers}
-    spec |= {name: value for name, value in {"pool": pool, "name": name, "priority": priority or None}.items() if value is not None}
+    more = {"pool": pool, "name": name, "priority": priority or None, "max_seconds": max_seconds}
+    spec |= {name: value for name, value in more.items() if value is not None}
     with client_of(server) as client:
         job = client.jobs.submit(**spec, idempotency_key=key)
         if watch:
@@ -131,6 +136,8 @@ def show(job: Mapping[str, Any]) -> None:
     output.pairs({name: value for name, value in lines.items() if value is not None})
     if result.get("model"):
         output.pairs({"model": f"{result['model']}:{result.get('version', '')}".rstrip(":")})
+    if result.get("partial"):
+        output.say(partial_line(result["partial"]))
     if result.get("measures"):
         show_measures(result["measures"])
 

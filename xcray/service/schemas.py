@@ -11,6 +11,7 @@ from xcray.files import NAME, check_name
 INDEX_LIMIT = 2**31 - 2
 FLOAT32_MAX = 3.4028234663852886e38
 TEXT_LIMIT = 1_000_000  # characters
+MOST_SECONDS = 366 * 86400.0
 
 Name = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"pattern": f"^{NAME.pattern}$"}, examples=["pydocs"])]
 Index = Annotated[int, Field(ge=0, le=INDEX_LIMIT)]
@@ -62,6 +63,12 @@ class JobRequest(Strict):
     params: dict[str, Any] = Field(default_factory=dict)
     pool: Literal["serial", "threads", "ray"] | None = Field(None, description="Where classes are solved; else the server chooses.")
     workers: int = Field(0, ge=0, le=100_000, description="Workers of the pool; 0 takes all cores.")
+    max_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=MOST_SECONDS,
+        description="Begin no label after so long, the most frequent first; the model is published as partial. None: train all.",
+    )
     ks: list[Annotated[int, Field(ge=1, le=100)]] = Field([1, 3, 5], min_length=1, max_length=10, description="k of P@k.")
     priority: int = Field(0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission.")
 
@@ -127,7 +134,10 @@ class DatasetPage(View):
 
 
 class JobView(View):
-    """A job. Times are UTC. `result` is there when it SUCCEEDED; `reason` and `message` say why it FAILED."""
+    """A job. Times are UTC. `result` is there when it SUCCEEDED; `reason` and `message` say why it FAILED.
+
+    `result` has `partial` when time was up (max_seconds): labels `done` and `missing`, and `positives_share` of those done.
+    """
 
     id: str
     name: str

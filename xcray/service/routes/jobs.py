@@ -174,7 +174,8 @@ def view(job: Job) -> JobView:
 def _spec(rooms: Rooms, asked: JobRequest, dataset: str) -> dict[str, Any]:
     """The training that a request means, checked as a whole. Raises ParameterError."""
     fields = {"solver": asked.solver, "params": asked.params, "workers": asked.workers, "ks": list(asked.ks), "name": asked.model}
-    return rooms.check_spec({"dataset": dataset, "pool": asked.pool or rooms.settings.pool, **fields})
+    timed = {} if asked.max_seconds is None else {"max_seconds": asked.max_seconds}
+    return rooms.check_spec({"dataset": dataset, "pool": asked.pool or rooms.settings.pool, **fields, **timed})
 
 
 def _timeline(rooms: Rooms, job: Job) -> pa.Table:
