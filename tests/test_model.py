@@ -367,6 +367,15 @@ def test_one_changed_weight_is_a_changed_label(tmp_path: Path, data: list[float]
     assert diff(a, moved).changed == ("csv",)
 
 
+def test_the_card_tells_the_certificates(tmp_path: Path) -> None:
+    report = {"classes": 1200, "classes_certified": 1199, "largest_gap": 0.01234}
+    write_model(tmp_path / "m", **parts(report=report, params={"eps": 0.01}))
+    card = (tmp_path / "m" / "card.md").read_text()
+    assert "| classes certified by their duality gap | 1,199 of 1,200 |\n| largest gap | 0.012 of" in card
+    write_model(tmp_path / "bare", **parts(params={"eps": 0.01}))
+    assert "certified" not in (tmp_path / "bare" / "card.md").read_text()
+
+
 def test_the_card_of_a_partial_model_says_so(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", **parts(missing=2))
     assert model.manifest["partial"] == {"missing": 2}

@@ -97,7 +97,9 @@ def test_certificates_of_records() -> None:
         [(3, 2, 0.01, 1.0), (3, 2, 0.011, 1.0), (0, 0, 0.0, 0.0), (2, -1, 0.0, 0.0)],
         [("positives", "i4"), ("rounds", "i4"), ("gap", "f8"), ("null", "f8")],
     )
-    assert certified(records, 0.01).tolist() == [True, False, True, False]
+    assert certified(records, 0.01).tolist() == [True, False, True, False]  # the last one was not solved
+    joint = np.array([(1, 1), (2, 0)], [("positives", "i4"), ("certified", "u1")])
+    assert certified(joint, 0.01).tolist() == [True, False]
 
 
 def test_parts_by_frequency_add_up_to_the_measures(trained: TrainResult, tiny: Dataset) -> None:

@@ -22,7 +22,7 @@ labels with the highest scores are the answer. The search is exact; equal scores
 | labels x features | {n_labels:,} x {n_features:,} |
 | weights that are not zero | {nnz:,} ({per_label:.1f} a label) |
 | random seed | {seed} |
-| content | `{sha256}` |
+{certificates}| content | `{sha256}` |
 
 ## Measures
 
@@ -62,10 +62,21 @@ def card(manifest: Mapping[str, Any]) -> str:
         example='["some text"]' if manifest["text"] else "X",
         measures=_table("measure", {name: _percent(value) for name, value in manifest["measures"].items()}, "not measured"),
         params=_table("parameter", manifest["params"], "none"),
+        certificates=_certificates(manifest["report"], manifest["params"].get("eps")),
         partial=_partial(manifest.get("partial"), n_labels),
         history=_history(manifest.get("provenance", ())),
         **{name: manifest[name] for name in ("solver", "created", "dataset_hash", "nnz", "seed", "sha256")},
     )
+
+
+def _certificates(report: Mapping[str, Any], eps: Any) -> str:
+    """Rows that say how many classes are proven to be near their optimum, and how near; nothing where that is not recorded."""
+    if "classes_certified" not in report or not isinstance(eps, float):
+        return ""
+    rows = {"classes certified by their duality gap": f"{report['classes_certified']:,} of {report['classes']:,}"}
+    if isinstance(report.get("largest_gap"), float):
+        rows["largest gap"] = f"{report['largest_gap']:.2g} of the objective of predicting nothing; {eps:g} was asked for"
+    return "".join(f"| {name} | {value} |\n" for name, value in rows.items())
 
 
 def _partial(partial: Mapping[str, Any] | None, n_labels: int) -> str:

@@ -12,6 +12,7 @@ from xcray import plots
 from xcray.errors import InputError
 from xcray.files import write_bytes, write_json
 from xcray.model.model import Model
+from xcray.solvers import SOLVERS
 from xcray.train.timeline import document, note_of
 
 MOST = 10  # classes that the report names
@@ -205,7 +206,9 @@ def _certificates(model: Model, report: Mapping[str, Any], path: Path) -> str | 
     """Draw how classes ended; why not, else."""
     columns = _columns(model)
     if "relative_gap" not in columns or "rounds" not in columns:
-        return f"solver {report['solver']} records no gaps"
+        return f"solver {report['solver']} records no gaps by class"
+    if report["solver"] in SOLVERS and SOLVERS[report["solver"]].joint:
+        return f"solver {report['solver']} certifies all classes as one problem"
     eps, kept = report["params"].get("eps"), report["training"]
     note = f"{kept['classes_certified']:,} of {kept['classes']:,} classes certified" if "classes_certified" in kept else ""
     rounds = columns["rounds"]

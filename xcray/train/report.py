@@ -21,15 +21,20 @@ COLUMNS: Final = (  # of the class table, those that the solver has
 
 
 def figures(block: Block, eps: float) -> dict[str, Any]:
-    """How the classes came out: counts, the largest gap relative to the null objective, weights; JSON."""
+    """How the classes came out: counts, the largest gap relative to the null objective, weights; JSON.
+
+    A solver whose records say themselves what is certified has one problem for all classes: its gap is of the whole.
+    """
     records = block.records
-    gaps = records["gap"] / np.maximum(records["null"], 1e-300)
     empty = records["positives"] == 0
+    gap, null = records["gap"][~empty], records["null"][~empty]
+    if "certified" in (records.dtype.names or ()):
+        gap, null = gap.sum(keepdims=True), null.sum(keepdims=True)
     return {
         "classes": len(block.labels),
         "classes_without_positives": int(empty.sum()),
         "classes_certified": int(certified(records, eps).sum()),
-        "largest_gap": float(gaps[~empty].max()) if (~empty).any() else 0.0,
+        "largest_gap": float((gap / np.maximum(null, 1e-300)).max(initial=0.0)),
         "weights": block.W.nnz,
         "weights_pruned": int(records["pruned"].sum()),
         "support_vectors": int(records["support"].sum()),
@@ -49,7 +54,7 @@ def class_table(block: Block, eps: float | None = None, timeline: pa.Table | Non
     columns |= {name: np.ascontiguousarray(records[name]) for name in COLUMNS if name in names - set(columns)}
     if "n_active" in names:
         columns["active"] = np.ascontiguousarray(records["n_active"])
-    if eps is not None and {"gap", "null"} <= names:
+    if eps is not None and {"gap", "null", "positives"} <= names:
         columns["certified"] = certified(records, eps)
     seconds, worker = class_costs(timeline, block.labels, columns.get("work", np.ones(len(block.labels))))
     columns |= {"seconds": pa.array(seconds, from_pandas=True), "worker": pa.array(worker, pa.string())}
@@ -57,9 +62,15 @@ def class_table(block: Block, eps: float | None = None, timeline: pa.Table | Non
 
 
 def certified(records: Any, eps: float) -> Any:
-    """(n,) bool: which classes ended with a gap of at most `eps` times their null objective, or had nothing to solve."""
-    solved = records["rounds"] >= 0 if "rounds" in records.dtype.names else np.ones(len(records), bool)
-    return solved & ((records["gap"] <= eps * records["null"]) | (records["positives"] == 0))
+    """(n,) bool: which classes ended with a gap of at most `eps` times their null objective, or had nothing to solve.
+
+    What the records themselves say counts first; a class with rounds = -1 was not solved (but may have had nothing to solve).
+    """
+    names = records.dtype.names or ()
+    if "certified" in names:
+        return records["certified"] != 0
+    solved = records["rounds"] >= 0 if "rounds" in names else np.ones(len(records), bool)
+    return (solved & (records["gap"] <= eps * records["null"])) | (records["positives"] == 0)
 
 
 def by_frequency(top: TopK, dataset: Dataset, ks: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
