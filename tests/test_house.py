@@ -6,6 +6,8 @@ Each law is a function from a parsed file to a list of offences, so that the las
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -275,6 +277,25 @@ def circle(graph: dict[str, list[str]]) -> list[str]:
         return []
 
     return next((found for name in graph if (found := walk(name, []))), [])
+
+
+def kernel_imports(tree: ast.Module) -> set[str]:
+    """The kernel files that a kernel file takes functions from, by name."""
+    return {f.module.split(".")[-1] for f in xcray_imports(tree) if f.module.startswith("xcray.kernels.")}
+
+
+def built_on(tree: ast.Module) -> dict[str, str]:
+    """What a kernel file says those files hold: name -> first eight digits of their SHA-256."""
+    told = (s.value for s in tree.body if isinstance(s, ast.Assign) and [dotted(t) for t in s.targets] == ["BUILT_ON"])
+    return {name: digits for value in told for name, digits in ast.literal_eval(value).items()}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "kernels").glob("*.py")), ids=lambda path: path.stem)
+def test_kernels_know_what_they_are_built_on(path: Path) -> None:
+    """Numba's disk cache sees changes of one file only. So a file names the content of those it calls, and changes with them."""
+    tree = parse(path)
+    found = {name: hashlib.sha256((PACKAGE / f"kernels/{name}.py").read_bytes()).hexdigest()[:8] for name in kernel_imports(tree)}
+    assert built_on(tree) == found, f"{path.name} must hold: BUILT_ON = {json.dumps(dict(sorted(found.items())))}"
 
 
 @pytest.mark.parametrize("law", sorted(PACKAGE_LAWS))

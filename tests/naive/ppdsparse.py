@@ -1,4 +1,7 @@
-"""The PPDSparse problem, solved slowly and obviously: dense arrays, L-BFGS-B on a smooth split of w."""
+"""The PPDSparse problem, solved slowly and obviously: dense arrays, L-BFGS-B on a smooth split of w.
+
+C is a number, or an array of one for each sample.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,30 @@ import numpy as np
 from scipy.optimize import minimize
 
 
-def loss(z: np.ndarray, C: float, kind: str) -> float:
+def loss(z: np.ndarray, C: float | np.ndarray, kind: str) -> float:
     """Sum of the losses of margins violated by z."""
     z = np.maximum(z, 0.0)
-    return float(C * (z**2).sum() if kind == "squared_hinge" else C * z.sum())
+    return float((C * z**2).sum() if kind == "squared_hinge" else (C * z).sum())
 
 
 def primal(
-    w: np.ndarray, b: float, X: np.ndarray, y: np.ndarray, lam: float, tau: float, C: float, kind: str = "squared_hinge"
+    w: np.ndarray,
+    b: float,
+    X: np.ndarray,
+    y: np.ndarray,
+    lam: float,
+    tau: float,
+    C: float | np.ndarray,
+    kind: str = "squared_hinge",
 ) -> float:
     """lam |w|_1 + tau/2 (|w|^2 + b^2) + C sum of losses."""
     z = 1.0 - y * (X @ w + b)
     return float(lam * np.abs(w).sum() + 0.5 * tau * (w @ w + b * b) + loss(z, C, kind))
 
 
-def solve_squared_hinge(X: np.ndarray, y: np.ndarray, lam: float, tau: float, C: float) -> tuple[np.ndarray, float, float]:
+def solve_squared_hinge(
+    X: np.ndarray, y: np.ndarray, lam: float, tau: float, C: float | np.ndarray
+) -> tuple[np.ndarray, float, float]:
     """(w, b, objective): w = p - m with p, m >= 0 makes the l1 norm linear, and the problem smooth in a box."""
     n, d = X.shape
 
@@ -29,7 +41,7 @@ def solve_squared_hinge(X: np.ndarray, y: np.ndarray, lam: float, tau: float, C:
         z = np.maximum(1.0 - y * (X @ w + b), 0.0)
         slope = -2.0 * C * (y * z)
         g = tau * w + X.T @ slope
-        value = lam * u[: 2 * d].sum() + 0.5 * tau * (w @ w + b * b) + C * (z @ z)
+        value = lam * u[: 2 * d].sum() + 0.5 * tau * (w @ w + b * b) + (C * z * z).sum()
         return value, np.concatenate([lam + g, lam - g, [tau * b + slope.sum()]])
 
     bounds = [(0.0, None)] * (2 * d) + [(None, None)]
@@ -45,7 +57,7 @@ def solve_squared_hinge(X: np.ndarray, y: np.ndarray, lam: float, tau: float, C:
     return w, b, primal(w, b, X, y, lam, tau, C)
 
 
-def null_objective(y: np.ndarray, tau: float, C: float, kind: str = "squared_hinge") -> float:
+def null_objective(y: np.ndarray, tau: float, C: float | np.ndarray, kind: str = "squared_hinge") -> float:
     """min over b of the primal at w = 0, by a fine grid and a parabola's worth of care."""
     grid = np.linspace(-1.0, 1.0, 20_001)
     return min(0.5 * tau * b * b + loss(1.0 - y * b, C, kind) for b in grid)

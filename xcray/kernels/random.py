@@ -30,3 +30,13 @@ def stream(seed: int, number: int) -> np.uint64:
 def below(counter: np.uint64, bound: int) -> np.int64:
     """A number in 0 .. bound - 1 (int64) from a uint64 counter; the bias is below bound / 2^64."""
     return np.int64(mix(counter) % np.uint64(bound))
+
+
+@numba.njit(nogil=True, cache=True)
+def shuffle(items: np.ndarray, counter: np.uint64) -> np.uint64:
+    """Shuffle (n,) items in place, by Fisher and Yates; returns the counter after the n - 1 numbers drawn."""
+    for a in range(len(items) - 1, 0, -1):
+        counter += GAMMA
+        r = below(counter, a + 1)
+        items[a], items[r] = items[r], items[a]
+    return counter

@@ -61,13 +61,14 @@ def _shifted(ends: Int64) -> Int64:
 
 
 @numba.njit(nogil=True, cache=True)
-def _row_norms_sq(indptr: Int64, data: Float32) -> Float64:
-    """Sum of squares of each row, in float64."""
+def _row_norms_sq(indptr: Int64, indices: Int32, data: Float32, weights: Float32) -> Float64:
+    """Sum of squares of each row, in float64; each times the weight of its column where there are weights."""
     norms = np.zeros(len(indptr) - 1, np.float64)
     for i in range(len(norms)):
         total = 0.0
         for p in range(indptr[i], indptr[i + 1]):
-            total += np.float64(data[p]) * np.float64(data[p])
+            square = np.float64(data[p]) * np.float64(data[p])
+            total += square * weights[indices[p]] if len(weights) > 0 else square
         norms[i] = total
     return norms
 
@@ -106,9 +107,13 @@ def transpose_pattern(Y: Pattern) -> Pattern:
     return pattern(*_transpose_pattern(Y.indptr, Y.indices, Y.n_cols), Y.n_rows)
 
 
-def row_norms_sq(X: CSR) -> Float64:
-    """Squared Euclidean norm of each row of X, summed in float64 in ascending column order: (n_rows,) float64."""
-    return frozen(_row_norms_sq(X.indptr, X.data), np.float64)
+def row_norms_sq(X: CSR, weights: Float32 | None = None) -> Float64:
+    """Squared Euclidean norm of each row of X, summed in float64 in ascending column order: (n_rows,) float64.
+
+    weights: (n_cols,) float32, what the square of each entry is multiplied by; None or empty for 1.
+    """
+    weights = frozen(np.empty(0) if weights is None else weights, np.float32)
+    return frozen(_row_norms_sq(X.indptr, X.indices, X.data, weights), np.float64)
 
 
 def row_largest(X: CSR) -> Float32:

@@ -14,12 +14,16 @@ UNTRAINED = np.dtype([("label", np.int32), ("positives", np.int32), ("rounds", n
 
 
 class Block(NamedTuple):
-    """Finished labels: ids (n,) int32, weights as n rows of a CSR (n x D, float32), bias (n,) float64, records (n,) structured."""
+    """Finished labels: ids (n,) int32, weights as n rows of a CSR (n x D, float32), bias (n,) float64, records (n,) structured.
+
+    duals: (n x N) the dual variables of each label's samples, where they were asked for: no part of what is kept or hashed.
+    """
 
     labels: Int32
     W: CSR
     bias: Float64
     records: np.ndarray
+    duals: CSR | None = None
 
     def digest(self) -> str:
         """SHA-256 over everything in the block."""

@@ -8,17 +8,35 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int32, Pattern, csr, frozen
+from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, csr, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels import ppdsparse as kernel
-from xcray.kernels.sparse import row_largest, row_norms_sq
+from xcray.kernels import pruning
+from xcray.kernels.hinge import HINGE, SQUARED_HINGE, Objective
+from xcray.kernels.sparse import row_norms_sq
+from xcray.metrics import inverse_propensities
 from xcray.solvers.block import Block
 from xcray.solvers.parameters import check_parameters, parameter
 
 SLICE = 30_000_000  # entries of X between two looks at the stop flag: about 50 ms, at most 200 ms where memory is slow
-LOSSES = {"squared_hinge": kernel.SQUARED_HINGE, "hinge": kernel.HINGE}
+LOSSES = {"squared_hinge": SQUARED_HINGE, "hinge": HINGE}
 CHUNK = 1 << 16  # rows looked at in one go when costs are counted
 FIRST_ROOM = 1 << 16  # weights a batch's output holds at first
+SINGLE = 1e-3  # from this eps on, scores in single precision do: their rounding is 1e-7 of a margin
+POSITIVES = ("equal", "balanced", "propensity")
+NONE = csr([0], [], [], 0)  # no dual variables to start from
+
+RECORD = np.dtype(
+    [
+        *(
+            (name, np.int32)
+            for name in ("label", "positives", "rounds", "sweeps", "n_active", "support", "violating", "nnz", "pruned")
+        ),
+        ("work", np.int64),
+        *((name, np.float64) for name in ("bias", "primal", "dual", "gap", "null", "loss", "loss_added")),
+    ],
+    align=True,
+)  # what is told of a class; primal to loss: before pruning, which raised the loss by loss_added
 
 
 @dataclass
@@ -34,7 +52,11 @@ class Local:
 
     def sibling(self) -> Local:
         """The same problem with scratch of its own, for another thread."""
-        return Local(self.problem, _scratch(self.problem))
+        return Local(self.problem, _scratch(self.problem, self.scratch.scores.dtype))
+
+    def renewed(self) -> None:
+        """Take clean scratch: an interrupted class left its marks."""
+        self.scratch = _scratch(self.problem, self.scratch.scores.dtype)
 
 
 @dataclass(frozen=True)
@@ -46,26 +68,31 @@ class PPDSparseSolver:
         min over (w, b)   lam |w|_1 + tau/2 (|w|^2 + b^2) + C sum_i max(0, 1 - y_i (w.x_i + b))^2
 
     (squared hinge, in LIBLINEAR's scaling of C: the paper's eq. 9 prints the plain hinge, its experiments use the
-    square; `loss="hinge"` is eq. 3.) The bias is regularised by l2 and free of l1.
+    square; `loss="hinge"` is eq. 3.) The bias is regularised by l2 and free of l1. A sample's loss may have a weight of its
+    own (`load`), and those of a label's positives a factor more: `positive_weight`, times N_neg / N_pos where `positives` is
+    "balanced", times the inverse propensity of the label where it is "propensity". lam = 0 with prune = 0.01 is DiSMEC, lam = 0
+    the plain l2 machine (`xcray.solvers` has them by name).
 
-    A class starts from its positives. Rounds follow: all samples are scored through the postings of the weights that
-    changed, in early rounds only of those that changed much; if the duality gap over all N samples looks above `eps`
-    times the null objective (w = 0, best bias), the worst violating negatives become active and the dual is solved on the
-    active set by randomised coordinate descent; if not, the scores are made exact, and with them the gap. What stays at
-    the worker: X by row and column, squared row norms, scratch (see `Local`).
+    A class starts from its positives. Rounds follow: all samples are scored through the postings of the weights whose
+    change is worth it; if the duality gap over all N samples is above `eps` times the null objective (w = 0, best bias),
+    the worst violating negatives become active and the dual is solved on the active set by randomised coordinate descent.
+    The gap is that of the scored weights, which are the ones handed over. What stays at the worker: X by row and column, sums
+    of their squares, scratch (see `Local`).
 
     Example:
         >>> PPDSparseSolver(lam=0.1).lam
         0.1
 
     Source: Yen, Huang, Dai, Ravikumar, Dhillon, Xing, "PPDSparse", KDD 2017: Algorithms 1 and 2, eq. 9-14.
-    Differs from the paper: classes end on a certificate, not after a fixed number of rounds; the search skips small
-    changes of weights instead of drawing weights at random (Algorithm 3); the bias of the certified primal point is
-    minimised exactly at fixed w, which is what makes a small active set enough when nearly all samples are barely
+    Inverse propensities: Jain, Prabhu, Varma, "Extreme multi-label loss functions", KDD 2016, eq. 5. Pruning by size: Babbar,
+    Schoelkopf, "DiSMEC", WSDM 2017, section 2.
+    Differs from the paper: classes end on a certificate, not after a fixed number of rounds; changes of weights that gain
+    little for the postings they walk wait, instead of weights drawn at random (Algorithm 3); the bias of the primal
+    point is minimised exactly at fixed w, which is what makes a small active set enough when nearly all samples are barely
     violating negatives.
     """
 
-    revision: ClassVar[int] = 2  # raised with every change of the bits of a model, so that no run mixes parts of two
+    revision: ClassVar[int] = 3  # raised with every change of the bits of a model, so that no run mixes parts of two
     joint: ClassVar[bool] = False  # classes are solved one by one, in any batches
     cost_rates: ClassVar[tuple[float, ...]] = (2e-8, 2e-8, 1e-8)  # seconds a visit; four passes of 5 ns; schedules measure them
 
@@ -76,7 +103,11 @@ class PPDSparseSolver:
     eps: float = parameter(
         0.01, "a class is done when its duality gap is at most eps times its null objective", above=0.0, high=1.0
     )
+    positives: str = parameter("equal", "how the losses of a label's positives are weighted", choices=POSITIVES)
+    positive_weight: float = parameter(1.0, "what they are multiplied by beside", above=0.0)
     prune: float = parameter(0.0, "weights of at most this size are dropped after a class is solved", low=0.0)
+    prune_keep: int = parameter(0, "only so many largest weights of a label stay; 0: all", low=0)
+    prune_loss: float = parameter(0.0, "smallest weights are dropped while a label's loss rises by at most this share", low=0.0)
     max_rounds: int = parameter(100, "rounds after which a class ends without its certificate (and is reported)", low=1)
     max_sweeps: int = parameter(20, "coordinate descent sweeps in a round, at most", low=1)
     growth: int = parameter(10, "negatives that may enter in a round, for each positive", low=1)
@@ -90,10 +121,24 @@ class PPDSparseSolver:
         """All parameters by name."""
         return asdict(self)
 
-    def load(self, X: CSR, XT: CSR, YT: Pattern) -> Local:
-        """The local part of a worker: X (N x D), XT (D x N) its transpose, YT (K x N) the samples of each label."""
-        problem = kernel.Problem(X, XT, row_norms_sq(X), row_largest(XT), YT)
-        return Local(problem, _scratch(problem))
+    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> Local:
+        """The local part of a worker: X (N x D), XT (D x N) its transpose, YT (K x N) the samples of each label.
+
+        weights: (N,) float32 above 0, what the losses of samples are multiplied by; None for 1. Raises ParameterError for
+        another length or a weight that is not above 0.
+        """
+        weights = _checked_weights(weights, X.n_rows)
+        problem = kernel.Problem(
+            X,
+            XT,
+            row_norms_sq(X),
+            row_norms_sq(XT, weights),
+            YT,
+            weights,
+            self._factors(YT),
+            float(weights.sum(dtype=np.float64)) if len(weights) else float(X.n_rows),
+        )
+        return Local(problem, _scratch(problem, np.float32 if self.eps >= SINGLE else np.float64))
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
         """What the work of each label grows with: (K, 3) float64; terms @ `cost_rates` is a first guess of its seconds.
@@ -110,29 +155,29 @@ class PPDSparseSolver:
         terms = [np.full(YT.n_rows, float(X.n_rows)), total * -np.expm1(-walked / total), self.max_sweeps * self.growth * rows]
         return np.stack(terms, axis=1)
 
-    def solve(self, local: Local, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Block:
+    def solve(
+        self,
+        local: Local,
+        labels: Int32,
+        stopped: Callable[[], bool] = lambda: False,
+        start: CSR | None = None,
+        keep_duals: bool = False,
+    ) -> Block:
         """Solve `labels` (n,) int32 one after the other; the block's rows are in their order.
 
-        `stopped` is asked between slices of at most 200 ms; when it says True, Stopped is raised and nothing is kept.
-        Raises ParameterError for a label that there is not.
+        start: (n x N) float32, dual variables of a similar problem for each of the labels: a warm start, which changes how soon
+        the certificate holds and the bits, not what it says. keep_duals: the block has those of this one. `stopped` is
+        asked between slices of at most 200 ms; when it says True, Stopped is raised and nothing is kept.
+        Raises ParameterError for a label that there is not, or a start of another shape.
         """
         labels = frozen(labels, np.int32)
         _check_labels(labels, local.problem.YT.n_rows)
-        settings = self._settings()
-        state = np.zeros(1, kernel.STATE)
-        out = _room(len(labels), FIRST_ROOM)
-        why, done = kernel.BUDGET, 0
-        while why != kernel.DONE:
-            if stopped():
-                local.scratch = _scratch(local.problem)  # the interrupted class left its marks
-                raise Stopped("stopped between two slices of a class; finished batches are kept")
-            if why == kernel.FULL:
-                out = _grown(out, done, int(state["nnz"][0]))
-            why, done = kernel.advance(local.problem, settings, labels, local.scratch, state, done, out, SLICE)
-        indptr = np.concatenate([[0], out.ends])
-        used = int(indptr[-1])
-        W = csr(indptr, out.features[:used].copy(), out.weights[:used].copy(), local.problem.X.n_cols)
-        return Block(labels, W, frozen(out.records["bias"], np.float64), out.records)
+        given = NONE if start is None else start
+        shape = (len(labels), local.problem.X.n_rows)
+        if start is not None and start.shape != shape:
+            raise ParameterError(f"the start is {start.shape}; give a row of dual variables a label, a column a sample: {shape}")
+        out = self._advanced(local, labels, given, stopped, keep_duals)
+        return self._block(local, labels, out, stopped, keep_duals)
 
     def warm_up(self) -> None:
         """Compile or load the kernels, on a problem of two samples."""
@@ -140,19 +185,87 @@ class PPDSparseSolver:
         local = self.load(X, X, Pattern(frozen([0, 1], np.int64), frozen([0], np.int32), 2))
         self.solve(local, frozen([0], np.int32))
 
-    def _settings(self) -> kernel.Settings:
+    def _advanced(self, local: Local, labels: Int32, given: CSR, stopped: Callable[[], bool], keep_duals: bool) -> kernel.Columns:
+        """The kernel run to the end of the batch, slice after slice, with as much room for output as it needs."""
+        settings = self._settings(keep_duals)
+        state = np.zeros(1, kernel.STATE)
+        out = _room(len(labels), FIRST_ROOM, FIRST_ROOM if keep_duals else 0)
+        why, done = kernel.BUDGET, 0
+        while why != kernel.DONE:
+            if stopped():
+                local.renewed()
+                raise Stopped("stopped between two slices of a class; finished batches are kept")
+            if why == kernel.FULL:
+                out = _grown(out, done, int(state["nnz"][0]), int(state["support"][0]) if keep_duals else 0)
+            why, done = kernel.advance(local.problem, settings, labels, given, local.scratch, state, done, out, SLICE)
+        return out
+
+    def _block(self, local: Local, labels: Int32, out: kernel.Columns, stopped: Callable[[], bool], keep_duals: bool) -> Block:
+        """What the kernel wrote, pruned if that was asked for, as a block."""
+        records, n_cols = _records(out.records), local.problem.X.n_cols
+        indptr = np.concatenate([[0], out.ends])
+        W = csr(indptr, out.features[: indptr[-1]].copy(), out.weights[: indptr[-1]].copy(), n_cols)
+        if self.prune > 0.0 or self.prune_keep > 0 or self.prune_loss > 0.0:
+            W = self._pruned(local, W, records, stopped)
+        duals = None
+        if keep_duals:
+            ends = np.concatenate([[0], out.dual_ends])
+            duals = csr(ends, out.samples[: ends[-1]].copy(), out.duals[: ends[-1]].copy(), local.problem.X.n_rows)
+        return Block(labels, W, frozen(records["bias"], np.float64), records, duals)
+
+    def _pruned(self, local: Local, W: CSR, records: np.ndarray, stopped: Callable[[], bool]) -> CSR:
+        """W without its small weights; what that did goes into the records."""
+        problem, limits = local.problem, (float(self.prune), self.prune_keep, float(self.prune_loss))
+        stay = np.ones(W.nnz, bool)
+        for row, record in enumerate(records):
+            if stopped():
+                raise Stopped("stopped between two classes; finished batches are kept")
+            if record["positives"] == 0:
+                continue
+            label = int(record["label"])
+            kept, record["bias"], before, after = pruning.prune(
+                problem.XT,
+                self._objective(),
+                problem.weights,
+                problem.YT.row(label),
+                float(problem.factors[label]) if len(problem.factors) else 1.0,
+                *W.row(row),
+                float(record["bias"]),
+                limits,
+                local.scratch.scores,
+            )
+            stay[W.indptr[row] : W.indptr[row + 1]] = kept
+            record["nnz"], record["pruned"] = int(kept.sum()), int((~kept).sum())
+            record["loss"], record["loss_added"] = before, after - before
+        ends = np.concatenate([[0], np.cumsum(stay)])[W.indptr]
+        return csr(ends, W.indices[stay], W.data[stay], W.n_cols)
+
+    def _factors(self, YT: Pattern) -> Float64:
+        """What the weights of each label's positives are multiplied by: (K,), or empty when all by 1."""
+        counts = np.diff(YT.indptr)
+        if self.positives == "equal" and self.positive_weight == 1.0:
+            return frozen(np.empty(0), np.float64)
+        factors = np.full(len(counts), float(self.positive_weight))
+        if self.positives == "balanced":
+            factors *= np.maximum(YT.n_cols - counts, 1) / np.maximum(counts, 1)
+        elif self.positives == "propensity":
+            factors *= inverse_propensities(counts, YT.n_cols)
+        return frozen(factors, np.float64)
+
+    def _objective(self) -> Objective:
+        """What is minimised, as the kernels take it."""
+        return Objective(LOSSES[self.loss], float(self.lam), float(self.tau), float(self.C))
+
+    def _settings(self, keep_duals: bool) -> kernel.Settings:
         """The parameters as the kernel takes them."""
         return kernel.Settings(
-            loss=LOSSES[self.loss],
-            lam=float(self.lam),
-            tau=float(self.tau),
-            C=float(self.C),
+            objective=self._objective(),
             eps=float(self.eps),
-            prune=float(self.prune),
             max_rounds=self.max_rounds,
             max_sweeps=self.max_sweeps,
             growth=self.growth,
             seed=self.seed,
+            keep_duals=keep_duals,
         )
 
 
@@ -173,16 +286,38 @@ def _check_labels(labels: Int32, n_labels: int) -> None:
         raise ParameterError(f"there is no label {label}: the data have labels 0 to {n_labels - 1}")
 
 
-def _scratch(problem: kernel.Problem) -> kernel.Scratch:
-    """Clean scratch for a problem."""
+def _checked_weights(weights: Float32 | None, n_rows: int) -> Float32:
+    """Weights as the kernel takes them: empty when all are one."""
+    if weights is None:
+        return frozen(np.empty(0), np.float32)
+    weights = frozen(weights, np.float32)
+    if weights.shape != (n_rows,) or not (np.isfinite(weights) & (weights > 0.0)).all():
+        raise ParameterError(
+            f"sample weights must be {n_rows} finite numbers above 0, one for each row; leave out rows of weight 0"
+        )
+    return weights
+
+
+def _records(states: np.ndarray) -> np.ndarray:
+    """What is told of each class, from the kernel's last state of it."""
+    records = np.zeros(len(states), RECORD)
+    for name in set(RECORD.names or ()) & set(kernel.STATE.names or ()):
+        records[name] = states[name]
+    return records
+
+
+def _scratch(problem: kernel.Problem, scores: Any) -> kernel.Scratch:
+    """Clean scratch for a problem; scores: their dtype."""
     n, d = problem.X.shape
     return kernel.Scratch(
         number=np.zeros(d, np.int32),
-        touched=np.empty(d, np.int32),
-        v=np.empty(d),
-        walked=np.empty(d),
-        scores=np.empty(n),
-        tops=np.empty(n),
+        touched=np.empty(d + 1, np.int32),
+        v=np.empty(d + 1),
+        walked=np.empty(d, np.float32),
+        length=np.empty(d, np.float32),
+        curvature=np.empty(d, np.float32),
+        scores=np.empty(n, scores),
+        tops=np.empty(n, scores),
         alpha=np.zeros(n),
         kind=np.zeros(n, np.uint8),
         active=np.empty(n, np.int32),
@@ -192,20 +327,23 @@ def _scratch(problem: kernel.Problem) -> kernel.Scratch:
     )
 
 
-def _room(n_labels: int, n_weights: int) -> kernel.Columns:
-    """Output for `n_labels` classes of `n_weights` weights in all."""
+def _room(n_labels: int, n_weights: int, n_duals: int) -> kernel.Columns:
+    """Output for `n_labels` classes of so many weights and dual variables in all."""
     return kernel.Columns(
         np.zeros(n_labels, np.int64),
         np.zeros(n_weights, np.int32),
         np.zeros(n_weights, np.float32),
+        np.zeros(n_labels, np.int64),
+        np.zeros(n_duals, np.int32),
+        np.zeros(n_duals, np.float32),
         np.zeros(n_labels, kernel.STATE),
     )
 
 
-def _grown(out: kernel.Columns, done: int, needed: int) -> kernel.Columns:
-    """The same output with at least twice the room and `needed` free places."""
-    room = max(2 * len(out.features), len(out.features) + needed)
-    features, weights = np.zeros(room, np.int32), np.zeros(room, np.float32)
-    used = int(out.ends[done - 1]) if done else 0
-    features[:used], weights[:used] = out.features[:used], out.weights[:used]
-    return kernel.Columns(out.ends, features, weights, out.records)
+def _grown(out: kernel.Columns, done: int, weights: int, duals: int) -> kernel.Columns:
+    """The same output with at least twice the room, and free places for so many weights and dual variables."""
+    room = _room(0, max(2 * len(out.features), len(out.features) + weights), max(2 * len(out.samples), len(out.samples) + duals))
+    used, used_duals = (int(out.ends[done - 1]), int(out.dual_ends[done - 1])) if done else (0, 0)
+    room.features[:used], room.weights[:used] = out.features[:used], out.weights[:used]
+    room.samples[:used_duals], room.duals[:used_duals] = out.samples[:used_duals], out.duals[:used_duals]
+    return room._replace(ends=out.ends, dual_ends=out.dual_ends, records=out.records)
