@@ -16,7 +16,7 @@ from xcray.arrays import CSR, Int64
 from xcray.files import MatrixWriter
 from xcray.kernels.merge import column_counts, take_columns
 
-BUDGET = 256 << 20  # bytes of postings, or of merged weights, that are in memory at once
+BUDGET = 64 << 20  # bytes of postings, or of merged weights, that are in memory at once; larger pieces leave the caches
 ENTRY = 8  # bytes of an entry: int32 and float32
 
 

@@ -22,7 +22,7 @@ from xcray.arrays import Float64, Int32, csr, frozen, pattern
 from xcray.data.dataset import Dataset, Split
 from xcray.errors import Refused
 from xcray.execution.memory import anonymous, available, human, parse_bytes
-from xcray.model.postings import BUDGET
+from xcray.model.postings import BUDGET, ENTRY
 from xcray.solvers import make_solver
 from xcray.solvers.solver import Local, Solver
 from xcray.train.spec import TrainSpec
@@ -37,7 +37,8 @@ PART_LABEL, MODEL_LABEL = 230, 260  # bytes of a label on disk beside its weight
 WEIGHTS_A_ROOT: Final = 60.0  # weights of a label for each square root of its positives' entries: a first guess
 PUBLISHED: Final = 150e6  # bytes of a model merged, checked, hashed and turned in a second
 PROBED: Final = 48  # labels a probe solves
-WORTH: Final = 10.0  # core seconds foreseen from which on a probe is worth its time
+WORTH: Final = 1.0  # core seconds foreseen from which on a probe is worth its time
+PASSES: Final = 32  # over the weights, while turning them
 
 
 class Estimate(NamedTuple):
@@ -94,10 +95,11 @@ def limits_of(spec: TrainSpec) -> dict[str, int]:
     return {**available(), **own}
 
 
-def merge_budget(spec: TrainSpec) -> int:
-    """Bytes of weights that merging may hold at once: an eighth of what may still be taken, 4 MiB at least."""
-    left = min(limits_of(spec).values(), default=BUDGET * 8)
-    return max(4 * MIB, min(left // 8, 1 << 30))
+def merge_budget(spec: TrainSpec, weights: int = 0) -> int:
+    """Bytes of weights that merging may hold at once: as many as are fast; more for a model so large that there would be more
+    than PASSES passes; at most an eighth of what may still be taken, but 4 MiB at least."""
+    left = min(limits_of(spec).values(), default=8 * BUDGET)
+    return max(4 * MIB, min(left // 8, max(BUDGET, ENTRY * weights // PASSES)))
 
 
 def foresee(spec: TrainSpec, probe: float = 2.0) -> Estimate:
@@ -117,15 +119,14 @@ def estimate(
 ) -> Estimate:
     """What it takes to train `labels` (n,) of a data set as `spec` says, and to publish all K.
 
-    probe: seconds a probe may take, 0 for none; by default as many as a hundredth of the training, 2 at most, when that is
-    long.
+    probe: seconds a probe may take, about, 0 for none; by default a fiftieth of what is foreseen, 2 at most, if that is long.
     """
     train, K = dataset.train, dataset.n_labels
     terms = solver.cost_terms(train.X, train.XT, train.YT)
     roots = np.sqrt(entries_of_labels(train))
     work = Work(labels, np.asarray(terms[labels] @ solver.cost_rates), WEIGHTS_A_ROOT * roots[labels])
     foreseen = float(work.seconds.sum())
-    seconds = (min(2.0, foreseen / 100) if foreseen > WORTH else 0.0) if probe is None else probe
+    seconds = (min(2.0, foreseen / 50) if foreseen > WORTH else 0.0) if probe is None else probe
     slower, heavier, probed = run_probe(solver, train, work, seconds) if seconds > 0.0 and not solver.joint else (1.0, 1.0, 0)
     lengths = np.minimum(heavier * WEIGHTS_A_ROOT * roots, dataset.n_features)
     weights, place = int(lengths.sum()), _place(spec)
@@ -134,7 +135,7 @@ def estimate(
     model = 16 * weights + (MODEL_LABEL + 16) * K + 40 * dataset.n_features
     alone = float(work.seconds.max(initial=0.0)) * slower
     return Estimate(
-        driver=LABEL * K + 24 * dataset.n_features + max(min(8 * weights, merge_budget(spec)), IN_FLIGHT * workers),
+        driver=LABEL * K + 24 * dataset.n_features + max(min(ENTRY * weights, merge_budget(spec, weights)), IN_FLIGHT * workers),
         worker=worker,
         workers=workers,
         place=place,
@@ -162,7 +163,8 @@ def check(found: Estimate, limits: Mapping[str, int], run_dir: Path, out: Path) 
         if wanted > left:
             raise Refused(
                 f"the training needs about {human(wanted)} of memory ({found.workers} workers of {human(found.worker)}, "
-                f"{human(found.driver)} for the rest), {name} leaves {human(left)}: use fewer workers, raise the limit, or take a larger machine",
+                f"{human(found.driver)} for the rest), {name} leaves {human(left)}: use fewer workers, raise the limit, "
+                "or take a larger machine",
                 code="MEMORY",
                 needed=wanted,
                 available=left,
@@ -223,7 +225,7 @@ def worker_bytes(solver: Solver, train: Split, weights: int) -> tuple[int, int]:
 def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> tuple[float, float, int]:
     """Solve a few labels, spread over the cheap and the dear: (time over time foreseen, weights over weights foreseen, labels).
 
-    Labels too dear for `seconds` are left out. The probe's blocks are dropped.
+    Labels too dear for `seconds` are left out; labels that turn out slower than foreseen end the probe. Its blocks are dropped.
     """
     order = np.argsort(work.seconds, kind="stable")
     within = order[(np.cumsum(work.seconds[order] * PROBED / max(len(order), 1)) <= seconds) & (work.weights[order] > 0)]
@@ -231,13 +233,15 @@ def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> tuple
         return 1.0, 1.0, 0
     middles = (np.arange(PROBED) + 0.5) / PROBED * len(within)  # of equally large groups
     chosen = within[np.unique(middles.astype(np.int64))]
+    chosen = np.random.default_rng(0).permutation(chosen)  # so that those solved before the end are as mixed as all
     local = solver.load(train.X, train.XT, train.YT)
     solver.warm_up()
-    solver.solve(local, frozen(work.labels[chosen[-1:]], np.int32))  # touches the mapped files, which takes its time once
-    began = time.thread_time()  # of this core: others may be at work
-    block = solver.solve(local, frozen(work.labels[chosen], np.int32))
-    took = time.thread_time() - began
-    return took / max(float(work.seconds[chosen].sum()), 1e-9), block.W.nnz / float(work.weights[chosen].sum()), len(chosen)
+    solver.solve(local, frozen(work.labels[chosen[:1]], np.int32))  # touches the mapped files, which takes its time once
+    began, n, nnz, took = time.thread_time(), 0, 0, 0.0  # of this core: others may be at work
+    while n < len(chosen) and took <= seconds:
+        nnz += solver.solve(local, frozen(work.labels[chosen[n : n + 1]], np.int32)).W.nnz
+        n, took = n + 1, time.thread_time() - began
+    return took / max(float(work.seconds[chosen[:n]].sum()), 1e-9), nnz / float(work.weights[chosen[:n]].sum()), n
 
 
 def _place(spec: TrainSpec) -> str:

@@ -25,7 +25,7 @@ from xcray.model.model import write_model
 from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
-from xcray.solvers.solver import Solver
+from xcray.solvers.solver import Solver, keep_in
 from xcray.train.partial import check_some, partial
 from xcray.train.preflight import check, entries_of_labels, estimate, limits_of, merge_budget, workers_of
 from xcray.train.progress import Progress
@@ -86,7 +86,7 @@ class _Run:
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
-        self.workers = workers_of(spec)
+        self.workers = 1 if self.solver.joint else workers_of(spec)
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
         self.notes: dict[str, Any] = {}
@@ -123,7 +123,8 @@ class _Run:
 
     def publish(self, out: Path) -> TrainResult:
         """Merge the parts, measure the model on the held-out part, and publish its directory; no step holds all weights."""
-        with Staging(out, budget := merge_budget(self.spec), tick=lambda: self._at("MERGING")) as staging:
+        budget = merge_budget(self.spec, int(self.parts.lengths.sum()))
+        with Staging(out, budget, tick=lambda: self._at("MERGING")) as staging:
             self._at("MERGING")
             began = time.monotonic()
             allowed = {"allow_missing": self.spec.max_seconds is not None, "positives": self.dataset.label_counts}
@@ -183,9 +184,10 @@ class _Run:
     def _pool(self) -> Pool:
         """The pool the spec asks for."""
         if self.spec.pool == "ray":
-            return ray_pool(self.spec, self.solver, self.dataset, self.workers, self.job)
+            return ray_pool(self.spec, self.solver, self.dataset, self.workers, self.job, keep=self.run_dir)
         train = self.dataset.train
         local = self.solver.load(train.X, train.XT, train.YT)
+        keep_in(local, self.run_dir)
         return SerialPool(self.solver, local) if self.spec.pool == "serial" else ThreadPool(self.solver, local, self.workers)
 
     def _tick(self, schedule: Scatter, began: float, kept: int) -> None:
@@ -235,10 +237,10 @@ class _Run:
         }
 
 
-def ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, job: str) -> Pool:
-    """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own."""
+def ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, job: str, keep: Path | None = None) -> Pool:
+    """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own; keep: see `RayPool`."""
     try:
         from xcray.execution.ray_pool import RayPool, session
     except ModuleNotFoundError as error:
         raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
-    return RayPool(spec.solver, solver.as_dict(), dataset, workers, session(spec.ray_address, workers), job)
+    return RayPool(spec.solver, solver.as_dict(), dataset, workers, session(spec.ray_address, workers), job, keep)
