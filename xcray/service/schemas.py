@@ -136,7 +136,7 @@ class DatasetPage(View):
 class JobView(View):
     """A job. Times are UTC. `result` is there when it SUCCEEDED; `reason` and `message` say why it FAILED.
 
-    `result` has `partial` when time was up (max_seconds): labels `done` and `missing`, and `positives_share` of those done.
+    When time was up (max_seconds), `result.partial` has the numbers of labels done and missing, and the share of positives done.
     """
 
     id: str

@@ -151,7 +151,8 @@ class _Remaking:
                     tick=lambda done, share: self._tell("TRAINING", kept + done),
                 )
         self.timeline = read_streams(folder)
-        return parts.merge(folder / "trained.arrow", budget=merge_budget(self.spec), allow_missing=True)
+        budget = merge_budget(self.spec, int(parts.lengths.sum()))
+        return parts.merge(folder / "trained.arrow", budget=budget, allow_missing=True)
 
     def _fingerprint(self, data: Dataset) -> dict[str, Any]:
         """What makes two runs the same run: the same as for a training from scratch, but for groups."""
@@ -164,7 +165,8 @@ class _Remaking:
         old, change = self.old, self.change
         rows = np.where(change.trains >= 0, -1 - change.trains, change.rows)
         W, bias = (trained.W, trained.bias) if trained is not None else (old.W, old.b)
-        with Staging(out, budget := merge_budget(self.spec), tick=lambda: self._at("MERGING")) as staging:
+        budget = merge_budget(self.spec, old.nnz + (trained.W.nnz if trained is not None else 0))
+        with Staging(out, budget, tick=lambda: self._at("MERGING")) as staging:
             self._timed("MERGING", lambda: compose_weights(staging.weights, old.W, W, rows, budget=budget))
             indexed = staging.index(compose_bias(old.b, bias, rows))
             measures = self._timed("EVALUATING", lambda: self._measure(InvertedIndex(*indexed)))

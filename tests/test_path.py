@@ -1,0 +1,240 @@
+"""Hyper-parameter paths: order of points, what each gives, the choice, resuming, and the final model."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xcray.cli.main import main
+from xcray.data.dataset import Dataset
+from xcray.data.splits import HashSplit
+from xcray.errors import Conflict, ParameterError, Stopped
+from xcray.execution.pool import StopFlag
+from xcray.files import read_json, read_table
+from xcray.kernels.sparse import take_rows
+from xcray.model.model import Model
+from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.train import Progress, TrainSpec, points, train
+from xcray.train.grid import key_of, plan
+from xcray.train.path import PathResult, PathSpec, choose, train_path
+
+GRID = {"lam": (0.1, 0.01), "C": (1.0,)}
+
+
+def spec_of(data: Dataset, grid: Any = None, **more: Any) -> PathSpec:
+    """A serial path over a small grid."""
+    return PathSpec(TrainSpec(str(data.path), pool="serial"), grid or GRID, **more)
+
+
+@pytest.fixture(scope="module")
+def done(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> PathResult:
+    """A finished path."""
+    folder = tmp_path_factory.mktemp("path")
+    return train_path(spec_of(tiny), run_dir=folder / "run", out=folder / "out")
+
+
+def test_the_order_starts_sparse_and_goes_to_neighbours() -> None:
+    order = plan({"C": [1, 10, 100], "lam": [0.1, 0.001, 0.01], "tau": [1]})
+    assert order[0].params == {"lam": 0.1, "tau": 1.0, "C": 1.0}
+    assert order[0].start is None
+    assert len({json.dumps(point.params) for point in order}) == 9
+    for point in order[1:]:
+        assert point.start is not None
+        assert point.start < point.number
+        steps = [abs(np.log10(point.params[name] / order[point.start].params[name])) for name in point.params]
+        assert sum(steps) == pytest.approx(1.0)  # one step of one parameter: there is always a neighbour before
+    assert [point.number for point in order] == list(range(9))
+
+
+def test_distances_are_in_decades_and_nothing_has_its_place() -> None:
+    order = plan({"lam": [0.0, 1.0, 0.1]})
+    assert [point.params["lam"] for point in order] == [1.0, 0.1, 0.0]
+    assert [point.start for point in order] == [None, 0, 1]
+    far = plan({"C": [1, 1000, 900, 2]})
+    assert [(point.params["C"], point.start) for point in far] == [(1, None), (2, 0), (900, 1), (1000, 2)]
+    assert [point.params for point in plan({"lam": [0.0]})] == [{"lam": 0.0}]
+
+
+def test_repeated_values_are_one_point_and_keys_are_of_values() -> None:
+    assert len(plan({"lam": [0.1, 0.1], "C": [1, 1.0]})) == 1
+    assert plan({"lam": [0.1], "C": [1]})[0].key == plan({"C": [1.0], "lam": [0.1]})[0].key == key_of({"lam": 0.1, "C": 1.0})
+
+
+def test_points_are_solved_on_one_part_and_measured_on_the_other(tiny: Dataset, done: PathResult, tmp_path: Path) -> None:
+    held = points.hold_out(tiny, 0.2, 0, tmp_path / "held")
+    mask = HashSplit(0.2, 0).mask(0, tiny.train.n_rows)
+    assert held.test is not None
+    for split, chosen in ((held.train, ~mask), (held.test, mask)):
+        rows = take_rows(tiny.train.X, np.flatnonzero(chosen))
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(split.X[:3], rows[:3], strict=True))
+    assert 0.1 < mask.mean() < 0.3
+    for point in done.points:
+        params = point["params"]
+        spec = TrainSpec(str(held.path), pool="serial", params=params)
+        alone = train(spec, run_dir=tmp_path / key_of(params) / "run", out=tmp_path / key_of(params) / "model")
+        if point["start"] is None:  # from nothing: the same bits; from a neighbour: the same optimum, nearly
+            assert (point["measures"], point["nnz"]) == (alone.measures, alone.report["weights"])
+        assert point["measures"]["P@1"] == pytest.approx(alone.measures["P@1"], abs=0.03)
+        assert point["certified"] == point["classes"] == tiny.n_labels
+
+
+def test_the_best_point_makes_the_final_model(tiny: Dataset, done: PathResult, tmp_path: Path) -> None:
+    best = max(point["measures"]["P@1"] for point in done.points)
+    (chosen,) = [point for point in done.points if point["chosen"]]
+    assert chosen["measures"]["P@1"] == best
+    assert chosen["params"] == done.chosen
+    alone = train(TrainSpec(str(tiny.path), pool="serial", params=done.chosen), run_dir=tmp_path / "run", out=tmp_path / "model")
+    model = Model.open(done.model.model_path)
+    assert model.path == done.path / "model"
+    assert model.sha256 == done.model.sha256 == alone.sha256
+    assert model.measures == alone.measures
+    assert [point["params"] for point in model.manifest["report"]["path"]["points"]] == [point["params"] for point in done.points]
+
+
+def test_all_points_are_told(done: PathResult) -> None:
+    told = read_json(done.path / "path.json")
+    assert told["points"] == done.points
+    assert (told["select"], told["holdout"], told["seed"], told["chosen"]) == ("P@1", 0.2, 0, done.chosen)
+    assert (told["model"], told["grid"]) == (done.model.sha256, {"lam": [0.1, 0.01], "C": [1.0]})
+    table = read_table(done.path / "path.arrow")
+    assert table.num_rows == len(done.points) == 2
+    assert table.column("chosen").to_pylist().count(True) == 1
+    assert {"lam", "C", "P@1", "P@5", "nnz", "seconds", "core_seconds", "certified", "warm"} <= set(table.column_names)
+    assert sorted(path.name for path in done.path.iterdir()) == ["model", "path.arrow", "path.json"]
+
+
+def test_equal_measures_take_the_sparser() -> None:
+    results: list[dict[str, Any]] = [
+        {"measures": {"P@1": value}, "nnz": nnz} for value, nnz in ((0.5, 9), (0.6, 8), (0.6, 7), (0.6, 7), (0.4, 1))
+    ]
+    assert choose(results, "P@1") == 2
+
+
+def test_a_stopped_path_keeps_its_points_and_goes_on(tiny: Dataset, done: PathResult, tmp_path: Path) -> None:
+    stop = StopFlag()
+
+    def look(step: Progress) -> None:
+        if step.note.startswith("point 2") and step.done > tiny.n_labels + 5:
+            stop.set()
+
+    with pytest.raises(Stopped, match="finished batches are kept"):
+        train_path(spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=look, stop=stop)
+    kept = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "points").glob("*/result.json")}
+    assert len(kept) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    told: list[Progress] = []
+    result = train_path(spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=told.append)
+    for name, when in kept.items():
+        assert (tmp_path / "run" / "points" / name / "result.json").stat().st_mtime_ns == when
+    timeless = [{name: value for name, value in point.items() if "seconds" not in name} for point in result.points]
+    assert timeless == [{name: value for name, value in point.items() if "seconds" not in name} for point in done.points]
+    assert result.model.sha256 == done.model.sha256
+    steps = [step for step in told if step.phase == "POINTS"]
+    assert all(a.done <= b.done for a, b in pairwise(steps))
+    assert {step.total for step in steps[1:]} == {2 * tiny.n_labels}
+
+
+def test_a_wider_grid_solves_only_the_new_points(tiny: Dataset, tmp_path: Path) -> None:
+    first = train_path(spec_of(tiny, {"C": [1]}), run_dir=tmp_path / "run", out=tmp_path / "first")
+    found = list((tmp_path / "run" / "points").glob("*/result.json"))
+    before = found[0].stat().st_mtime_ns
+    second = train_path(spec_of(tiny, {"C": [1, 3], "lam": [0.01]}), run_dir=tmp_path / "run", out=tmp_path / "second")
+    assert len(first.points) == 1
+    assert len(second.points) == 2
+    assert found[0].stat().st_mtime_ns == before
+    with pytest.raises(Conflict, match="another path"):
+        train_path(spec_of(tiny, {"C": [1]}, seed=1), run_dir=tmp_path / "run", out=tmp_path / "third")
+
+
+def test_threads_give_the_same_points(tiny: Dataset, done: PathResult, tmp_path: Path) -> None:
+    spec = PathSpec(TrainSpec(str(tiny.path), pool="threads", workers=3), GRID)
+    result = train_path(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+    assert [point["measures"] for point in result.points] == [point["measures"] for point in done.points]
+    assert result.model.sha256 == done.model.sha256
+
+
+def test_each_point_starts_from_the_duals_of_its_neighbour(tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    whole = PPDSparseSolver.solve
+
+    def seen(self: Any, local: Any, labels: Any, stopped: Any, start: Any = None, keep_duals: bool = False) -> Any:
+        given.append((self.lam, labels, start, keep_duals))
+        return whole(self, local, labels, stopped, start=start, keep_duals=keep_duals)
+
+    monkeypatch.setattr(PPDSparseSolver, "solve", seen)
+    bench = points.Bench(spec_of(tiny).train, points.hold_out(tiny, 0.2, 0, tmp_path / "held"), tmp_path / "points", StopFlag())
+    first, second = plan(GRID)
+    assert bench.result(first, None)["start"] is None
+    duals = points.read_duals(tmp_path / "points" / first.key / "duals")
+    assert duals is not None
+    assert duals.shape == (tiny.n_labels, bench.held.train.n_rows)
+    assert bench.result(second, first)["start"] == first.params
+    cold, warm = [[one for one in given if one[0] == point.params["lam"]] for point in (first, second)]
+    assert all(start is None and keep for _, _, start, keep in cold)
+    assert sum(len(labels) for _, labels, _, _ in warm) == tiny.n_labels
+    for _, labels, start, keep in warm:
+        assert keep
+        assert all(np.array_equal(start.row(i)[1], duals.row(k)[1]) for i, k in enumerate(labels))
+    bench.forget([first, second], 1)
+    assert points.read_duals(tmp_path / "points" / first.key / "duals") is None
+
+
+def test_the_measure_may_need_a_k_of_its_own(tiny: Dataset, tmp_path: Path) -> None:
+    spec = spec_of(tiny, {"C": [1]}, select="nDCG@7")
+    result = train_path(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+    assert "nDCG@7" in result.points[0]["measures"]
+    assert "nDCG@7" in result.model.measures
+
+
+@pytest.mark.parametrize(
+    ("change", "mend"),
+    [
+        ({"grid": {}}, "at least one value"),
+        ({"grid": {"lam": []}}, "at least one value of lam"),
+        ({"grid": {"eps": [0.1]}}, "it runs over lam, tau, C"),
+        ({"grid": {"C": [0]}}, "C must be greater than"),
+        ({"grid": {"lam": [-1]}}, "lam must be finite and at least 0"),
+        ({"grid": {"lam": [float("nan")]}}, "lam must be finite"),
+        ({"grid": {"lam": range(40), "C": range(1, 40)}}, "more than 1000"),
+        ({"select": "P"}, "for example P@1"),
+        ({"select": "F1@3"}, "for example P@1"),
+        ({"select": "P@0"}, "for example P@1"),
+        ({"holdout": 0}, "between 0 and 1"),
+        ({"holdout": 1.0}, "between 0 and 1"),
+        ({"holdout": "x"}, "between 0 and 1"),
+    ],
+)
+def test_bad_paths_name_the_mend(change: dict[str, Any], mend: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        PathSpec(TrainSpec("d"), **{"grid": GRID, **change})
+    assert mend in str(caught.value)
+
+
+def test_a_fixed_parameter_is_not_in_the_grid() -> None:
+    with pytest.raises(ParameterError, match="lam is in the grid and among the fixed"):
+        PathSpec(TrainSpec("d", params={"lam": 0.1}), GRID)
+
+
+def test_a_split_with_an_empty_side_is_refused(tiny: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="0 to measure on; choose another share"):
+        train_path(spec_of(tiny, holdout=1e-9), run_dir=tmp_path / "run", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "run" / "held").exists()
+
+
+def test_path_from_the_command_line(tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["path", str(tiny.path), "--lam", "0.1", "--C", "1", "3", "--tau", "1", "--pool", "serial", "--select", "P@3"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("\t") == ["lam", "tau", "C", "P@3 held out", "weights", "certified", "took", ""]
+    assert sum(line.endswith("chosen") for line in lines) == 1
+    assert not (tmp_path / "out.run").exists()
+    assert main([*words, "--out", str(tmp_path / "out"), "--json"]) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert main(["path", str(tiny.path), "--out", str(tmp_path / "other"), "--json"]) == 2
+    assert "at least one value" in json.loads(capsys.readouterr().err)["message"]
