@@ -33,6 +33,7 @@ from xcray.execution.ray_session import connect, local_ray
 from xcray.schedule.messages import Joined, Left, Lost, Task
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
+from xcray.solvers.solver import keep_in
 
 REPLACEMENTS = 5  # actors that may take a lost one's place, for each worker
 START_SECONDS = 120.0  # the first actor must be ready by then
@@ -54,8 +55,8 @@ def session(address: str | None, workers: int) -> Iterator[None]:
 class SolverActor:
     """The life of one worker: `open` a data set, then `solve` batches one after the other; `stop` and `pid` run beside them."""
 
-    def __init__(self, solver: str, parameters: dict[str, Any], job: str) -> None:
-        self._solver = make_solver(solver, parameters)
+    def __init__(self, solver: str, parameters: dict[str, Any], job: str, keep: str | None = None) -> None:
+        self._solver, self._keep = make_solver(solver, parameters), Path(keep) if keep is not None else None
         self._stop, self._leaving = StopFlag(), False
         self._off: set[int] = set()  # tasks called off
         self._solved = Counter("xcray_classes_solved", "Classes solved by this worker", tag_keys=("job",))
@@ -75,6 +76,7 @@ class SolverActor:
     def load(self, X: CSR, XT: CSR, YT: Pattern) -> None:
         """Take the arrays, mapped from disk or from the object store."""
         self._local = self._solver.load(csr(*X), csr(*XT), pattern(*YT))
+        keep_in(self._local, self._keep)
         self._solver.warm_up()
 
     def solve(self, task: int, labels: list[int]) -> tuple[Block | None, float, float]:
@@ -121,7 +123,7 @@ class RayPool:
     """Workers that are Ray actors named `xcray:JOB:worker-N`.
 
     session: a context manager inside which Ray is connected. A worker is an actor of one CPU. Any thread may `resize` it
-    while it runs.
+    while it runs. keep: the run's directory, where a joint solver keeps its state if its node sees it.
     """
 
     def __init__(
@@ -132,8 +134,9 @@ class RayPool:
         workers: int,
         session: AbstractContextManager[Any],
         job: str,
+        keep: Path | None = None,
     ) -> None:
-        self._make = (solver, parameters, job)
+        self._make = (solver, parameters, job, str(keep.resolve()) if keep is not None else None)
         self._dataset, self._n_workers, self._session, self._job = dataset, workers, session, job
         self._actors: dict[str, Any] = {}
         self._waiting: dict[Any, tuple[str, Task | None]] = {}  # reference -> worker and its task; None: getting ready

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, Self
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from xcray.arrays import CSR, Float64, Int32, Pattern
 from xcray.solvers.block import Block
@@ -14,6 +15,19 @@ class Local(Protocol):
 
     def sibling(self) -> Self:
         """The same problem with scratch of its own, for another thread."""
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """The local part of a joint solver that keeps its state in the directory `keep` from pass to pass, and finds it again there."""
+
+    keep: Path | None
+
+
+def keep_in(local: Local, directory: Path | None) -> None:
+    """Let a solver that can go on where it was do so in `directory`, which is one run's own; others are left as they are."""
+    if isinstance(local, Keeping):
+        local.keep = directory
 
 
 class Solver(Protocol):

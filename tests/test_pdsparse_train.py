@@ -1,0 +1,97 @@
+"""PD-Sparse as people run it: train() on every pool, resumed, on the command line; its report, card and class table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from xcray.cli.main import main
+from xcray.errors import Stopped
+from xcray.execution.pool import StopFlag
+from xcray.model.model import Model
+from xcray.solvers import kept
+from xcray.train import TrainSpec, train
+
+
+@pytest.fixture(scope="module")
+def reference(tiny, tmp_path_factory):
+    """The serial result, and its spec."""
+    folder = tmp_path_factory.mktemp("reference")
+    spec = TrainSpec(str(tiny.path), solver="pdsparse", pool="serial")
+    return spec, train(spec, run_dir=folder / "run", out=folder / "model")
+
+
+def test_report_card_and_class_table(tiny, reference):
+    _, result = reference
+    model = Model.open(result.model_path)
+    assert model.sha256 == result.sha256
+    assert result.measures["P@1"] > 0.3
+    report = result.report
+    assert report["workers"] == 1
+    assert report["classes_certified"] == report["classes"] == tiny.n_labels
+    assert 0.0 < report["largest_gap"] <= 0.01
+    assert report["weights"] == model.W.nnz
+    assert report["support_vectors"] > 0
+    json.dumps(report)
+    classes = model.classes
+    assert {"label", "positives", "rounds", "support", "nnz", "pruned", "gap", "null", "certified"} <= set(classes.column_names)
+    np.testing.assert_array_equal(classes["positives"].to_numpy(), tiny.label_counts)
+    np.testing.assert_array_equal(classes["nnz"].to_numpy(), np.diff(model.W.indptr))
+    assert classes["gap"].to_numpy().sum() / classes["null"].to_numpy().sum() == pytest.approx(report["largest_gap"])
+    card = (result.model_path / "card.md").read_text()
+    assert "pdsparse" in card
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_threads_give_the_same_model_on_one_core(reference, tmp_path, workers):
+    spec, result = reference
+    other = train(replace(spec, pool="threads", workers=workers), run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert other.sha256 == result.sha256
+    assert other.report["workers"] == 1
+    assert other.report["batches"] == 1
+
+
+def test_one_ray_worker_gives_the_same_model_and_keeps_its_dual(reference, tmp_path, ray):
+    spec, result = reference
+    other = train(replace(spec, pool="ray", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model", job="pd")
+    assert other.sha256 == result.sha256
+
+
+def test_a_stopped_training_goes_on_with_the_pass_it_had_kept(reference, tmp_path, monkeypatch):
+    spec, result = reference
+    monkeypatch.setattr("xcray.solvers.pdsparse.KEEP_SECONDS", 0.0)
+    stop, write, saved = StopFlag(), kept.write_table, []
+
+    def save(path, table) -> None:
+        write(path, table)
+        saved.append(path)
+        if len(saved) == 2:
+            stop.set()
+
+    monkeypatch.setattr(kept, "write_table", save)
+    monkeypatch.setattr("xcray.execution.local.StopFlag", lambda: stop)  # the pool's own flag, in the middle of its one task
+    with pytest.raises(Stopped):
+        train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", stop=stop)
+    assert saved == [tmp_path / "run" / "pdsparse.arrow"] * 2
+    assert not list((tmp_path / "run").glob("part-*"))
+    monkeypatch.setattr("xcray.execution.local.StopFlag", StopFlag)
+    _, state = kept.Kept(saved[0], 0.0).load()
+    assert state["passes"][0] == 2
+    assert train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").sha256 == result.sha256
+
+
+def test_the_command_line_trains_it(tiny, reference, tmp_path, capsys):
+    _, result = reference
+    assert main(["train", str(tiny.path), "--out", str(tmp_path / "model"), "--solver", "pdsparse", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sha256"] == result.sha256
+    assert main(["train", str(tiny.path), "--out", str(tmp_path / "other"), "--solver", "pdsparse", "-p", "lam=0.3"]) == 0
+    assert Model.open(tmp_path / "other").W.nnz < Model.open(tmp_path / "model").W.nnz
+
+
+def test_the_command_line_lists_its_parameters(capsys):
+    assert main(["train", "x", "--solver", "pdsparse", "--parameters", "--json"]) == 0
+    names = {row["name"] for row in json.loads(capsys.readouterr().out)}
+    assert names >= {"lam", "tau", "C", "eps", "max_passes", "inner", "growth", "sample", "seed"}
