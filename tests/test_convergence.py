@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks import convergence
-from tests.test_plots import png_size
+from tests.drawn import png_size
 from xcray.data.dataset import Dataset
 from xcray.metrics import frequency_groups
 

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import builtins
-import struct
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.test_timeline import batch, table
+from tests.drawn import batch, png_size, table
 from xcray import plots
 from xcray.errors import Unavailable
 from xcray.train.timeline import document
-
-
-def png_size(path: Path) -> tuple[int, int]:
-    """Width and height of a PNG, by its header."""
-    head = path.read_bytes()[:24]
-    assert head.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = struct.unpack(">II", head[16:24])
-    return width, height
 
 
 def test_cost_curve_by_hand():

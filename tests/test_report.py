@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from live import serving, settings_for, text_model
-from test_plots import png_size
 
+from tests.drawn import png_size
 from xcray.cli.main import main
 from xcray.client import Client
 from xcray.data.dataset import Dataset

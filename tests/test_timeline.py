@@ -8,21 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.drawn import batch, table
 from xcray.errors import NotFound
 from xcray.files import write_table
 from xcray.train.timeline import COLUMNS, class_costs, document, plain, read_timeline
 
 ENTRY = {"attempt_of_run", "worker", "outcome", "task", "attempt", "batches", "classes", "cost", "started", "ended", "seconds"}
-
-
-def batch(worker="w-0", started=0.0, seconds=1.0, outcome="done", **more):
-    """A row."""
-    fixed = {"attempt_of_run": 1, "worker": worker, "task": 0, "attempt": 1, "classes": 10, "cost": 1.0}
-    return {**fixed, "started": started, "seconds": seconds, "outcome": outcome, **more}
-
-
-def table(*rows) -> pa.Table:
-    return pa.Table.from_pylist(list(rows))
 
 
 def busy_run(rng: np.random.Generator, n_workers: int, n_batches: int) -> pa.Table:

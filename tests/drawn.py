@@ -1,0 +1,28 @@
+"""What tests of reports share: rows of a timeline made by hand, and the size of a picture."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+
+def batch(worker: str = "w-0", started: float = 0.0, seconds: float = 1.0, outcome: str = "done", **more: Any) -> dict[str, Any]:
+    """A row of a timeline."""
+    fixed = {"attempt_of_run": 1, "worker": worker, "task": 0, "attempt": 1, "classes": 10, "cost": 1.0}
+    return {**fixed, "started": started, "seconds": seconds, "outcome": outcome, **more}
+
+
+def table(*rows: dict[str, Any]) -> pa.Table:
+    """Rows as a table."""
+    return pa.Table.from_pylist(list(rows))
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    """Width and height of a PNG, by its header."""
+    head = path.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", head[16:24])
+    return width, height
