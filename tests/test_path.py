@@ -99,7 +99,7 @@ def test_the_best_point_makes_the_final_model(tiny: Dataset, done: PathResult, t
 def test_all_points_are_told(done: PathResult) -> None:
     told = read_json(done.path / "path.json")
     assert told["points"] == done.points
-    assert (told["select"], told["holdout"], told["seed"], told["chosen"]) == ("P@1", 0.2, 0, done.chosen)
+    assert [told[name] for name in ("select", "holdout", "seed", "warm", "chosen")] == ["P@1", 0.2, 0, True, done.chosen]
     assert (told["model"], told["grid"]) == (done.model.sha256, {"lam": [0.1, 0.01], "C": [1.0]})
     table = read_table(done.path / "path.arrow")
     assert table.num_rows == len(done.points) == 2
@@ -182,6 +182,17 @@ def test_each_point_starts_from_the_duals_of_its_neighbour(tiny: Dataset, tmp_pa
         assert all(np.array_equal(start.row(i)[1], duals.row(k)[1]) for i, k in enumerate(labels))
     bench.forget([first, second], 1)
     assert points.read_duals(tmp_path / "points" / first.key / "duals") is None
+
+
+def test_cold_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
+    cold = train_path(spec_of(tiny, warm=False), run_dir=tmp_path / "run", out=tmp_path / "out")
+    held = points.hold_out(tiny, 0.2, 0, tmp_path / "held")
+    for point in cold.points:
+        folder = tmp_path / key_of(point["params"])
+        alone = train(
+            TrainSpec(str(held.path), pool="serial", params=point["params"]), run_dir=folder / "run", out=folder / "model"
+        )
+        assert (point["start"], point["measures"], point["nnz"]) == (None, alone.measures, alone.report["weights"])
 
 
 def test_the_measure_may_need_a_k_of_its_own(tiny: Dataset, tmp_path: Path) -> None:

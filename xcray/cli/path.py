@@ -46,6 +46,7 @@ def path(
     ] = "P@1",
     holdout: Annotated[float, typer.Option(help="Share of the training rows to measure on, chosen by hash.")] = 0.2,
     seed: Annotated[int, typer.Option(help="Another seed, other held-out rows.")] = 0,
+    cold: Annotated[bool, typer.Option("--cold", help="Start every point from nothing, not from the nearest solved one.")] = False,
     solver: Annotated[str, typer.Option(help="Which solver.")] = "ppdsparse",
     param: Parameters = None,
     pool: Annotated[str, typer.Option(help="serial, threads, or ray (where no point starts from another).")] = "threads",
@@ -63,7 +64,7 @@ def path(
 
     values = {"dataset": str(dataset), "solver": solver, "params": output.assignments(param), "pool": pool, "workers": workers}
     grid = {name: tuple(given) for name, given in (("lam", lam), ("tau", tau), ("C", c)) if given}
-    spec = PathSpec(TrainSpec.from_dict(values), grid, select, holdout, seed)
+    spec = PathSpec(TrainSpec.from_dict(values), grid, select, holdout, seed, warm=not cold)
     kept = run_dir or out.with_name(f"{out.name}.run")
     result = run(spec, out, kept, json)
     if run_dir is None:

@@ -37,6 +37,7 @@ class PathSpec:
     train: the training that the best point ends in; its params are those all points share. grid: values of lam, tau and C.
     select: the measure to choose by, on held-out rows: P, recall, nDCG, PSP or PSnDCG, @k; equal ones: the sparser model.
     holdout: share of the training rows to measure on, chosen by a hash of their number; seed: another seed, another choice.
+    warm: start each point from the nearest solved one; False: from nothing, so that no point depends on any other.
     """
 
     train: TrainSpec
@@ -44,6 +45,7 @@ class PathSpec:
     select: str = "P@1"
     holdout: float = 0.2
     seed: int = 0
+    warm: bool = True
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without the data."""
@@ -108,10 +110,10 @@ class _Path:
         points = plan(self.spec.grid)
         self._tell(points, 0, 0, 0)
         held = hold_out(Dataset.open(self.spec.train.dataset), self.spec.holdout, self.spec.seed, self.run_dir / "held")
-        bench = Bench(self.spec.train, held, self.run_dir / "points", self.stop, self.job)
+        bench = Bench(self.spec.train, held, self.run_dir / ("points" if self.spec.warm else "cold"), self.stop, self.job)
         results = []
         for point in points:
-            start = None if point.start is None else points[point.start]
+            start = points[point.start] if self.spec.warm and point.start is not None else None
             tick = functools.partial(self._tell, points, point.number, held.n_labels)
             results.append(bench.result(point, start, tick))
             bench.forget(points, point.number)
@@ -123,7 +125,7 @@ class _Path:
         for number, result in enumerate(results):
             result["chosen"] = number == best
         chosen = results[best]["params"]
-        told = {name: getattr(self.spec, name) for name in ("select", "holdout", "seed")}
+        told = {name: getattr(self.spec, name) for name in ("select", "holdout", "seed", "warm")}
         account = {
             **told,
             "grid": {name: list(values) for name, values in self.spec.grid.items()},
