@@ -1,0 +1,242 @@
+"""Nothing holds all weights: files written piece by piece are the files written whole, merging and turning stay within their
+budget, and what is foreseen is what happens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xcray.arrays import CSR, csr, frozen
+from xcray.errors import Corrupt, ShapeMismatch
+from xcray.execution.parts import Parts
+from xcray.files import MatrixWriter, read_csr, write_matrix
+from xcray.kernels.sparse import transpose
+from xcray.model.model import Model, write_model
+from xcray.model.postings import ranges, write_postings
+from xcray.solvers.block import Block, merge
+
+RECORD = np.dtype([("label", np.int32), ("positives", np.int32), ("rounds", np.int32), ("gap", np.float64)], align=True)
+SHAPES = [(0, 0), (0, 4), (3, 0), (1, 1), (5, 40), (60, 7), (200, 300)]
+
+
+def matrix(rng: np.random.Generator, n_rows: int, n_cols: int) -> CSR:
+    """Random rows, some of them empty, some full."""
+    rows = [np.flatnonzero(rng.random(n_cols) < rng.choice([0.0, 0.05, 0.5, 1.0])) for _ in range(n_rows)]
+    indptr = np.cumsum([0, *map(len, rows)])
+    return csr(indptr, np.concatenate([[], *rows]), rng.normal(size=indptr[-1]), n_cols)
+
+
+def block(rng: np.random.Generator, labels: Any, W: CSR) -> Block:
+    """The block of some labels, whose weights, bias and record depend on the label only."""
+    labels = np.asarray(labels, np.int32)
+    rows = [W.row(int(label)) for label in labels]
+    records = np.zeros(len(labels), RECORD)
+    records["label"], records["gap"] = labels, labels / 7
+    indptr = np.cumsum([0, *(len(row[0]) for row in rows)])
+    own = csr(indptr, np.concatenate([[], *(r[0] for r in rows)]), np.concatenate([[], *(r[1] for r in rows)]), W.n_cols)
+    return Block(frozen(labels, np.int32), own, frozen(-labels / 3, np.float64), records)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pieces_in_any_order_give_the_bytes_of_the_whole(tmp_path: Path, rng: np.random.Generator, shape: tuple[int, int]) -> None:
+    X = matrix(rng, *shape)
+    write_matrix(tmp_path / "whole.arrow", X)
+    cuts = np.unique([0, *rng.integers(0, X.nnz + 1, 5), X.nnz])
+    with MatrixWriter(tmp_path / "pieces.arrow", X.indptr, X.n_cols) as out:
+        for i in rng.permutation(len(cuts) - 1):
+            lo, hi = cuts[i], cuts[i + 1]
+            out.write(int(lo), X.indices[lo:hi], X.data[lo:hi])
+    assert (tmp_path / "pieces.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_matrix_with_a_gap_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ShapeMismatch, match="3 entries, 1 were written"), MatrixWriter(tmp_path / "m", np.array([0, 3]), 9) as out:
+        out.write(0, np.array([1], np.int32), np.ones(1, np.float32))
+    with pytest.raises(ShapeMismatch, match="do not lie"), MatrixWriter(tmp_path / "m", np.array([0, 3]), 9) as out:
+        out.write(2, np.array([1, 2], np.int32), np.ones(2, np.float32))
+    with pytest.raises(RuntimeError, match="own"), MatrixWriter(tmp_path / "m", np.array([0, 0]), 9):
+        raise RuntimeError("the writer's own trouble")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("budget", [1, 8 * 13, 8 * 1000, 1 << 30])
+def test_postings_are_the_transpose_for_any_budget(tmp_path: Path, rng: np.random.Generator, shape: Any, budget: int) -> None:
+    W = matrix(rng, *shape)
+    write_matrix(tmp_path / "w.arrow", W)
+    write_matrix(tmp_path / "whole.arrow", transpose(W))
+    ticks: list[int] = []
+    write_postings(tmp_path / "p.arrow", read_csr(tmp_path / "w.arrow"), budget, tick=lambda: ticks.append(1))
+    assert (tmp_path / "p.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()
+    indptr = transpose(W).indptr
+    found = list(ranges(indptr, budget // 8))
+    assert [i for first, stop in found for i in range(first, stop)] == list(range(shape[1]))
+    assert all(stop == first + 1 or indptr[stop] - indptr[first] <= budget // 8 for first, stop in found)
+    assert len(ticks) == len(found)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> None:
+    """Random blocks in any order, overlapping, some damaged and solved again: the same block, whatever the budget."""
+    rng = np.random.default_rng([4, seed])
+    n_labels, n_features = int(rng.integers(1, 60)), int(rng.integers(1, 80))
+    W = matrix(rng, n_labels, n_features)
+    order = rng.permutation(n_labels)
+    batches = [part for part in np.split(order, np.sort(rng.integers(0, n_labels, 5))) if len(part)]
+    batches += [rng.choice(n_labels, rng.integers(1, n_labels + 1), replace=False) for _ in range(3)]  # overlapping ones
+    parts = Parts(tmp_path / "run", {"seed": seed}, n_labels=n_labels, n_features=n_features)
+    blocks = [block(rng, batches[i], W) for i in rng.permutation(len(batches))]
+    for each in blocks:
+        parts.commit(each)
+    files = sorted((tmp_path / "run").glob("part-*.arrow"))
+    for victim in rng.choice(np.array(files, object), 2, replace=False) if len(files) > 2 else []:
+        content = bytearray(victim.read_bytes())
+        victim.write_bytes(bytes(content[: len(content) // 2]))
+    if seed % 2:  # another attempt: damaged parts are found, and what only they held is solved again
+        parts = Parts(tmp_path / "run", {"seed": seed}, n_labels=n_labels, n_features=n_features)
+        assert len(parts.damaged) == (2 if len(files) > 2 else 0)
+        if len(parts.missing):
+            parts.commit(block(rng, rng.permutation(parts.missing), W))
+    else:
+        for each in blocks:
+            parts.commit(each)  # the same names: whole again
+    expected = merge(blocks, n_labels, n_features)
+    for budget in (1, 8 * 20, 1 << 20):
+        got = parts.merge(tmp_path / "w.arrow", budget=budget)
+        assert got.digest() == expected.digest()
+        assert got.records.dtype == RECORD
+        assert not got.W.data.flags.owndata
+        write_matrix(tmp_path / "whole.arrow", expected.W)
+        assert (tmp_path / "w.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()
+    assert parts.lengths.tolist() == np.diff(expected.W.indptr).tolist()
+
+
+def test_missing_labels_are_named_or_marked(tmp_path: Path, rng: np.random.Generator) -> None:
+    W = matrix(rng, 6, 9)
+    parts = Parts(tmp_path / "run", {}, n_labels=6, n_features=9)
+    counts = np.array([5, 4, 3, 2, 1, 9])
+    empty = parts.merge(tmp_path / "none.arrow", allow_missing=True, positives=counts)
+    assert (empty.W.nnz, empty.bias.tolist(), empty.records["rounds"].tolist()) == (0, [-1] * 6, [-1] * 6)
+    assert empty.records["positives"].tolist() == counts.tolist()
+    parts.commit(block(rng, [4, 0, 2], W))
+    with pytest.raises(ValueError, match="label 1 is in no part"):
+        parts.merge(tmp_path / "w.arrow")
+    got = parts.merge(tmp_path / "w.arrow", allow_missing=True, positives=counts)
+    whole = block(rng, range(6), W)
+    for label in range(6):
+        done = label in (0, 2, 4)
+        assert got.W.row(label)[0].tolist() == (W.row(label)[0].tolist() if done else [])
+        assert got.bias[label] == (whole.bias[label] if done else -1)
+        assert got.records[label]["rounds"] == (0 if done else -1)
+        assert got.records[label]["label"] == label
+        assert got.records[label]["positives"] == (0 if done else counts[label])
+        assert got.records[label]["gap"] == (whole.records[label]["gap"] if done else 0)
+
+
+def test_a_part_changed_under_way_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    W = csr([0, 1, 3], [0, 0, 1], [1.0, 2.0, 3.0], 2)
+    parts = Parts(tmp_path / "run", {}, n_labels=2, n_features=2)
+    for label in (0, 1):
+        parts.commit(block(rng, [label], W))
+    one, other = sorted((tmp_path / "run").glob("part-*.arrow"))
+    other.write_bytes(one.read_bytes())
+    with pytest.raises(Corrupt, match="changed while the run was under way"):
+        parts.merge(tmp_path / "w.arrow")
+
+
+def test_a_partial_model_says_so(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"label_names": ["a"], "feature_names": ["f"], "solver": "s", "params": {}, "dataset_hash": "d"}
+    W = csr([0, 0], [], [], 1)
+    assert write_model(tmp_path / "part", W=W, b=[-1], missing=1, **given).manifest["partial"] == {"missing": 1}
+    assert "partial" not in write_model(tmp_path / "whole", W=W, b=[-1], **given).manifest
+
+
+def test_a_model_of_mapped_weights_is_the_model_of_those_in_memory(tmp_path: Path, rng: np.random.Generator) -> None:
+    W = matrix(rng, 30, 50)
+    write_matrix(tmp_path / "w.arrow", W)
+    about: dict[str, Any] = {"b": np.arange(30), "label_names": [f"é{i}" for i in range(30)], "solver": "s", "params": {}}
+    about |= {"feature_names": [str(i) for i in range(50)], "dataset_hash": "d"}
+    whole, mapped = (
+        write_model(tmp_path / name, W=given, **about) for name, given in (("a", W), ("b", read_csr(tmp_path / "w.arrow")))
+    )
+    digests = [{name: entry["sha256"] for name, entry in m.manifest["files"].items() if name != "card.md"} for m in (whole, mapped)]
+    assert whole.sha256 == mapped.sha256
+    assert digests[0] == digests[1]
+    assert whole.sha256 == "f87efcdc8f3d790c8e1e5c9cd7cb4c23d9ca398cf00e106085fba028d43a6512"  # as before weights were streamed
+
+
+LIMITED = """
+import json, resource, sys
+from pathlib import Path
+import numpy as np
+from xcray.arrays import csr
+from xcray.execution.parts import Parts
+from xcray.files import read_csr
+from xcray.kernels.sparse import transpose
+from xcray.model.directory import Staging
+from xcray.model.model import write_model
+
+folder, allowed, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+n_labels, n_features = 240, 60_000
+one = csr([0, 1], [0], [1.0], 1)
+names = {"label_names": ["l"], "feature_names": ["f"]}
+write_model(folder / f"warm-{how}", W=one, b=[0], solver="s", params={}, dataset_hash="d", **names)  # loads the kernels
+transpose(one)
+parts = Parts(folder / "run", {}, n_labels=n_labels, n_features=n_features)
+used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (used + allowed, used + allowed))
+try:
+    if how == "streamed":
+        with Staging(folder / "model", allowed // 6) as staging:
+            block = parts.merge(staging.weights, budget=allowed // 6)
+            W, postings, b = staging.index(block.bias)
+            names = {"label_names": [str(i) for i in range(n_labels)], "feature_names": [str(i) for i in range(n_features)]}
+            about = {"solver": "s", "params": {}, "dataset_hash": "d"}
+            print(json.dumps(write_model(folder / "model", W=W, b=b, staged=staging, **names, **about).sha256))
+    else:
+        W = read_csr(folder / "w.arrow")
+        kept = csr(W.indptr.copy(), W.indices.copy(), W.data.copy(), W.n_cols)
+        print(json.dumps(len(transpose(kept).indices)))
+except MemoryError:
+    print(json.dumps("MemoryError"))
+"""
+
+
+def test_three_times_the_allowed_memory_is_merged_turned_and_published(tmp_path: Path, rng: np.random.Generator) -> None:
+    """A process may take 24 MiB beside what it holds; the parts have 75 MB of weights, the model 150. In memory that must fail."""
+    allowed, n_labels, n_features = 24 << 20, 240, 60_000
+    indices = [np.sort(rng.choice(n_features, 39_000, replace=False)) for _ in range(3)]
+    rows = [(indices[label % 3], rng.random(39_000, np.float32)) for label in range(n_labels)]
+    W = csr(
+        np.arange(n_labels + 1) * 39_000, np.concatenate([r[0] for r in rows]), np.concatenate([r[1] for r in rows]), n_features
+    )
+    parts = Parts(tmp_path / "run", {}, n_labels=n_labels, n_features=n_features)
+    for labels in np.array_split(rng.permutation(n_labels), 30):
+        parts.commit(block(rng, labels, W))
+    write_matrix(tmp_path / "w.arrow", W)
+    assert 8 * W.nnz > 2.9 * allowed
+    names = {"label_names": [str(i) for i in range(n_labels)], "feature_names": [str(i) for i in range(n_features)]}
+    expected = write_model(
+        tmp_path / "expected", W=W, b=-np.arange(n_labels) / 3, solver="s", params={}, dataset_hash="d", **names
+    ).sha256
+    said = {}
+    for how in ("streamed", "in-memory"):
+        command = [sys.executable, "-c", LIMITED, str(tmp_path), str(allowed), how]
+        environment = {
+            "PATH": "/usr/bin",
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parent.parent)
+        assert done.returncode == 0, done.stderr
+        said[how] = json.loads(done.stdout)
+    assert said == {"streamed": expected, "in-memory": "MemoryError"}
+    assert Model.open(tmp_path / "model").nnz == W.nnz

@@ -1,0 +1,299 @@
+"""What a training will take, told before it starts: formulas against what solvers really hold, limits as the system tells them,
+refusals with figures, and the report's comparison with what happened."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from xcray.arrays import frozen
+from xcray.cli.main import app
+from xcray.data.build import BuildOptions, build
+from xcray.data.dataset import Dataset
+from xcray.errors import ParameterError, Refused
+from xcray.execution import memory
+from xcray.execution.parts import Parts
+from xcray.model.model import Model
+from xcray.model.postings import BUDGET
+from xcray.solvers import SOLVERS, make_solver
+from xcray.solvers.block import Block
+from xcray.train import TrainSpec, preflight, train, watch
+from xcray.train.preflight import check, entries_of_labels, estimate, foresee, limits_of, merge_budget, worker_bytes
+from xcray.train.watch import Watch
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture(scope="module")
+def middle(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A set large enough for its estimate to mean something."""
+    options = {"test_fraction": 0.1, "synthetic": {"rows": 3000, "features": 2500, "labels": 300, "seed": 3}}
+    return build("synthetic", {}, tmp_path_factory.mktemp("middle") / "data", BuildOptions.from_dict(options))
+
+
+def spec(dataset: Dataset, **changes: Any) -> TrainSpec:
+    """Serial training of `dataset`, with changes."""
+    return TrainSpec(**{"dataset": str(dataset.path), "pool": "serial", **changes})
+
+
+def held(value: Any, given: set[int]) -> int:
+    """Bytes of all arrays in nested tuples and objects, but for those whose data lie at `given` addresses."""
+    if isinstance(value, np.ndarray):
+        return 0 if value.__array_interface__["data"][0] in given else value.nbytes
+    if isinstance(value, tuple):
+        return sum(held(each, given) for each in value)
+    return sum(held(each, given) for each in vars(value).values()) if hasattr(value, "__dict__") else 0
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_a_worker_holds_what_is_foreseen(middle: Dataset, name: str) -> None:
+    """The formula, fitted on made-up problems, against the arrays of a real worker."""
+    solver, train_part = make_solver(name, {}), middle.train
+    given = {a.__array_interface__["data"][0] for m in (train_part.X, train_part.XT, train_part.YT) for a in m[:-1]}
+    local = solver.load(train_part.X, train_part.XT, train_part.YT)
+    foreseen, reserved = worker_bytes(solver, train_part, 0)
+    assert foreseen + reserved == pytest.approx(held(local, given), rel=0.05, abs=1 << 16)
+    sizes = train_part.X.n_rows + middle.n_features + middle.n_labels
+    assert foreseen < 200 * sizes + (1 << 20)  # O(N + D), however many entries X has
+
+
+def test_entries_of_labels_are_counted(middle: Dataset) -> None:
+    X, Y = middle.train.X.to_scipy(), middle.train.Y.to_scipy()
+    expected = (Y.T @ np.diff(X.indptr)).astype(float)
+    assert entries_of_labels(middle.train).tolist() == expected.tolist()
+
+
+def test_a_probe_knows_the_weights(middle: Dataset, tmp_path: Path) -> None:
+    """Within a third of what is trained: weights, parts and model; and every figure is compared in the report."""
+    found = foresee(spec(middle))
+    assert found.probed >= 20
+    report = train(spec(middle), run_dir=tmp_path / "run", out=tmp_path / "model").report
+    told, compared = report["preflight"]["estimate"], report["preflight"]["compared"]
+    model = Model.open(tmp_path / "model")
+    assert compared["weights"]["actual"] == model.nnz
+    assert found.weights == pytest.approx(model.nnz, rel=0.35)
+    assert found.model == pytest.approx(model.n_bytes, rel=0.4)
+    assert found.parts == pytest.approx(compared["parts"]["actual"], rel=0.4)
+    assert {"weights", "model", "parts", "seconds", "core_seconds", "memory"} <= set(compared)
+    assert all(row["estimated"] == told[name] for name, row in compared.items())
+    assert compared["parts"]["actual"] == sum(p.stat().st_size for p in (tmp_path / "run").glob("part-*.arrow"))
+    assert report["preflight"]["driver"]["anonymous_peak"] >= report["preflight"]["driver"]["anonymous_before"]
+    json.dumps(report)
+
+
+def test_what_is_done_is_not_foreseen_again(middle: Dataset) -> None:
+    solver = make_solver("ppdsparse", {})
+    whole, rest = (
+        estimate(spec(middle), middle, solver, frozen(np.arange(n), np.int32), workers=1, probe=0.0) for n in (middle.n_labels, 10)
+    )
+    assert (whole.weights, whole.model) == (rest.weights, rest.model)
+    assert rest.parts < whole.parts / 5
+    assert rest.core_seconds < whole.core_seconds
+    assert whole.probed == 0
+
+
+def test_places_of_workers(middle: Dataset) -> None:
+    def of(**changes: Any) -> preflight.Estimate:
+        solver = make_solver("ppdsparse", {})
+        return estimate(spec(middle, **changes), middle, solver, frozen([0], np.int32), workers=3, probe=0.0)
+
+    here, own, beside, away = (
+        of(pool="threads"),
+        of(pool="ray"),
+        of(pool="ray", ray_address="127.0.0.1:6379"),
+        of(pool="ray", ray_address="ray://head.example:10001"),
+    )
+    assert [e.place for e in (here, own, beside, away)] == ["here", "beside", "beside", "elsewhere"]
+    assert here.memory == here.driver + 3 * here.worker
+    assert own.memory == own.driver + 3 * (own.worker + preflight.PROCESS) + preflight.RAY
+    assert beside.memory == own.memory - preflight.RAY
+    assert away.memory == away.driver
+
+
+def test_too_little_memory_is_refused_with_figures(middle: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="memory_limit leaves 0 bytes: use fewer workers") as caught:
+        train(spec(middle, memory_limit="1MB"), run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert caught.value.code == "MEMORY"
+    assert caught.value.details["needed"] > caught.value.details["available"] == 0
+    assert not (tmp_path / "model").exists()
+    result = train(spec(middle, memory_limit="2GiB"), run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert Model.open(tmp_path / "model").sha256 == result.sha256
+
+
+def test_a_limit_of_address_space_counts_what_is_only_reserved(middle: Dataset, tmp_path: Path) -> None:
+    found = foresee(spec(middle), probe=0.0)._replace(reserved=10**9, mapped=10**8)
+    for limit, wanted in (("machine", 0), ("cgroup", 0), ("RLIMIT_DATA", 10**9), ("RLIMIT_AS", 10**9 + 10**8)):
+        check(found, {limit: found.memory + wanted}, tmp_path, tmp_path)
+        with pytest.raises(Refused, match=limit):
+            check(found, {limit: found.memory + wanted - 1}, tmp_path, tmp_path)
+
+
+def test_too_little_disk_is_refused_before_and_under_way(middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = foresee(spec(middle), probe=0.0)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, found.disk))
+    check(found, {}, tmp_path / "run" / "deep", tmp_path / "model")
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, found.disk - 1))
+    with pytest.raises(Refused, match="make room, choose another place, or make the model smaller") as caught:
+        check(found, {}, tmp_path / "run" / "deep", tmp_path / "model")
+    assert caught.value.code == "DISK"
+    assert caught.value.details == {"needed": found.disk, "available": found.disk - 1}
+
+
+def test_the_disk_is_watched_by_the_weights_that_come(middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the labels are done, with more weights than foreseen: the other half is expected to have as many."""
+    K, D = middle.n_labels, middle.n_features
+    parts = Parts(tmp_path / "run", {}, n_labels=K, n_features=D)
+    labels = frozen(np.arange(0, K, 2), np.int32)
+    rows = frozen(np.tile(np.arange(D), len(labels)), np.int32)
+    W = preflight.csr(np.arange(len(labels) + 1) * D, rows, np.ones(len(rows)), D)
+    found = foresee(spec(middle), probe=0.0)
+    watched = Watch(found, np.ones(K), parts, tmp_path / "run", tmp_path / "model")
+    monkeypatch.setattr(watch, "SECONDS", -1.0)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1000))
+    watched.look()  # nothing is known yet
+    parts.commit(Block(labels, W, frozen(np.zeros(len(labels)), np.float64), np.zeros(len(labels), [("label", np.int32)])))
+    expected = 8 * D * K / 2 + 16 * D * K + preflight.PART_LABEL * K / 2 + preflight.MODEL_LABEL * K
+    with pytest.raises(Refused, match=f"by the {D * K // 2:,} weights of {K // 2} finished labels") as caught:
+        watched.look()
+    assert caught.value.details["needed"] == pytest.approx(expected, rel=1e-6)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, int(expected) + 1000))
+    watched.look()
+
+
+def test_merging_keeps_within_what_is_left(middle: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "available", lambda: {"machine": 1 << 40})
+    assert merge_budget(spec(middle)) == BUDGET
+    assert merge_budget(spec(middle), 10**10) == 8 * 10**10 // preflight.PASSES
+    monkeypatch.setattr(preflight, "available", lambda: {"machine": 1 << 40, "cgroup": 100 << 20})
+    assert merge_budget(spec(middle), 10**10) == (100 << 20) // 8
+    monkeypatch.setattr(preflight, "available", lambda: {"machine": 0})
+    assert merge_budget(spec(middle)) == 4 << 20
+    monkeypatch.setattr(preflight, "available", dict)
+    assert merge_budget(spec(middle)) == BUDGET
+
+
+def system(folder: Path, files: dict[str, str]) -> Path:
+    """Made-up /proc and /sys/fs/cgroup."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+MEMINFO = {"proc/meminfo": "MemTotal: 999999 kB\nMemAvailable:  5000 kB\nHugePages_Total: 0\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "cgroup"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "cg/memory.max": "max\n", "cg/memory.current": "1000\n"}, None),
+        ({"proc/self/cgroup": "0::/a/b\n", "cg/a/memory.max": "9000\n", "cg/a/memory.current": "2000\n"}, 7000),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "cg/a/memory.max": "9000\n",
+                "cg/a/memory.current": "2000\n",
+                "cg/a/b/memory.max": "4000\n",
+                "cg/a/b/memory.current": "3900\n",
+                "cg/a/b/memory.stat": "inactive_file 700\n",
+            },
+            800,
+        ),
+        ({"proc/self/cgroup": "0::/a\n", "cg/a/memory.max": "100\n", "cg/a/memory.current": "2000\n"}, 0),
+        (
+            {
+                "proc/self/cgroup": "5:cpu,memory:/job\n4:pids:/x\n",
+                "cg/memory/job/memory.limit_in_bytes": "6000\n",
+                "cg/memory/job/memory.usage_in_bytes": "1000\n",
+                "cg/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "cg/memory/memory.usage_in_bytes": "1\n",
+            },
+            5000,
+        ),
+    ],
+)
+def test_limits_of_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cgroup: int | None
+) -> None:
+    system(tmp_path, {**MEMINFO, **files})
+    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cg")
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert memory.available() == {"machine": 5000 << 10, **({} if cgroup is None else {"cgroup": cgroup})}
+
+
+def test_limits_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system(tmp_path, {**MEMINFO, "proc/self/status": "Name:\tpython\nVmSize:\t 3000 kB\nVmData:\t 1000 kB\nRssAnon:\t 600 kB\n"})
+    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cg")
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (4000 << 10, resource.RLIM_INFINITY))
+    assert memory.available() == {"machine": 5000 << 10, "RLIMIT_AS": 1000 << 10, "RLIMIT_DATA": 3000 << 10}
+    assert memory.anonymous() == 600 << 10
+    assert memory.footprint() is None
+
+
+def test_without_proc_something_is_known_or_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "PROC", tmp_path / "no")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "no")
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert set(memory.available()) <= {"machine"}
+    monkeypatch.setattr(memory.os, "sysconf_names", {})
+    assert memory.available() == {}
+    assert (memory.anonymous(), memory.footprint()) == (None, None)
+
+
+def test_footprint_of_this_process() -> None:
+    before = memory.footprint()
+    kept = np.ones(4 << 20)  # 32 MiB of its own
+    after = memory.footprint()
+    assert before is not None
+    assert after is not None
+    for grown in (after.anonymous - before.anonymous, after.own - before.own, after.resident - before.resident):
+        assert grown >= 0.9 * kept.nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [(4096, 4096), ("4GiB", 4 << 30), (" 500 MB ", 500 * 10**6), ("1.5gib", 3 << 29), ("2e9", 2 * 10**9), ("64 kib", 64 << 10)],
+)
+def test_amounts_of_memory(text: int | str, size: int) -> None:
+    assert memory.parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-4GB", "4 parsecs", "nan", "0", 0, -1, True, "1e99", "4GiB; rm"])
+def test_what_is_no_amount_of_memory(text: Any) -> None:
+    with pytest.raises(ParameterError, match="no amount of memory: write bytes"):
+        TrainSpec("d", memory_limit=text)
+
+
+def test_sizes_for_people() -> None:
+    assert [memory.human(n) for n in (0, 1023, 1536, 10 << 20, 150 << 20, 3 << 40, 1 << 60)] == [
+        *("0 bytes", "1023 bytes", "1.5 KiB", "10.0 MiB", "150 MiB", "3.0 TiB", "1048576 TiB")
+    ]
+
+
+def test_the_command_line_tells_and_refuses(middle: Dataset, tmp_path: Path) -> None:
+    runner = CliRunner()
+    asked = ["train", str(middle.path), "--estimate", "--out", str(tmp_path / "m"), "--pool", "serial"]
+    told = runner.invoke(app, [*asked, "--json"])
+    assert told.exit_code == 0
+    assert json.loads(told.stdout)["estimate"]["workers"] == 1
+    assert "disk for the model" in runner.invoke(app, asked).stdout
+    refused = runner.invoke(app, [*asked, "--memory-limit", "1MB"])
+    assert isinstance(refused.exception, Refused)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_limits_of_a_spec(middle: Dataset) -> None:
+    limits = limits_of(spec(middle, memory_limit="100GiB"))
+    assert 90 << 30 < limits["memory_limit"] < 100 << 30
+    assert "memory_limit" not in limits_of(spec(middle))
