@@ -10,18 +10,18 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from xcray.arrays import CSR, Pattern, TopK, csr_from, pattern, pattern_from
+from xcray.arrays import CSR, Float32, Pattern, TopK, csr_from, pattern, pattern_from
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
 from xcray.execution.pool import Pool, Result, StopFlag
 from xcray.index.inverted import InvertedIndex
-from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
 from xcray.schedule.scatter import Scatter
-from xcray.solvers import make_solver
 from xcray.solvers.block import Block, merge
-from xcray.solvers.solver import Solver
+from xcray.solvers.parameters import make_parameters
+from xcray.solvers.ppdsparse import PPDSparseSolver
 
 CHUNK = 4096  # rows scored at once
 
@@ -29,8 +29,8 @@ CHUNK = 4096  # rows scored at once
 class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """One-vs-all sparse linear classification for very many labels; see `xcray.solvers.ppdsparse` for the problem.
 
-    lam, tau, C, loss, eps, prune, max_rounds, max_sweeps, growth, seed: as in the solver. n_jobs: threads; None for one,
-    -1 for all cores; the model's bits do not depend on it.
+    lam, tau, C, loss, eps, positives, positive_weight, prune, prune_keep, prune_loss, max_rounds, max_sweeps, growth, seed: as
+    in the solver. n_jobs: threads; None for one, -1 for all cores; the model's bits do not depend on it.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,) structured: rounds,
     primal, dual, gap and more of every class; n_features_in_.
@@ -49,7 +49,11 @@ class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         C: float = 1.0,
         loss: str = "squared_hinge",
         eps: float = 0.01,
+        positives: str = "equal",
+        positive_weight: float = 1.0,
         prune: float = 0.0,
+        prune_keep: int = 0,
+        prune_loss: float = 0.0,
         max_rounds: int = 100,
         max_sweeps: int = 20,
         growth: int = 10,
@@ -57,18 +61,22 @@ class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n_jobs: int | None = None,
     ) -> None:
         """Keep the parameters; they are checked in `fit`."""
-        self.lam, self.tau, self.C, self.loss, self.eps, self.prune = lam, tau, C, loss, eps, prune
+        self.lam, self.tau, self.C, self.loss, self.eps = lam, tau, C, loss, eps
+        self.positives, self.positive_weight = positives, positive_weight
+        self.prune, self.prune_keep, self.prune_loss = prune, prune_keep, prune_loss
         self.max_rounds, self.max_sweeps, self.growth, self.seed, self.n_jobs = max_rounds, max_sweeps, growth, seed, n_jobs
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train one linear model a label.
 
         X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense; or (N,) one class a row.
+        sample_weight: (N,) numbers, what each row's losses are multiplied by; rows of weight 0 are left out.
         Raises ParameterError for a parameter out of its range, ValueError for X or y that scikit-learn's checks refuse.
         """
-        solver = make_solver("ppdsparse", {name: value for name, value in self.get_params().items() if name != "n_jobs"})
+        solver = make_parameters(PPDSparseSolver, {name: value for name, value in self.get_params().items() if name != "n_jobs"})
         rows, labels = self._validated(X, y)
-        block = _solve(solver, rows, labels, self._workers())
+        rows, labels, weights = _weighted(rows, labels, sample_weight)
+        block = _solve(solver, rows, labels, weights, self._workers())
         self.coef_, self.intercept_ = block.W.to_scipy(), block.bias.astype(np.float32)
         self.records_ = block.records
         self._index = InvertedIndex.build(block.W, self.intercept_)
@@ -163,10 +171,19 @@ class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return max(1, self.n_jobs if self.n_jobs > 0 else cores + 1 + self.n_jobs)
 
 
-def _solve(solver: Solver, X: CSR, Y: Pattern, workers: int) -> Block:
+def _weighted(X: CSR, Y: Pattern, sample_weight: Any) -> tuple[CSR, Pattern, Float32 | None]:
+    """The rows of a weight above 0, with their weights; all of them, and None, where there are no weights."""
+    if sample_weight is None:
+        return X, Y, None
+    weights = _check_sample_weight(sample_weight, X.to_scipy(), dtype=np.float32, ensure_non_negative=True)
+    kept = np.flatnonzero(weights)
+    return take_rows(X, kept), take_pattern_rows(Y, kept), weights[kept]
+
+
+def _solve(solver: PPDSparseSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int) -> Block:
     """All labels, on threads of this process."""
     XT, YT = transpose(X), transpose_pattern(Y)
-    local, terms = solver.load(X, XT, YT), solver.cost_terms(X, XT, YT)
+    local, terms = solver.load(X, XT, YT, weights), solver.cost_terms(X, XT, YT)
     schedule = Scatter(range(Y.n_cols), terms, solver.cost_rates, workers=workers, joint=solver.joint)
     pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
     results: list[Result] = []

@@ -7,10 +7,17 @@ from typing import Any
 
 from xcray.errors import ParameterError
 from xcray.solvers import parameters
+from xcray.solvers.pdsparse import PDSparseSolver
 from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.presets import DiSMECSolver, L2SVMSolver
 from xcray.solvers.solver import Solver
 
-SOLVERS: dict[str, type[Solver]] = {"ppdsparse": PPDSparseSolver}
+SOLVERS: dict[str, type[Solver]] = {
+    "ppdsparse": PPDSparseSolver,
+    "dismec": DiSMECSolver,
+    "l2svm": L2SVMSolver,
+    "pdsparse": PDSparseSolver,
+}
 
 
 def make_solver(name: str, given: Mapping[str, Any]) -> Solver:
