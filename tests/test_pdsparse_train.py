@@ -54,7 +54,7 @@ def test_threads_give_the_same_model_on_one_core(reference, tmp_path, workers):
     assert other.report["batches"] == 1
 
 
-def test_one_ray_worker_gives_the_same_model_and_keeps_its_dual(reference, tmp_path, ray):
+def test_one_ray_worker_gives_the_same_model(reference, tmp_path, ray):
     spec, result = reference
     other = train(replace(spec, pool="ray", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model", job="pd")
     assert other.sha256 == result.sha256

@@ -13,8 +13,7 @@ negatives into its active set, and move its beta to the maximum of a quadratic l
 INNER: the same without the search. CERTIFY: search all samples and change no beta: the exact gap. REBASE: make V afresh from
 beta, without the entries that came and went; beta is then all that another process needs to go on with the same bits.
 
-V is never dense: `kernels.growing`, a row a feature, with lam as its threshold. A change there needs the cache of this file
-cleared: numba's disk cache does not see changes in other files.
+V is never dense: `kernels.growing`, a row a feature, with lam as its threshold.
 """
 
 from typing import Any, NamedTuple
@@ -26,12 +25,15 @@ from xcray.arrays import CSR, Float64, Int32, Int64, Pattern
 from xcray.kernels.growing import Table, add, clear, gather, has_room, past
 from xcray.kernels.random import GAMMA, below, stream
 
+# The content of these files, held by test_house.py: numba's disk cache sees changes of this file alone.
+BUILT_ON = {"growing": "671ed9f2", "random": "bd4614dc"}
+
 BEGIN, SEARCH, INNER, CERTIFY, REBASE, FINISHED = 0, 1, 2, 3, 4, 5
 DONE, BUDGET, FULL_LISTS, FULL_TABLE, KEEP = 0, 1, 2, 3, 4  # why `advance` came back
 NOTHING = -np.inf  # a score below all scores
 HOPE = 1.5  # it looks done when the estimated gap is at most so many times the one asked for
 QUIET = 0.01  # of eps C: a sample whose step gained less is left out of inner passes
-FINDING, ADDING = 4, 16  # what finding an entry of V, and adding to one, take, in entries walked
+FINDING, ADDING = 16, 40  # what finding an entry of V, and adding to one, take, in entries walked
 
 STATE = np.dtype(
     [
