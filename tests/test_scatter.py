@@ -31,7 +31,7 @@ def simulated(cost, speeds, *, guess=None, ends=(), joins=None, overhead=0.0, **
     return outcome
 
 
-def test_dearest_first_ties_by_label():
+def test_dearest_first_ties_as_given():
     schedule = Scatter([4, 5, 6, 7], [1.0, 9.0, 1.0, 3.0], depth=1)
     assert runs(schedule.on(Joined("a"))) == [("a", (5,))]
     assert runs(schedule.on(Done("a", 0, 9.0))) == [("a", (7,))]

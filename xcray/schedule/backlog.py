@@ -25,7 +25,7 @@ class Batch(NamedTuple):
 class Backlog:
     """Labels (n,), ids, with terms (n, T) >= 0; in order of `values` (n,), largest first, or else of price, dearest first.
 
-    Ties go by price and then by label. Sums of terms are kept along the order, so that any stretch is priced by its two
+    Ties go by price and then by the order given. Sums of terms are kept along the order, so that any stretch is priced by its two
     ends. Prices are always those of the rates asked with; only the order is that of the last `sort`.
     Taking looks at no more than `LARGEST` labels; sorting takes O(n log n).
     """
@@ -49,10 +49,9 @@ class Backlog:
         """Put what is left in the order of these rates."""
         left = slice(self._begin, self._end)
         labels, terms = self._labels[left], self._terms[left]
-        keys = [labels, -(terms @ np.asarray(rates))]
+        order = np.argsort(-(terms @ np.asarray(rates)), kind="stable")
         if self._values is not None:
-            keys.append(-self._values[left])
-        order = np.lexsort(keys)
+            order = order[np.argsort(-self._values[left][order], kind="stable")]
         self._labels, self._terms = labels[order], terms[order]
         self._values = None if self._values is None else self._values[left][order]
         self._sums = np.vstack([np.zeros(terms.shape[1]), np.cumsum(self._terms, axis=0)])

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 MEMORY = 64.0  # batches that count: a fit made on the dear labels gives way to one made on the cheap ones
 RIDGE = 0.01  # pull towards the first guess's proportions, as a share of what the batches say of a term
 UNSEEN = 1e-3  # and, for a term they hardly have, of what they say of the others
@@ -17,7 +19,6 @@ OUTLIER = 8.0  # a batch that took so many times longer, or less, than foreseen 
 NOTHING = 1e-9  # seconds: what is foreseen to take less teaches nothing
 FULL = 0.25  # seconds: a longer batch counts as if cut down to this, for a dear label is one draw, not many
 FIRST = 0.05  # seconds of evidence that the first guess is worth
-SWEEPS, CLOSE = 50, 1e-9  # of the coordinate descent: at most, and the relative change that ends it
 
 
 class CostModel:
@@ -30,8 +31,8 @@ class CostModel:
 
     where p_b is what the model foresaw (the variance of a batch's seconds grows with its size; batches above FULL seconds
     are scaled down to it), s the factor by which the guess is off as a whole, and m_t = RIDGE (A_tt + UNSEEN mean A) with A
-    the matrix of the first sum: proportions that batches do not tell apart stay those of the guess. The minimum is found by
-    coordinate descent. Raises ValueError for a guess that is not positive and finite.
+    the matrix of the first sum: proportions that batches do not tell apart stay those of the guess. Raises
+    ValueError for a guess that is not positive and finite.
 
     Example:
         >>> model = CostModel([1.0, 1.0])
@@ -89,20 +90,20 @@ class CostModel:
         return model
 
     def _fit(self) -> None:
-        """Coordinate descent from the last theta: exact for a strictly convex problem, and quick for a few terms."""
-        A, b, theta = self._A, self._b, self._theta
-        scale = self._took / self._guessed
-        mean = sum(A[i][i] for i in range(len(A))) / len(A)
-        ridge = [RIDGE * (A[i][i] + UNSEEN * mean) for i in range(len(A))]
-        for _ in range(SWEEPS):
-            change = 0.0
-            for i, row in enumerate(A):
-                pull = b[i] + ridge[i] * scale - sum(a * t for a, t in zip(row, theta, strict=True)) + row[i] * theta[i]
-                new = max(pull / (row[i] + ridge[i]), FLOOR * scale)
-                change = max(change, abs(new - theta[i]))
-                theta[i] = new
-            if change <= CLOSE * scale:
+        """Minimise over theta by guessing which of them lie on their bound, until the signs of the gradient agree."""
+        A, scale = np.array(self._A), self._took / self._guessed
+        diagonal = A.diagonal()
+        ridge = RIDGE * (diagonal + UNSEEN * diagonal.mean())
+        A = A + np.diag(ridge)
+        b, floor = np.array(self._b) + ridge * scale, FLOOR * scale
+        theta, free = np.linalg.solve(A, b), np.ones(len(b), bool)
+        for _ in range(3 * len(b)):
+            agreed = np.where(free, theta > floor, A @ theta < b)
+            if (agreed == free).all():
                 break
+            free, theta = agreed, np.full(len(b), floor)
+            theta[free] = np.linalg.solve(A[np.ix_(free, free)], b[free] - floor * A[np.ix_(free, ~free)].sum(axis=1))
+        self._theta = np.maximum(theta, floor).tolist()
         self._name_rates()
 
     def _name_rates(self) -> None:
