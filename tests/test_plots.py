@@ -50,6 +50,9 @@ def test_bars_lie_end_to_end_in_the_lanes_of_their_workers():
     merged = plots.bars(document(halves, limit=2))
     assert len(merged) == 2
     assert merged[0].share == pytest.approx(4 * 0.999 / 3.999)
+    apart = table(*(batch(started=float(t), seconds=0.25, outcome="lost" if t % 4 else "done") for t in range(9)))
+    lost = [bar for bar in plots.bars(document(apart, limit=2)) if bar.outcome == "lost"]
+    assert [(bar.begins, bar.ends, bar.share) for bar in lost] == [(1.0, 2.5, 1.0)]  # six, in one bar as long as they were
 
 
 def test_speed_ups():

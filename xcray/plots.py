@@ -103,13 +103,18 @@ def share_curve(values: Any, points: int = 1000) -> tuple[Float64, Float64]:
 
 
 def bars(document: Mapping[str, Any]) -> list[Bar]:
-    """The bars of a timeline (see `xcray.train.timeline.document`): lanes in the order of its workers, attempts end to end."""
+    """The bars of a timeline (see `xcray.train.timeline.document`): lanes in the order of its workers, attempts end to end.
+
+    Useless batches that are one entry, though they may lie apart, are one bar as long as they were.
+    """
     lanes = {each["worker"]: lane for lane, each in enumerate(document["workers"])}
     shift = {each["attempt_of_run"]: each["begins"] - each["first"] for each in document["attempts"]}
     out = []
     for each in document["batches"]:
         if each["worker"] in lanes:
             begins, ends = (shift[each["attempt_of_run"]] + each[side] for side in ("started", "ended"))
+            if each["outcome"] != "done":
+                ends = min(ends, begins + each["seconds"])
             share = min(1.0, each["seconds"] / (ends - begins)) if ends > begins else 1.0
             out.append(Bar(lanes[each["worker"]], begins, ends, share, each["outcome"]))
     return out
@@ -162,8 +167,9 @@ def draw_costs(path: Path, positives: Any, seconds: Any, name: str, note: str) -
         above.plot(curve.at, 1e3 * curve.median, "o-", color=RED, markersize=5, label="median")
         for side, label in ((curve.low, "10 % and 90 %"), (curve.high, None)):
             above.plot(curve.at, 1e3 * side, "--", color=RED, linewidth=1.1, label=label)
-        scale = "log" if known.any() else "linear"
-        above.set(xscale=scale, yscale=scale, ylabel="time of a class (ms)")
+        if known.any():
+            above.set(xscale="log", yscale="log", ylim=(ms[known].min() / 1.4, ms[known].max() * 1.6))
+        above.set_ylabel("time of a class (ms)")
         above.legend(loc="upper left")
         for share, factor, colour, label in (
             (curve.classes, 1 / 1.36, BLUES[0], "classes"),
@@ -184,7 +190,7 @@ def draw_timeline(path: Path, document: Mapping[str, Any], name: str, note: str)
     with page(path, 11, height, f"Timeline · {name}", note) as figure:
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(7, 1), gridspec_kw={"wspace": 0.03})
         for outcome in sorted({bar.outcome for bar in found}, key=list(OUTCOMES).index):
-            _lanes(left, [bar for bar in found if bar.outcome == outcome], outcome)
+            _lanes(left, [bar for bar in found if bar.outcome == outcome], outcome, fine=len(lanes) <= LABELLED)
         for each in document["attempts"][1:]:
             left.axvline(each["begins"], color=INK, linewidth=1, linestyle=":")
         left.set(xlim=(0, max(document["makespan"], 1e-9)), ylim=(len(lanes) - 0.4, -0.6), xlabel="seconds")
@@ -193,11 +199,15 @@ def draw_timeline(path: Path, document: Mapping[str, Any], name: str, note: str)
         left.grid(False, axis="y")
         if found:
             left.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2, handlelength=1.2)
-        right.barh(range(len(lanes)), [100 * each["share"] for each in lanes], 0.72, color=BLUES[0])
+        shares = [100 * each["share"] for each in lanes]
+        if len(lanes) <= LABELLED:
+            right.barh(range(len(lanes)), shares, 0.72, color=BLUES[0])
+        else:
+            right.fill_betweenx(range(len(lanes)), shares, step="mid", color=BLUES[0], linewidth=0)
         right.set(xlim=(0, 100), xlabel="busy (%)")
         right.tick_params(left=False)
-        for lane, each in enumerate(lanes[: LABELLED if len(lanes) <= LABELLED else 0]):
-            right.text(4, lane, f"{100 * each['share']:.1f}", va="center", fontsize=8, color=INK)
+        for lane, share in enumerate(shares if len(lanes) <= LABELLED else []):
+            right.text(4, lane, f"{share:.1f}", va="center", fontsize=8, color=INK)
 
 
 def draw_certificates(path: Path, gaps: Any, eps: float | None, rounds: Any, name: str, note: str) -> None:
@@ -295,26 +305,27 @@ def _cloud(axis: Axes, x: Any, y: Any) -> None:
     )
 
 
-def _lanes(axis: Axes, found: Sequence[Bar], outcome: str) -> None:
-    """Bars of one outcome; two tones in turn, so that neighbours are seen; paler where work left gaps."""
+def _lanes(axis: Axes, found: Sequence[Bar], outcome: str, fine: bool) -> None:
+    """Bars of one outcome, paler where work left gaps; if `fine`, two tones in turn, so that neighbours are seen, and hatches."""
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
 
     colour, label = OUTCOMES[outcome]
-    hatch, tones = ("", (1.0, 0.72)) if outcome == "done" else ("////", (1.0, 1.0))
+    hatch = "////" if fine and outcome != "done" else ""
+    tones = (1.0, 0.72) if fine and outcome == "done" else (1.0, 1.0)
     turn: dict[int, int] = {}
     corners, faces = [], []
     for bar in found:
         turn[bar.lane] = 1 - turn.get(bar.lane, 1)
-        corners.append([(x, bar.lane + y) for x, y in _rectangle(bar.begins, bar.ends)])
+        corners.append([(x, bar.lane + y) for x, y in _rectangle(bar.begins, bar.ends, 0.36 if fine else 0.5)])
         faces.append(1.0 - tones[turn[bar.lane]] * (0.2 + 0.8 * bar.share) * (1.0 - np.array(to_rgb(colour))))
     axis.add_collection(PolyCollection(corners, facecolors=faces, linewidths=0, hatch=hatch))
     axis.bar([0], [0], color=colour, hatch=hatch, label=label)  # for the legend
 
 
-def _rectangle(begins: float, ends: float) -> list[tuple[float, float]]:
-    """The corners of a bar about its lane."""
-    return [(begins, -0.36), (begins, 0.36), (ends, 0.36), (ends, -0.36)]
+def _rectangle(begins: float, ends: float, half: float) -> list[tuple[float, float]]:
+    """The corners of a bar of that half height about its lane."""
+    return [(begins, -half), (begins, half), (ends, half), (ends, -half)]
 
 
 def _shade(i: int, n: int) -> str:

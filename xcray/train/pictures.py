@@ -210,10 +210,14 @@ def _certificates(model: Model, report: Mapping[str, Any], path: Path) -> str | 
     if report["solver"] in SOLVERS and SOLVERS[report["solver"]].joint:
         return f"solver {report['solver']} certifies all classes as one problem"
     eps, kept = report["params"].get("eps"), report["training"]
-    note = f"{kept['classes_certified']:,} of {kept['classes']:,} classes certified" if "classes_certified" in kept else ""
-    rounds = columns["rounds"]
-    note = f"{note}; {rounds.mean():.1f} rounds a class, at most {rounds.max(initial=0)}"
-    plots.draw_certificates(path, columns["relative_gap"], eps, rounds, report["name"], note.lstrip("; "))
+    there = columns["positives"] > 0 if "positives" in columns else np.ones(len(columns["rounds"]), bool)
+    rounds, gaps = columns["rounds"][there], columns["relative_gap"][there]
+    if not len(rounds):
+        return "no class was solved"
+    note = f"{kept['classes_certified']:,} of {kept['classes']:,} classes certified; " if "classes_certified" in kept else ""
+    without = f"; {(~there).sum():,} without positives not shown" if not there.all() else ""
+    note += f"{rounds.mean():.1f} rounds a class, at most {rounds.max()}{without}"
+    plots.draw_certificates(path, gaps, eps, rounds, report["name"], note)
     return None
 
 

@@ -137,7 +137,7 @@ def classes(
     start = page_start(page_token, limit) or 0
     rows = model.classes.slice(start, limit).to_pylist()
     left = [{"seq": start + i + 1} for i in range(min(limit + 1, model.n_labels - start))]
-    named = [{**row, "number": row["label"], "label": model.label_name(row["label"])} for row in rows]
+    named = [{"number": row["label"], **row, "label": model.label_name(row["label"])} for row in rows]
     return ClassPage(classes=named, next_page_token=page_token_after(left, limit))
 
 
