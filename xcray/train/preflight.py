@@ -106,7 +106,8 @@ def foresee(spec: TrainSpec, probe: float = 2.0) -> Estimate:
     """What it takes to train `spec` from the start; see `estimate`. Raises NotFound, Corrupt."""
     dataset = Dataset.open(spec.dataset)
     labels = frozen(np.arange(dataset.n_labels), np.int32)
-    return estimate(spec, dataset, make_solver(spec.solver, spec.params), labels, workers=workers_of(spec), probe=probe)
+    solver = make_solver(spec.solver, spec.params)
+    return estimate(spec, dataset, solver, labels, workers=1 if solver.joint else workers_of(spec), probe=probe)
 
 
 def workers_of(spec: TrainSpec) -> int:

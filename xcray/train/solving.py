@@ -32,8 +32,8 @@ def check_local(pool: str) -> None:
 
 
 def local_pool(pool: str, solver: Solver, local: Local, workers: int) -> Pool:
-    """The pool of this process called `pool`."""
-    return SerialPool(solver, local) if pool == "serial" else ThreadPool(solver, local, workers)
+    """The pool of this process called `pool`. One task that holds all labels gets a thread, so that a stop is heard meanwhile."""
+    return SerialPool(solver, local) if pool == "serial" and not solver.joint else ThreadPool(solver, local, workers)
 
 
 def solve_labels(
