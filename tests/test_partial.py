@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Refused
 from xcray.execution.drive import drive
@@ -77,7 +78,7 @@ def test_the_most_valuable_labels_come_first_and_the_model_says_what_it_lacks(ti
         "positives_share": round(float(counts[done].sum() / counts.sum()), 6),
         "most_rows_missing": int(counts[~done].max()),
     }
-    assert result.report["classes_certified"] == 40 - missing
+    assert result.report["classes_certified"] == 40 - missing + int((counts[~done] == 0).sum())
     assert f"before {missing} of 40 labels" in (model.path / "card.md").read_text()
     json.dumps(result.report)
 
@@ -137,6 +138,28 @@ def test_changed_labels_keep_count_of_what_is_missing(tiny: Dataset, timed: Run,
     filled = retrain_labels(part.model_path, tiny.path, tmp_path / "filled", missing)
     assert n - len(missing) == int((tiny.label_counts == 0).sum())  # labels without rows can't be trained by name
     assert np.array_equal(Model.open(filled.model_path).W.data, Model.open(reference.model_path).W.data)
+
+
+def test_partial_from_the_command_line(
+    tiny: Dataset, timed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed(5, "other")  # from now on the time is up when five labels are done
+    words = ["train", str(tiny.path), "--pool", "serial"]
+    assert main([*words, "--max-seconds", "1", "--out", str(tmp_path / "model")]) == 0
+    shown = capsys.readouterr()
+    done = int(done_of(TrainResult(tmp_path / "model", "", {}, {})).sum())
+    assert f"PARTIAL: {done} of 40 labels are trained" in shown.out
+    assert "--run-dir" in shown.err
+    assert (tmp_path / "model.run").is_dir()  # more time goes on from there
+    monkeypatch.setattr(run, "drive", drive)
+    assert main([*words, "--run-dir", str(tmp_path / "model.run"), "--out", str(tmp_path / "whole"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sha256"] != Model.open(tmp_path / "model").sha256
+    assert "partial" not in told["report"]
+    assert main([*words, "--max-seconds", "0", "--out", str(tmp_path / "bad"), "--json"]) == 2
+    assert "above 0" in json.loads(capsys.readouterr().err)["message"]
+    assert main(["models", "show", str(tmp_path / "model")]) == 0
+    assert f"{40 - done} of 40 labels were not trained" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "9", True])

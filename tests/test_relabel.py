@@ -17,6 +17,7 @@ from xcray.errors import Conflict, InputError, NotFound, ShapeMismatch, Stopped,
 from xcray.execution.pool import StopFlag
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose_pattern
 from xcray.model.model import Model, write_model
+from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.train import Progress, TrainSpec, train
 from xcray.train.relabel import add_labels, merge_labels, remove_labels, rename_labels, retrain_labels
 from xcray.train.remake import Running
@@ -95,7 +96,12 @@ def test_adding_the_missing_labels_gives_the_whole_model(
     assert new.classes is not None
     assert new.classes.column("label").to_pylist() == list(range(39))
     assert None not in new.classes.column("worker").to_pylist()
-    assert (result.report["labels_trained"], result.report["labels_kept"], result.report["classes"]) == (9, 30, 9)
+    assert (result.report["labels_trained"], result.report["labels_kept"], result.report["classes"]) == (9, 30, 39)
+    assert (result.report["classes_certified"], result.report["trained"]["classes_certified"]) == (39, 9)
+    assert 0.0 < result.report["largest_gap"] <= 0.01
+    assert tiny.test is not None
+    seen = int((tiny.label_counts[tiny.test.Y.indices] > 0).sum())
+    assert sum(group["true"] for group in result.report["by_frequency"]["labels"]) == seen
 
 
 def test_adding_named_labels_appends_them_in_the_order_given(tiny: Dataset, whole: Model, some: Model, tmp_path: Path) -> None:
@@ -261,6 +267,16 @@ def test_a_name_of_several_labels_is_not_guessed(some: Model, tmp_path: Path) ->
     model = write_model(tmp_path / "model", W=some.W, b=some.b, label_names=names, feature_names=some.feature_names, **kept)
     with pytest.raises(InputError, match="several labels 'twice'"):
         remove_labels(model.path, tmp_path / "out", ["twice"])
+
+
+def test_labels_of_a_solver_that_trains_all_together_are_not_trained_alone(
+    tiny: Dataset, some: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PPDSparseSolver, "joint", True)
+    with pytest.raises(InputError, match=r"trains all labels together.*train the model anew"):
+        retrain_labels(some.path, tiny.path, tmp_path / "out", ["1"], SERIAL)
+    assert list(tmp_path.iterdir()) == []
+    assert Model.open(remove_labels(some.path, tmp_path / "less", ["1"]).model_path).n_labels == 29
 
 
 def test_an_existing_directory_is_never_touched(tiny: Dataset, some: Model, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from xcray.cli.train import percent, show_measures
 
 if TYPE_CHECKING:
     from xcray.model.diff import ModelDiff
+    from xcray.model.model import Model
 
 app = typer.Typer(name="models", help="Models: list, show, alias, card, diff.", no_args_is_help=True)
 
@@ -67,8 +68,17 @@ def of_directory(model: str) -> dict[str, Any]:
         "n_bytes": opened.n_bytes,
         "text": opened.text is not None,
         **{name: opened.manifest[name] for name in kept if name in opened.manifest},
+        **more_of(opened),
         "measures": opened.measures,
     }
+
+
+def more_of(model: Model) -> dict[str, Any]:
+    """What only some models have to say: that they are partial, and what was done to earlier ones to make them."""
+    missing = model.manifest.get("partial", {}).get("missing", 0)
+    partial = {"partial": f"{missing:,} of {model.n_labels:,} labels were not trained: the time was up"} if missing else {}
+    steps = [f"{step['operation']} ({step['parent'][:16]})" for step in model.provenance]
+    return {**partial, **({"made by": steps} if steps else {})}
 
 
 def of_server(model: str, server: str | None) -> dict[str, Any]:

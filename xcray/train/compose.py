@@ -68,3 +68,16 @@ def missing_classes(classes: pa.Table | None) -> int:
     if classes is None or "rounds" not in classes.column_names:
         return 0
     return int((classes.column("rounds").fill_null(0).to_numpy() == -1).sum())
+
+
+def overall(classes: pa.Table | None) -> dict[str, Any]:
+    """How the classes of a whole report came out: "classes", "classes_certified", "largest_gap"; what it lacks is left out."""
+    if classes is None:
+        return {}
+    out: dict[str, Any] = {"classes": classes.num_rows}
+    if "certified" in classes.column_names:
+        out["classes_certified"] = int(classes.column("certified").fill_null(False).to_numpy().sum())
+    if {"gap", "null"} <= set(classes.column_names):
+        gap, null = (classes.column(name).fill_null(0.0).to_numpy() for name in ("gap", "null"))
+        out["largest_gap"] = float((gap / np.maximum(null, 1e-300))[null > 0.0].max(initial=0.0))
+    return out

@@ -11,21 +11,21 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from xcray import metrics
 from xcray.arrays import CSR, Float32, Int32, Int64, Pattern, frozen, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ShapeMismatch, Stopped
 from xcray.execution.parts import Parts
 from xcray.execution.pool import StopFlag
-from xcray.execution.timeline import Timeline, read_streams
+from xcray.execution.timeline import Timeline, balance, read_streams
 from xcray.files import discard_directory, staging_directory
 from xcray.index.inverted import InvertedIndex
 from xcray.kernels.sparse import take_rows
-from xcray.metrics import evaluate
 from xcray.model.directory import Staging
 from xcray.model.model import Model, write_model
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
-from xcray.train.compose import compose_bias, compose_classes, compose_weights, missing_classes
+from xcray.train.compose import compose_bias, compose_classes, compose_weights, missing_classes, overall
 from xcray.train.preflight import merge_budget, workers_of
 from xcray.train.progress import Progress
 from xcray.train.report import class_table, figures
@@ -113,6 +113,7 @@ class _Remaking:
         self.workers = workers_of(self.spec)
         self.began, self.seconds = time.monotonic(), dict[str, float]()
         self.timeline: pa.Table | None = None
+        self.told: dict[str, Any] = {}
         if self.solver.joint and len(self.wanted):
             solver = old.manifest["solver"]
             raise InputError(f"solver {solver} trains all labels together, so none can be trained alone; train the model anew")
@@ -179,7 +180,8 @@ class _Remaking:
         fresh = None if trained is None else chosen(trained, self.wanted)
         table = None if fresh is None else class_table(fresh, self.solver.eps, self.timeline)
         places = np.where(change.trains >= 0, -1 - np.searchsorted(self.wanted, change.trains), change.rows)
-        classes, report = compose_classes(old.classes, table, places), self._report(fresh)
+        classes = compose_classes(old.classes, table, places)
+        report = {**self._report(fresh), **overall(classes)}
         settings = {name: old.manifest[name] for name in ("solver", "params", "seed", "dataset_hash", "link")}
         if self.data is not None and fresh is not None:
             settings["dataset_hash"] = self.data.content_hash
@@ -210,7 +212,10 @@ class _Remaking:
         place, counts = matched(self.change, self.data)
         truth = renumbered(self.data.test.Y, place, len(counts))
         top = index.query(self.data.test.X, max(self.how.ks), threads=self.workers)
-        found: dict[str, float] = evaluate(top, truth, ks=self.how.ks, label_counts=counts, n_train=self.data.train.n_rows)
+        tenths = {equal: metrics.by_frequency(top, truth, counts, ks=self.how.ks, equal=equal) for equal in ("labels", "positives")}
+        self.told |= {"data": {"name": self.data.name, "rows": self.data.train.n_rows, "held_out": self.data.test.n_rows}}
+        self.told["by_frequency"] = tenths
+        found: dict[str, float] = metrics.evaluate(top, truth, ks=self.how.ks, label_counts=counts, n_train=self.data.train.n_rows)
         return found
 
     def _account(self) -> dict[str, Any]:
@@ -230,7 +235,9 @@ class _Remaking:
 
     def _report(self, trained: Block | None) -> dict[str, Any]:
         """Figures people ask for; JSON."""
-        solved = {} if trained is None else {"pool": self.how.pool, "workers": self.workers, **figures(trained, self.solver.eps)}
+        solved: dict[str, Any] = {} if trained is None else {"trained": figures(trained, self.solver.eps)}
+        if self.timeline is not None:
+            solved |= {"pool": self.how.pool, "workers": self.workers, **balance(self.timeline, self.workers)}
         return {
             "operation": self.change.operation,
             "labels": len(self.change.names),
@@ -238,6 +245,7 @@ class _Remaking:
             "labels_kept": int((self.change.rows >= 0).sum()),
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
             **solved,
+            **self.told,
         }
 
     def _tell(self, phase: str, done: int) -> None:
