@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, csr, frozen
+from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, csr_from, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels import ppdsparse as kernel
 from xcray.kernels import pruning
 from xcray.kernels.hinge import HINGE, SQUARED_HINGE, Objective
 from xcray.kernels.sparse import row_norms_sq
 from xcray.metrics import inverse_propensities
+from xcray.solvers import newton
 from xcray.solvers.block import Block
 from xcray.solvers.parameters import check_parameters, parameter
 
@@ -24,6 +25,7 @@ CHUNK = 1 << 16  # rows looked at in one go when costs are counted
 FIRST_ROOM = 1 << 16  # weights a batch's output holds at first
 SINGLE = 1e-3  # from this eps on, scores in single precision do: their rounding is 1e-7 of a margin
 POSITIVES = ("equal", "balanced", "propensity")
+Columns = tuple[CSR, np.ndarray, CSR | None]  # weights, records, dual variables of a batch
 NONE = csr([0], [], [], 0)  # no dual variables to start from
 
 RECORD = np.dtype(
@@ -49,10 +51,11 @@ class Local:
 
     problem: kernel.Problem
     scratch: kernel.Scratch
+    gram: Float64 | None = None  # made when Newton's method is used first
 
     def sibling(self) -> Local:
         """The same problem with scratch of its own, for another thread."""
-        return Local(self.problem, _scratch(self.problem, self.scratch.scores.dtype))
+        return Local(self.problem, _scratch(self.problem, self.scratch.scores.dtype), self.gram)
 
     def renewed(self) -> None:
         """Take clean scratch: an interrupted class left its marks."""
@@ -176,8 +179,17 @@ class PPDSparseSolver:
         shape = (len(labels), local.problem.X.n_rows)
         if start is not None and start.shape != shape:
             raise ParameterError(f"the start is {start.shape}; give a row of dual variables a label, a column a sample: {shape}")
-        out = self._advanced(local, labels, given, stopped, keep_duals)
-        return self._block(local, labels, out, stopped, keep_duals)
+
+        def check() -> None:
+            if stopped():
+                local.renewed()
+                raise Stopped("stopped between two slices of a class; finished batches are kept")
+
+        solve = self._newton if newton.suits(local.problem, self._objective()) else self._advanced
+        W, records, duals = solve(local, labels, given, check, keep_duals)
+        if self.prune > 0.0 or self.prune_keep > 0 or self.prune_loss > 0.0:
+            W = self._pruned(local, W, records, check)
+        return Block(labels, W, frozen(records["bias"], np.float64), records, duals)
 
     def warm_up(self) -> None:
         """Compile or load the kernels, on a problem of two samples."""
@@ -185,41 +197,42 @@ class PPDSparseSolver:
         local = self.load(X, X, Pattern(frozen([0, 1], np.int64), frozen([0], np.int32), 2))
         self.solve(local, frozen([0], np.int32))
 
-    def _advanced(self, local: Local, labels: Int32, given: CSR, stopped: Callable[[], bool], keep_duals: bool) -> kernel.Columns:
+    def _advanced(self, local: Local, labels: Int32, given: CSR, check: Callable[[], None], keep_duals: bool) -> Columns:
         """The kernel run to the end of the batch, slice after slice, with as much room for output as it needs."""
-        settings = self._settings(keep_duals)
+        settings, problem = self._settings(keep_duals), local.problem
         state = np.zeros(1, kernel.STATE)
         out = _room(len(labels), FIRST_ROOM, FIRST_ROOM if keep_duals else 0)
         why, done = kernel.BUDGET, 0
         while why != kernel.DONE:
-            if stopped():
-                local.renewed()
-                raise Stopped("stopped between two slices of a class; finished batches are kept")
+            check()
             if why == kernel.FULL:
                 out = _grown(out, done, int(state["nnz"][0]), int(state["support"][0]) if keep_duals else 0)
-            why, done = kernel.advance(local.problem, settings, labels, given, local.scratch, state, done, out, SLICE)
-        return out
+            why, done = kernel.advance(problem, settings, labels, given, local.scratch, state, done, out, SLICE)
+        W = _rows(out.ends, out.features, out.weights, problem.X.n_cols)
+        duals = _rows(out.dual_ends, out.samples, out.duals, problem.X.n_rows) if keep_duals else None
+        return W, _records(out.records), duals
 
-    def _block(self, local: Local, labels: Int32, out: kernel.Columns, stopped: Callable[[], bool], keep_duals: bool) -> Block:
-        """What the kernel wrote, pruned if that was asked for, as a block."""
-        records, n_cols = _records(out.records), local.problem.X.n_cols
-        indptr = np.concatenate([[0], out.ends])
-        W = csr(indptr, out.features[: indptr[-1]].copy(), out.weights[: indptr[-1]].copy(), n_cols)
-        if self.prune > 0.0 or self.prune_keep > 0 or self.prune_loss > 0.0:
-            W = self._pruned(local, W, records, stopped)
-        duals = None
-        if keep_duals:
-            ends = np.concatenate([[0], out.dual_ends])
-            duals = csr(ends, out.samples[: ends[-1]].copy(), out.duals[: ends[-1]].copy(), local.problem.X.n_rows)
-        return Block(labels, W, frozen(records["bias"], np.float64), records, duals)
+    def _newton(self, local: Local, labels: Int32, given: CSR, check: Callable[[], None], keep_duals: bool) -> Columns:
+        """The batch by Newton's method, class by class."""
+        problem, o = local.problem, self._objective()
+        local.gram = newton.gram(problem) if local.gram is None else local.gram
+        records, weights, duals = np.zeros(len(labels), RECORD), [], []
+        for row, label in enumerate(labels):
+            start = newton.weights_of(problem, o, int(label), *given.row(row)) if given.n_rows else None
+            w, alpha, told = newton.solve(problem, local.gram, o, int(label), self.eps, self.max_rounds, start, check)
+            for name, value in told.items():
+                records[name][row] = value
+            weights.append(w)
+            duals += [alpha] if keep_duals else []
+        W = csr_from(np.stack(weights) if weights else np.empty((0, problem.X.n_cols)))
+        return W, records, csr_from(np.stack(duals)) if keep_duals else None
 
-    def _pruned(self, local: Local, W: CSR, records: np.ndarray, stopped: Callable[[], bool]) -> CSR:
+    def _pruned(self, local: Local, W: CSR, records: np.ndarray, check: Callable[[], None]) -> CSR:
         """W without its small weights; what that did goes into the records."""
         problem, limits = local.problem, (float(self.prune), self.prune_keep, float(self.prune_loss))
         stay = np.ones(W.nnz, bool)
         for row, record in enumerate(records):
-            if stopped():
-                raise Stopped("stopped between two classes; finished batches are kept")
+            check()
             if record["positives"] == 0:
                 continue
             label = int(record["label"])
@@ -296,6 +309,12 @@ def _checked_weights(weights: Float32 | None, n_rows: int) -> Float32:
             f"sample weights must be {n_rows} finite numbers above 0, one for each row; leave out rows of weight 0"
         )
     return weights
+
+
+def _rows(ends: Int64, indices: Int32, values: Float32, n_cols: int) -> CSR:
+    """What the kernel wrote one after the other, as the rows of a matrix of its own."""
+    indptr = np.concatenate([[0], ends])
+    return csr(indptr, indices[: indptr[-1]].copy(), values[: indptr[-1]].copy(), n_cols)
 
 
 def _records(states: np.ndarray) -> np.ndarray:
