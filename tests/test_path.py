@@ -184,6 +184,17 @@ def test_each_point_starts_from_the_duals_of_its_neighbour(tiny: Dataset, tmp_pa
     assert points.read_duals(tmp_path / "points" / first.key / "duals") is None
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray")
+def test_on_ray_points_are_cold(tiny: Dataset, tmp_path: Path) -> None:
+    spec = PathSpec(TrainSpec(str(tiny.path), pool="ray", workers=2), GRID)
+    result = train_path(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+    cold = train_path(spec_of(tiny, warm=False), run_dir=tmp_path / "cold", out=tmp_path / "serial")
+    assert [point["start"] for point in result.points] == [None, None]
+    assert [point["measures"] for point in result.points] == [point["measures"] for point in cold.points]
+    assert result.model.sha256 == cold.model.sha256
+
+
 def test_cold_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
     cold = train_path(spec_of(tiny, warm=False), run_dir=tmp_path / "run", out=tmp_path / "out")
     held = points.hold_out(tiny, 0.2, 0, tmp_path / "held")

@@ -1,4 +1,7 @@
-"""train(spec) -> a published model and its measures: the one use case that the command line and jobs share."""
+"""train(spec) -> a published model and its measures: the one use case that the command line and jobs share.
+
+`xcray.train.relabel` changes the labels of a model, `xcray.train.path` chooses hyper-parameters.
+"""
 
 from xcray.train.progress import Progress
 from xcray.train.run import TrainResult, train
