@@ -10,7 +10,11 @@ QUICK = [
     ["benchmarks.quality", "--sets", "synthetic", "--repeats", "1"],
     ["benchmarks.balance", "--sets", "synthetic", "--workers", "2"],
 ]
-WHOLE = [["benchmarks.quality", "--sets", "synthetic"], ["benchmarks.balance", "--sets", "pydocs"]]
+WHOLE = [
+    ["benchmarks.quality", "--sets", "synthetic"],
+    ["benchmarks.balance", "--sets", "pydocs"],
+    ["benchmarks.convergence", "--sets", "synthetic"],
+]
 
 
 def main() -> int:
