@@ -149,8 +149,10 @@ def bars(rows: list[dict[str, Any]], runs: dict[str, list[dict[str, Any]]], thos
         rounds = [pair for pair in zip(runs[peer], runs["xcray"], strict=False) if not any("failed" in run for run in pair)]
         faster = median(scale * theirs["train_cpu_s"] / mine["train_cpu_s"] for theirs, mine in rounds)
         kind = "sample" if row["extrapolated"] else "all"
+        same = median(theirs["train_cpu_s"] / mine["sample_cpu_s"] for theirs, mine in rounds) if kind == "sample" else faster
         p1 = [(entry["sample"] if kind == "sample" else entry)["P@1"] for entry in (ours, row)]
-        out["against"][peer] = {"times_faster": faster, "P@1_more": round(p1[0] - p1[1], 2), "rows": kind}
+        verdict = {"times_faster": faster, "times_faster_on_the_same_labels": same, "P@1_more": round(p1[0] - p1[1], 2)}
+        out["against"][peer] = {**verdict, "P@1_of": kind}
     return out
 
 

@@ -22,7 +22,9 @@ def table(rows: list[dict[str, Any]], bars: list[dict[str, Any]]) -> str:
     for name in dict.fromkeys(row["set"] for row in rows):
         against = verdicts.get(name, {}).get("against", {})
         lines = [line(row, against.get(row["peer"])) for row in rows if row["set"] == name]
-        parts.append("\n".join([f"**{name}**", "", HEAD, *lines, ""]))
+        beside = verdicts.get(name, {}).get("memory_beside_model_in_X")
+        memory = [] if beside is None else ["", f"xcray's memory at its peak, beside the finished model: {beside:.2f} times X."]
+        parts.append("\n".join([f"**{name}**", "", HEAD, *lines, *memory, ""]))
     return "\n".join(parts)
 
 
