@@ -10,6 +10,7 @@ from collections import deque
 import numpy as np
 
 from xcray.errors import ParameterError, Stopped
+from xcray.execution.memory import Footprint
 from xcray.execution.pool import Failed, GaveUp, Report, Result, StopFlag
 from xcray.schedule.messages import Joined, Left, Task
 from xcray.solvers.solver import Local, Solver
@@ -67,6 +68,10 @@ class SerialPool:
     def now(self) -> float:
         """Seconds since the pool opened."""
         return self._bench.now()
+
+    def footprints(self) -> dict[str, Footprint]:
+        """None: the workers are this process."""
+        return {}
 
     def wait(self, seconds: float) -> list[Report]:
         """Run one queued task; `seconds` is not used, for nothing happens elsewhere."""
@@ -131,6 +136,10 @@ class ThreadPool:
     def now(self) -> float:
         """Seconds since the pool opened."""
         return self._bench.now()
+
+    def footprints(self) -> dict[str, Footprint]:
+        """None: the workers are this process."""
+        return {}
 
     def wait(self, seconds: float) -> list[Report]:
         """The first report within `seconds`, and all others that are there with it."""

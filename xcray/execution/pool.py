@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
+from xcray.execution.memory import Footprint
 from xcray.schedule.messages import Event, Task
 from xcray.solvers.block import Block
 
@@ -72,6 +73,9 @@ class Pool(Protocol):
 
     def now(self) -> float:
         """Seconds since the pool opened: the clock of `started`."""
+
+    def footprints(self) -> dict[str, Footprint]:
+        """What workers in processes of their own hold, as far as they have answered; asks them anew, and waits for nobody."""
 
     def wait(self, seconds: float) -> list[Report]:
         """What happened since the last call; waits at most about `seconds` for something. May be empty."""

@@ -28,6 +28,7 @@ from ray.util.metrics import Counter
 from xcray.arrays import CSR, Pattern, csr, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Stopped, Unavailable, XcrayError
+from xcray.execution.memory import Footprint, footprint
 from xcray.execution.pool import Failed, GaveUp, Report, Result, StopFlag
 from xcray.execution.ray_session import connect, local_ray
 from xcray.schedule.messages import Joined, Left, Lost, Task
@@ -114,6 +115,11 @@ class SolverActor:
         return os.getpid()
 
     @ray.method(concurrency_group="control")
+    def footprint(self) -> tuple[int, ...] | None:
+        """What the worker's process holds: see `memory.Footprint`."""
+        return footprint()
+
+    @ray.method(concurrency_group="control")
     def stop(self) -> None:
         """Let the batch under way end at its next slice."""
         self._stop.set()
@@ -141,6 +147,7 @@ class RayPool:
         self._actors: dict[str, Any] = {}
         self._waiting: dict[Any, tuple[str, Task | None]] = {}  # reference -> worker and its task; None: getting ready
         self._shared: tuple[Any, ...] | None = None
+        self._asked: dict[Any, str] = {}  # reference -> worker: what it holds
         self._leaving: set[str] = set()
         self._started, self._joined, self._lost, self._opened, self._is_open = 0, 0, 0, 0.0, False
 
@@ -170,6 +177,22 @@ class RayPool:
     def now(self) -> float:
         """Seconds since the pool opened."""
         return time.time() - self._opened
+
+    def footprints(self) -> dict[str, Footprint]:
+        """What the actors hold, as far as they have answered since the last call; those that have not are not asked again."""
+        out = {}
+        answered = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0] if self._asked else []
+        for reference in answered:
+            worker = self._asked.pop(reference)
+            try:
+                held = ray.get(reference)
+            except ray.exceptions.RayError:
+                continue  # it died: `wait` hears of it and says so
+            if held is not None:
+                out[worker] = Footprint(*held)
+        for worker in self._actors.keys() - self._asked.values():
+            self._asked[self._actors[worker].footprint.remote()] = worker
+        return out
 
     def wait(self, seconds: float) -> list[Report]:
         """Results, workers that joined, left or were lost. Raises Unavailable when no worker gets ready in time."""
@@ -206,6 +229,7 @@ class RayPool:
         finally:
             self._actors.clear()
             self._waiting.clear()
+            self._asked.clear()
             self._shared = None
             self._session.__exit__(None, None, None)
 

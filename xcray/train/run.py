@@ -14,7 +14,6 @@ from xcray.arrays import Float32
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.drive import drive
-from xcray.execution.local import SerialPool, ThreadPool
 from xcray.execution.parts import Parts
 from xcray.execution.pool import Pool, StopFlag
 from xcray.execution.timeline import Timeline, balance, read_streams
@@ -24,12 +23,13 @@ from xcray.model.directory import Staging
 from xcray.model.model import write_model
 from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
-from xcray.solvers.block import Block
+from xcray.solvers.block import Block, joined
 from xcray.solvers.solver import Solver, keep_in
 from xcray.train.partial import check_some, partial
 from xcray.train.preflight import check, entries_of_labels, estimate, limits_of, merge_budget, workers_of
 from xcray.train.progress import Progress
 from xcray.train.report import by_frequency, class_table, figures
+from xcray.train.solving import local_pool
 from xcray.train.spec import TrainSpec
 from xcray.train.timeline import plain
 from xcray.train.watch import Watch
@@ -88,6 +88,7 @@ class _Run:
             raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
         self.workers = 1 if self.solver.joint else workers_of(spec)
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
+        self.finished: list[Block] = []  # and not yet on disk
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
         self.notes: dict[str, Any] = {}
 
@@ -108,18 +109,27 @@ class _Run:
         self.seconds["LOADING"] = time.monotonic() - self.started
         began, kept = time.monotonic(), self.dataset.n_labels - len(missing)
         if len(missing):
+            pool = self._pool()
+            self.watch.ask = pool.footprints
             with Timeline(self.run_dir) as timeline:
                 drive(
                     schedule,
-                    self._pool(),
-                    commit=lambda result: self.parts.commit(result.block),
+                    pool,
+                    commit=lambda result: self.finished.append(result.block),
                     stop=self.stop,
                     tick=lambda: self._tick(schedule, began, kept),
                     seconds=self._seconds_left(),
                     record=timeline.add,
+                    sync=self._sync,
                 )
         self.seconds["TRAINING"] = time.monotonic() - began
         check_some(self.dataset.n_labels, self.parts.missing, self.spec.max_seconds)
+
+    def _sync(self) -> None:
+        """Make what has finished durable, in one part."""
+        if self.finished:
+            self.parts.commit(joined(self.finished))
+            self.finished.clear()
 
     def publish(self, out: Path) -> TrainResult:
         """Merge the parts, measure the model on the held-out part, and publish its directory; no step holds all weights."""
@@ -188,7 +198,7 @@ class _Run:
         train = self.dataset.train
         local = self.solver.load(train.X, train.XT, train.YT)
         keep_in(local, self.run_dir)
-        return SerialPool(self.solver, local) if self.spec.pool == "serial" else ThreadPool(self.solver, local, self.workers)
+        return local_pool(self.spec.pool, self.solver, local, self.workers)
 
     def _tick(self, schedule: Scatter, began: float, kept: int) -> None:
         """Progress of the solving: rate in classes, time left by the cost that is left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from xcray.execution.memory import Footprint, anonymous
 from xcray.execution.parts import Parts
 from xcray.train.preflight import MODEL_LABEL, PART_LABEL, Estimate, check_disk, compare
 
-SECONDS: Final = 5.0  # between two looks at the disk
+SECONDS: Final = 2.0  # between two looks at disk and workers
 ENOUGH: Final = 0.05  # of the labels: from then on their weights tell more than the estimate
 
 
@@ -31,6 +31,7 @@ class Watch:
         self._before = self._peak = anonymous()
         self._bytes_before, self._looked = part_bytes(run_dir), time.monotonic()
         self._workers: dict[str, Footprint] = {}
+        self.ask: Callable[[], Mapping[str, Footprint]] = dict  # what workers in processes of their own hold now
 
     def look(self) -> None:
         """Note what this process holds; now and then, see whether the disk is large enough. Raises Refused when it is not."""
@@ -39,11 +40,14 @@ class Watch:
             self._peak = max(now, self._peak or 0)
         if time.monotonic() - self._looked > SECONDS:
             self._looked = time.monotonic()
+            self.look_around()
             self._check_disk()
 
-    def saw(self, workers: Mapping[str, Footprint]) -> None:
-        """Note what workers in processes of their own hold, by name."""
-        self._workers |= workers
+    def look_around(self) -> None:
+        """Note what workers in processes of their own hold; the largest of what each one held is kept."""
+        for name, held in self.ask().items():
+            if name not in self._workers or held.anonymous > self._workers[name].anonymous:
+                self._workers[name] = held
 
     def report(self, happened: Mapping[str, float]) -> dict[str, Any]:
         """The estimate beside what happened, and what processes held; JSON.
