@@ -23,7 +23,7 @@ from xcray.solvers import make_solver
 
 PLAIN = {"lam": 0.01, "C": 1.0}
 SETTINGS: dict[str, dict[str, list[dict[str, float]]]] = {  # beside PLAIN
-    "bibtex": {"ppdsparse": [{"lam": 0.01, "C": 0.01}], "pdsparse": [{"lam": 0.01, "C": 0.01}]},
+    "bibtex": {"ppdsparse": [{"lam": 0.01, "C": 0.01}], "pdsparse": [{"lam": 0.01, "C": 0.01}, {"lam": 0.01, "C": 0.1}]},
     "synthetic": {"pdsparse": [{"lam": 0.1, "C": 1.0}]},
 }
 PUBLISHED = {  # per cent; PPDSparse paper, table 2; its seconds of PPDSparse are of 100 cores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,12 @@ import pytest
 
 from xcray.cli.main import main
 from xcray.errors import Stopped
+from xcray.execution.local import ThreadPool
 from xcray.execution.pool import StopFlag
+from xcray.jobs.home import Home
+from xcray.jobs.runner import run_attempt
+from xcray.jobs.states import SUCCEEDED
+from xcray.jobs.store import JobStore
 from xcray.model.model import Model
 from xcray.solvers import kept
 from xcray.train import TrainSpec, train
@@ -63,21 +69,22 @@ def test_one_ray_worker_gives_the_same_model(reference, tmp_path, ray):
 def test_a_stopped_training_goes_on_with_the_pass_it_had_kept(reference, tmp_path, monkeypatch):
     spec, result = reference
     monkeypatch.setattr("xcray.solvers.pdsparse.KEEP_SECONDS", 0.0)
-    stop, write, saved = StopFlag(), kept.write_table, []
+    stop, heard, saved = StopFlag(), threading.Event(), []
+    write, tell = kept.write_table, ThreadPool.stop
 
     def save(path, table) -> None:
         write(path, table)
         saved.append(path)
         if len(saved) == 2:
             stop.set()
+            assert heard.wait(60), "the pool was not told while its one task ran"
 
     monkeypatch.setattr(kept, "write_table", save)
-    monkeypatch.setattr("xcray.execution.local.StopFlag", lambda: stop)  # the pool's own flag, in the middle of its one task
+    monkeypatch.setattr(ThreadPool, "stop", lambda pool: (tell(pool), heard.set()))
     with pytest.raises(Stopped):
         train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", stop=stop)
     assert saved == [tmp_path / "run" / "pdsparse.arrow"] * 2
     assert not list((tmp_path / "run").glob("part-*"))
-    monkeypatch.setattr("xcray.execution.local.StopFlag", StopFlag)
     _, state = kept.Kept(saved[0], 0.0).load()
     assert state["passes"][0] == 2
     assert train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").sha256 == result.sha256
@@ -95,3 +102,16 @@ def test_the_command_line_lists_its_parameters(capsys):
     assert main(["train", "x", "--solver", "pdsparse", "--parameters", "--json"]) == 0
     names = {row["name"] for row in json.loads(capsys.readouterr().out)}
     assert names >= {"lam", "tau", "C", "eps", "max_passes", "inner", "growth", "sample", "seed"}
+
+
+def test_a_job_trains_and_publishes_it(reference, tmp_path):
+    spec, result = reference
+    home = Home(tmp_path / "home")
+    store = JobStore(home.store_url)
+    try:
+        store.submit({**spec.as_dict(), "name": "margins", "dataset_id": "ds_1"}, name="margins")
+        job = store.claim("test", lease_seconds=600)
+        assert run_attempt(store, home, job.id, 1, lease_seconds=600.0, beat_seconds=0.05, report_seconds=0.02) == SUCCEEDED
+        assert store.get(job.id).result["sha256"] == result.sha256
+    finally:
+        store.close()

@@ -157,16 +157,35 @@ def score_some(problem: Problem, table: Table, s: Settings, scratch: Scratch, i:
 
 
 @numba.njit(nogil=True, cache=True)
+def forget(scratch: Scratch, n_touched: int) -> None:
+    """z = 0 again."""
+    if 2 * n_touched >= len(scratch.z):
+        scratch.z[:] = 0.0
+    else:
+        for t in range(n_touched):
+            scratch.z[scratch.touched[t]] = 0.0
+
+
+@numba.njit(nogil=True, cache=True)
 def score_active(problem: Problem, table: Table, s: Settings, lists: Lists, scratch: Scratch, i: int) -> int:
-    """z of the active labels of sample i alone, into `zs`; returns the entries visited."""
+    """z of the active labels of sample i alone, into `zs`, by what is cheaper; returns the entries visited."""
     X = problem.X
     base, n = lists.begin[i], lists.size[i]
     zs, labels = scratch.zs[:n], lists.labels[base : base + n]
+    features = X.indices[X.indptr[i] : X.indptr[i + 1]]
+    work, finding = 0, n * len(features) * FINDING
+    for j in features:
+        work += table.strong[j]
+    if work < finding:
+        n_touched, work = score_all(problem, table, s, scratch, i)
+        for a in range(n):
+            zs[a] = scratch.z[labels[a]]
+        forget(scratch, n_touched)
+        return int(work + n_touched + n)
     zs[:] = 0.0
     for p in range(X.indptr[i], X.indptr[i + 1]):
         gather(table, X.indices[p], labels, X.data[p] / s.tau, s.lam, zs)
-    work: int = (X.indptr[i + 1] - X.indptr[i]) * n * FINDING
-    return work
+    return int(finding)
 
 
 # ---- one sample ----
@@ -305,8 +324,7 @@ def best_negatives(scratch: Scratch, n_touched: int, cutoff: float, s: Settings,
             if z[k] == 0.0:
                 n_top = propose(scratch, k, 0.0, n_top, s.growth)
             k = k + 1 if k + 1 < K else 0
-    for t in range(n_touched):
-        z[touched[t]] = 0.0
+    forget(scratch, n_touched)
     return n_top
 
 
