@@ -112,6 +112,7 @@ def test_places_of_workers(middle: Dataset) -> None:
     )
     assert [e.place for e in (here, own, beside, away)] == ["here", "beside", "beside", "elsewhere"]
     assert here.memory == here.driver + 3 * here.worker
+    assert own.driver == here.driver + preflight.RAY_DRIVER
     assert own.memory == own.driver + 3 * (own.worker + preflight.PROCESS) + preflight.RAY
     assert beside.memory == own.memory - preflight.RAY
     assert away.memory == away.driver

@@ -28,8 +28,9 @@ from xcray.solvers.solver import Local, Solver
 from xcray.train.spec import TrainSpec
 
 MIB: Final = 1 << 20
-PROCESS: Final = 130 * MIB  # a worker's own process: interpreter, libraries, compiled kernels
+PROCESS: Final = 116 * MIB  # a worker's own process: interpreter, libraries, compiled kernels
 RAY: Final = 500 * MIB  # a local Ray beside its workers
+RAY_DRIVER: Final = 50 * MIB  # what joining a Ray takes in the driver
 IN_FLIGHT: Final = 8 * MIB  # batches on their way, a worker
 LABEL: Final = 700  # bytes the driver keeps of a label: its place, its record, schedule and report
 JOINT_WEIGHT: Final = 64  # bytes a weight, for solvers that solve all labels in one task
@@ -77,8 +78,9 @@ class Estimate(NamedTuple):
         return self.parts + self.model
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {**self._asdict(), "memory": self.memory, "disk": self.disk}
+        """Plain JSON. worker_process: what a worker's own process holds in all."""
+        whole = {"worker_process": self.worker + self.process} if self.place != "here" else {}
+        return {**self._asdict(), **whole, "memory": self.memory, "disk": self.disk}
 
 
 class Work(NamedTuple):
@@ -134,9 +136,10 @@ def estimate(
     core = foreseen * slower
     worker, reserved = worker_bytes(solver, train, weights)
     model = 16 * weights + (MODEL_LABEL + 16) * K + 40 * dataset.n_features
+    pieces = max(min(ENTRY * weights, merge_budget(spec, weights)), IN_FLIGHT * workers)
     alone = float(work.seconds.max(initial=0.0)) * slower
     return Estimate(
-        driver=LABEL * K + 24 * dataset.n_features + max(min(ENTRY * weights, merge_budget(spec, weights)), IN_FLIGHT * workers),
+        driver=LABEL * K + 24 * dataset.n_features + pieces + (RAY_DRIVER if place != "here" else 0),
         worker=worker,
         workers=workers,
         place=place,

@@ -60,7 +60,7 @@ class Watch:
         if taken is not None:
             actual["memory" if found.place == "here" else "driver"] = taken
         if self._workers:
-            actual["worker"] = max(0, max(seen.anonymous for seen in self._workers.values()) - found.process)
+            actual["worker_process"] = max(seen.anonymous for seen in self._workers.values())
         return {
             "estimate": found.as_dict(),
             "compared": compare(found, actual),
