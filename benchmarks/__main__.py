@@ -14,6 +14,7 @@ WHOLE = [
     ["benchmarks.quality", "--sets", "synthetic"],
     ["benchmarks.balance", "--sets", "pydocs"],
     ["benchmarks.convergence", "--sets", "synthetic"],
+    ["benchmarks.ancestor", "--sets", "synthetic"],
 ]
 
 
