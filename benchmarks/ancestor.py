@@ -81,28 +81,31 @@ def compare(name: str, data: Dataset) -> dict[str, Any]:
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Seconds and P@1 of the two, plain settings, set by set; the published P@1 as a line over its bar."""
+    """Seconds of the plain settings, and P@1 of the better setting with the published one as a line; set by set."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     place = np.arange(len(rows))
     for shift, solver in ((-0.2, "ppdsparse"), (0.2, "pdsparse")):
-        runs = [next(run for run in row["runs"] if run["solver"] == solver) for row in rows]
-        left.bar(place + shift, [run["seconds"] for run in runs], 0.38, color=COLOURS[solver], label=solver)
-        best = [max(run.get("P@1", 0.0) for run in row["runs"] if run["solver"] == solver) for row in rows]
-        right.bar(place + shift, best, 0.38, color=COLOURS[solver], label=solver)
-        for at, row in zip(place, rows, strict=True):
+        runs = [[run for run in row["runs"] if run["solver"] == solver] for row in rows]
+        seconds, best = [each[0]["seconds"] for each in runs], [max(run.get("P@1", 0.0) for run in each) for each in runs]
+        left.plot(place + shift, seconds, "o", color=COLOURS[solver], markersize=9, label=solver)
+        right.bar(place + shift, best, 0.38, color=COLOURS[solver])
+        for x, s, p, row in zip(place + shift, seconds, best, rows, strict=True):
+            left.annotate(f"{s:.3g} s", (x, s), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8)
+            right.annotate(f"{p:.1f}", (x, 2.0), color="white", ha="center", fontsize=8)
             if solver in row["published"]:
-                right.hlines(row["published"][solver]["P@1"], at + shift - 0.19, at + shift + 0.19, color="black", linewidth=1.5)
-    left.set(yscale="log", ylabel="seconds of one core (lam 0.01, C 1)")
-    right.set(ylabel="P@1, %, the better setting (black: published)")
+                right.hlines(row["published"][solver]["P@1"], x - 0.19, x + 0.19, color="black", linewidth=1.5)
+    left.set(yscale="log", title="Seconds of one core, lam 0.01, C 1", ylim=(None, 3.0 * left.get_ylim()[1]))
+    right.set(title="P@1 in %, the better setting; black: published", ylim=(0, 110))
     for axis in (left, right):
-        axis.set_xticks(place, [row["set"] for row in rows], rotation=15)
-        axis.legend(frameon=False)
+        axis.set_xticks(place, [row["set"] for row in rows], rotation=12)
+        axis.set_xlim(-0.6, len(rows) - 0.4)
         axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=120)
 
 
