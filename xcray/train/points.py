@@ -70,7 +70,7 @@ class Bench:
     def __init__(self, spec: TrainSpec, held: Dataset, folder: Path, stop: StopFlag, job: str = "local") -> None:
         self.spec, self.held, self.folder, self.stop, self.job = spec, held, folder, stop, job
         self.rows = Rows(held.train.X, held.train.XT, held.train.YT)
-        self.workers = workers_of(spec)
+        self.workers = 1 if make_solver(spec.solver, spec.params).joint else workers_of(spec)
         self.local: Local | None = None
 
     def result(self, point: Point, start: Point | None, tick: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
