@@ -440,8 +440,8 @@ def test_cost_terms_count_what_they_say():
     """Two rows of two features and one without labels: by hand."""
     X = csr_from(np.array([[1, 1, 0], [0, 1, 1], [1, 0, 0]], np.float32))
     Y = pattern_from(np.array([[1, 1, 0], [0, 1, 0], [0, 0, 0]], np.float32))
-    terms = PDSparseSolver(growth=1).cost_terms(X, transpose(X), transpose_pattern(Y))
-    np.testing.assert_allclose(terms, [[2.0], [2.0 + 3.0], [0.0]])
+    terms = PDSparseSolver(growth=1, inner=5).cost_terms(X, transpose(X), transpose_pattern(Y))
+    np.testing.assert_allclose(terms, [[2.0, 7.0], [2.0 + 3.0, 7.0 + 14.0], [0.0, 0.0]])
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ class PDSparseSolver:
 
     revision: ClassVar[int] = 1
     joint: ClassVar[bool] = True
-    cost_rates: ClassVar[tuple[float, ...]] = (PASSES * 4e-9,)  # seconds an entry walked
+    cost_rates: ClassVar[tuple[float, ...]] = (PASSES * 4e-9, PASSES * 5e-8)  # seconds an entry walked, an entry found
 
     lam: float = parameter(0.01, "weight of the l1 norm", low=0.0)
     tau: float = parameter(1.0, "weight of the squared l2 norm", above=0.0)
@@ -125,15 +125,19 @@ class PDSparseSolver:
         return Local(kernel.Problem(X, Y, row_norms_sq(X)), frozen(seen, np.int32), YT.n_rows)
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
-        """Entries of W that one search of a label's samples walks, split over their labels: (K, 1) float64; see `load`.
+        """What a pass over a label's samples visits, each sample's share split over its labels: (K, 2) float64; see `load`.
 
-        A row of W holds about `growth` labels of each sample with that feature, and at most all labels.
+        The columns: 0, entries of W that the search walks: a row of W holds about `growth` labels of each sample with that
+        feature, and at most all labels. 1, entries of V that steps find: `growth` labels for each feature of a sample, in the
+        search, in each inner pass, and when V is made afresh.
         """
         held = np.minimum(float(self.growth) * np.diff(XT.indptr), YT.n_rows)
-        walked = np.bincount(np.repeat(np.arange(X.n_rows), np.diff(X.indptr)), held[X.indices], X.n_rows)
-        each = walked / np.maximum(np.bincount(YT.indices, minlength=X.n_rows), 1)
+        lengths, owners = np.diff(X.indptr), np.maximum(np.bincount(YT.indices, minlength=X.n_rows), 1)
+        walked = np.bincount(np.repeat(np.arange(X.n_rows), lengths), held[X.indices], X.n_rows)
+        found = (self.inner + 2.0) * min(self.growth, YT.n_rows) * lengths
         labels = np.repeat(np.arange(YT.n_rows), np.diff(YT.indptr))
-        return frozen(np.bincount(labels, each[YT.indices], YT.n_rows)[:, None], np.float64)
+        terms = [np.bincount(labels, (each / owners)[YT.indices], YT.n_rows) for each in (walked, found)]
+        return frozen(np.stack(terms, axis=1), np.float64)
 
     def solve(self, local: Local, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Block:
         """Solve all labels: `labels` (K,) int32 holds each once; the block's rows are in their order.
