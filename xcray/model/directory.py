@@ -70,20 +70,31 @@ class Staging:
     turned within `budget` bytes. A context manager: what was not published is removed.
     """
 
-    def __init__(self, path: Path, budget: int = BUDGET, tick: Callable[[], None] = lambda: None) -> None:
-        """path: where the model will be. tick: called now and then by the long steps; what it raises ends them."""
-        self.target, self._budget, self._tick = Path(path), budget, tick
+    def __init__(self, path: Path, budget: int = BUDGET, tick: Callable[[], None] = lambda: None, note: Path | None = None) -> None:
+        """path: where the model will be. tick: called now and then by the long steps; what it raises ends them.
+
+        note: a file that remembers the staging directory, so that the next one of the same run removes what a kill left.
+        """
+        self.target, self._budget, self._tick, self._note = Path(path), budget, tick, note
         self._made: tuple[CSR, CSR, Float32] | None = None
 
     def __enter__(self) -> Self:
         """Make the staging directory, beside the target."""
         self.target.parent.mkdir(parents=True, exist_ok=True)
+        if self._note is not None and self._note.is_file():
+            left = Path(self._note.read_text(encoding="utf-8"))
+            if left.name.startswith(".") and left.name.endswith(".part"):  # as staging directories are called: nothing else goes
+                discard_directory(left)
         self.path = staging_directory(self.target)
+        if self._note is not None:
+            self._note.write_text(str(self.path.absolute()), encoding="utf-8")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Remove what was not published."""
         discard_directory(self.path)
+        if self._note is not None:
+            self._note.unlink(missing_ok=True)
 
     @property
     def weights(self) -> Path:

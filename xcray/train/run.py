@@ -134,7 +134,7 @@ class _Run:
     def publish(self, out: Path) -> TrainResult:
         """Merge the parts, measure the model on the held-out part, and publish its directory; no step holds all weights."""
         budget = merge_budget(self.spec, int(self.parts.lengths.sum()))
-        with Staging(out, budget, tick=lambda: self._at("MERGING")) as staging:
+        with Staging(out, budget, tick=lambda: self._at("MERGING"), note=self.run_dir / "staged") as staging:
             self._at("MERGING")
             began = time.monotonic()
             allowed = {"allow_missing": self.spec.max_seconds is not None, "positives": self.dataset.label_counts}
