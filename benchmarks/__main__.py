@@ -15,6 +15,7 @@ WHOLE = [
     ["benchmarks.balance", "--sets", "pydocs"],
     ["benchmarks.convergence", "--sets", "synthetic"],
     ["benchmarks.ancestor", "--sets", "synthetic"],
+    ["benchmarks.path", "--sets", "synthetic", "--repeats", "1"],
 ]
 
 

@@ -202,6 +202,14 @@ def test_the_same_change_gives_the_same_bytes(tiny: Dataset, some: Model, tmp_pa
         assert (one.model_path / name).read_bytes() == (two.model_path / name).read_bytes()
 
 
+def test_labels_of_a_solver_of_another_xcray_can_be_removed_and_renamed(some: Model, tmp_path: Path) -> None:
+    kept = {"params": {"depth": 3}, "solver": "forest", "dataset_hash": "0" * 64, "feature_names": some.feature_names}
+    model = write_model(tmp_path / "model", W=some.W, b=some.b, label_names=some.label_names, **kept)
+    less = remove_labels(model.path, tmp_path / "less", ["3"])
+    new = Model.open(rename_labels(less.model_path, tmp_path / "new", {"4": "four"}).model_path)
+    assert (new.n_labels, new.manifest["solver"], new.manifest["params"]) == (29, "forest", {"depth": 3})
+
+
 def test_a_model_without_a_class_report_stays_without(tiny: Dataset, some: Model, tmp_path: Path) -> None:
     kept = {name: some.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")}
     names = {"label_names": some.label_names, "feature_names": some.feature_names}

@@ -105,11 +105,13 @@ class _Remaking:
 
     def __init__(self, old: Model, data: Dataset | None, change: Change, how: Running) -> None:
         self.old, self.data, self.change, self.how = old, data, change, how
-        self.solver = make_solver(old.manifest["solver"], old.manifest["params"])
         self.wanted = frozen(np.unique(change.trains[change.trains >= 0]), np.int32)
         check_local(how.pool)
-        settings = {"solver": old.manifest["solver"], "params": old.manifest["params"], "ks": how.ks}
-        self.spec = TrainSpec(str(data.path if data else old.path), pool=how.pool, workers=how.workers, **settings)
+        settings: dict[str, Any] = {"pool": how.pool, "workers": how.workers, "ks": how.ks}
+        if len(self.wanted):  # else the solver may be one that this xcray does not have
+            settings |= {"solver": old.manifest["solver"], "params": old.manifest["params"]}
+        self.spec = TrainSpec(str(data.path if data else old.path), **settings)
+        self.solver = make_solver(self.spec.solver, self.spec.params)
         self.workers = workers_of(self.spec)
         self.began, self.seconds = time.monotonic(), dict[str, float]()
         self.timeline: pa.Table | None = None
@@ -303,7 +305,12 @@ def matched(change: Change, data: Dataset) -> tuple[Int64, Int64]:
     for d, name in enumerate(data.label_names.to_pylist()):
         place[d] = ids.get(into if name in merged and into is not None else name, beyond)
         beyond += place[d] == beyond
-    return place, np.bincount(place, data.label_counts, minlength=beyond).astype(np.int64)
+    counts = np.bincount(place, data.label_counts, minlength=beyond).astype(np.int64)
+    if change.groups:
+        whole = with_groups(data.train.YT, change.groups)
+        for first in change.groups:
+            counts[place[first]] = len(whole.row(first))  # a row with several labels of the group counts once
+    return place, counts
 
 
 def renumbered(Y: Pattern, place: Int64, n_cols: int) -> Pattern:
