@@ -17,6 +17,7 @@ from xcray.errors import Corrupt, ShapeMismatch
 from xcray.execution.parts import Parts
 from xcray.files import MatrixWriter, read_csr, write_matrix
 from xcray.kernels.sparse import transpose
+from xcray.model.directory import Staging
 from xcray.model.model import Model, write_model
 from xcray.model.postings import ranges, write_postings
 from xcray.solvers.block import Block, merge
@@ -172,6 +173,32 @@ def test_a_model_of_mapped_weights_is_the_model_of_those_in_memory(tmp_path: Pat
     assert whole.sha256 == "f87efcdc8f3d790c8e1e5c9cd7cb4c23d9ca398cf00e106085fba028d43a6512"  # as before weights were streamed
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from xcray.model.directory import Staging
+
+with Staging(Path(sys.argv[1]) / "model", note=Path(sys.argv[1]) / "staged") as staging:
+    staging.weights.write_bytes(b"much")
+    os._exit(9)
+"""
+
+
+def test_what_a_killed_merge_left_goes_with_the_next(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parent.parent)
+    assert done.returncode == 9
+    (left,) = tmp_path.glob(".model.*.part")
+    assert (left / "weights.arrow").is_file()
+    with Staging(tmp_path / "model", note=tmp_path / "staged") as staging:
+        assert not left.exists()
+        assert staging.path.is_dir()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "staged").write_text(str(tmp_path / "mine"))
+    with Staging(tmp_path / "model", note=tmp_path / "staged"):
+        assert (tmp_path / "mine").is_dir()  # no staging directory: not ours to remove
+
+
 LIMITED = """
 import json, resource, sys
 from pathlib import Path
@@ -184,10 +211,11 @@ from xcray.model.directory import Staging
 from xcray.model.model import write_model
 
 folder, allowed, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-n_labels, n_features = 240, 60_000
+n_labels, n_features = 240, 40_000
+names = {"label_names": [str(i) for i in range(n_labels)], "feature_names": [str(i) for i in range(n_features)]}
 one = csr([0, 1], [0], [1.0], 1)
-names = {"label_names": ["l"], "feature_names": ["f"]}
-write_model(folder / f"warm-{how}", W=one, b=[0], solver="s", params={}, dataset_hash="d", **names)  # loads the kernels
+about = {"solver": "s", "params": {}, "dataset_hash": "d"}
+write_model(folder / f"warm-{how}", W=one, b=[0], label_names=["l"], feature_names=["f"], **about)  # loads the kernels
 transpose(one)
 parts = Parts(folder / "run", {}, n_labels=n_labels, n_features=n_features)
 used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
@@ -197,8 +225,6 @@ try:
         with Staging(folder / "model", allowed // 6) as staging:
             block = parts.merge(staging.weights, budget=allowed // 6)
             W, postings, b = staging.index(block.bias)
-            names = {"label_names": [str(i) for i in range(n_labels)], "feature_names": [str(i) for i in range(n_features)]}
-            about = {"solver": "s", "params": {}, "dataset_hash": "d"}
             print(json.dumps(write_model(folder / "model", W=W, b=b, staged=staging, **names, **about).sha256))
     else:
         W = read_csr(folder / "w.arrow")
@@ -210,12 +236,12 @@ except MemoryError:
 
 
 def test_three_times_the_allowed_memory_is_merged_turned_and_published(tmp_path: Path, rng: np.random.Generator) -> None:
-    """A process may take 24 MiB beside what it holds; the parts have 75 MB of weights, the model 150. In memory that must fail."""
-    allowed, n_labels, n_features = 24 << 20, 240, 60_000
-    indices = [np.sort(rng.choice(n_features, 39_000, replace=False)) for _ in range(3)]
-    rows = [(indices[label % 3], rng.random(39_000, np.float32)) for label in range(n_labels)]
+    """A process may take 16 MiB beside what it holds; the parts have 50 MB of weights, the model 100. In memory that must fail."""
+    allowed, n_labels, n_features = 16 << 20, 240, 40_000
+    indices = [np.sort(rng.choice(n_features, 26_000, replace=False)) for _ in range(3)]
+    rows = [(indices[label % 3], rng.random(26_000, np.float32)) for label in range(n_labels)]
     W = csr(
-        np.arange(n_labels + 1) * 39_000, np.concatenate([r[0] for r in rows]), np.concatenate([r[1] for r in rows]), n_features
+        np.arange(n_labels + 1) * 26_000, np.concatenate([r[0] for r in rows]), np.concatenate([r[1] for r in rows]), n_features
     )
     parts = Parts(tmp_path / "run", {}, n_labels=n_labels, n_features=n_features)
     for labels in np.array_split(rng.permutation(n_labels), 30):
