@@ -23,13 +23,12 @@ from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool
 from xcray.execution.pool import Result, StopFlag
 from xcray.index.inverted import InvertedIndex
-from xcray.kernels.sparse import take_rows
 from xcray.metrics import evaluate
 from xcray.schedule.scatter import Scatter
 from xcray.solvers.block import Block, merge
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.train.grid import Point, plan
-from xcray.train.points import hold_out
+from xcray.train.grid import Point, plan, rescale
+from xcray.train.points import Warm, hold_out
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 BATCH = 256  # labels of a timed call
@@ -41,19 +40,18 @@ def p_at_1(W: CSR, bias: Any, part: Any) -> float:
     return float(evaluate(top, part.Y, ks=(1,))["P@1"])
 
 
-def solved(solver: PPDSparseSolver, local: Any, n_labels: int, start: CSR | None, warm: bool) -> tuple[Block, CSR | None, float]:
-    """All labels: their block, their duals when asked for, and the CPU seconds of this thread that solving took."""
+def solved(solver: Any, local: Any, n_labels: int) -> tuple[Block, CSR | None, float]:
+    """All labels: their block, their duals when the solver gives them, and the CPU seconds of this thread that it took."""
     blocks, duals, seconds = [], [], 0.0
     for first in range(0, n_labels, BATCH):
         labels = frozen(np.arange(first, min(first + BATCH, n_labels)), np.int32)
-        given = None if start is None else take_rows(start, labels.astype(np.int64))
         began = time.thread_time()
-        block = solver.solve(local, labels, start=given, keep_duals=warm)
+        block = solver.solve(local, labels)
         seconds += time.thread_time() - began
         blocks.append(block._replace(duals=None))
         duals.append(block.duals)
     whole = merge(blocks, n_labels, local.problem.X.n_cols)
-    if not warm:
+    if duals[0] is None:
         return whole, None, seconds
     rows = [Block(block.labels, kept, block.bias, block.records) for block, kept in zip(blocks, duals, strict=True)]
     return whole, merge(rows, n_labels, local.problem.X.n_rows).W, seconds
@@ -69,9 +67,10 @@ def along(held: Dataset, points: list[Point]) -> list[dict[str, Any]]:
     for point in points:
         solver = PPDSparseSolver(**point.params)
         start = None if point.start is None else kept[point.start]
+        factor = 1.0 if point.start is None else rescale(points[point.start].params, point.params)
         row: dict[str, Any] = {"params": point.params, "start": None if point.start is None else points[point.start].params}
         for warm in (False, True) if point.number % 2 else (True, False):
-            block, duals, seconds = solved(solver, local, held.n_labels, start if warm else None, warm)
+            block, duals, seconds = solved(Warm(solver, start, factor) if warm else solver, local, held.n_labels)
             name = "warm" if warm else "cold"
             certified = block.records["gap"] <= solver.eps * block.records["null"]
             row[name] = {"seconds": seconds, "rounds": int(block.records["rounds"].sum()), "nnz": block.W.nnz}

@@ -20,7 +20,7 @@ from xcray.kernels.sparse import take_rows
 from xcray.model.model import Model
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.train import Progress, TrainSpec, points, train
-from xcray.train.grid import key_of, plan
+from xcray.train.grid import key_of, plan, rescale
 from xcray.train.path import PathResult, PathSpec, choose, train_path
 
 GRID = {"lam": (0.1, 0.01), "C": (1.0,)}
@@ -58,6 +58,11 @@ def test_distances_are_in_decades_and_nothing_has_its_place() -> None:
     far = plan({"C": [1, 1000, 900, 2]})
     assert [(point.params["C"], point.start) for point in far] == [(1, None), (2, 0), (900, 1), (1000, 2)]
     assert [point.params for point in plan({"lam": [0.0]})] == [{"lam": 0.0}]
+
+
+def test_duals_grow_with_the_root_of_c() -> None:
+    assert rescale({"lam": 0.1, "C": 1.0}, {"lam": 0.01, "C": 4.0}) == 2.0
+    assert rescale({"lam": 0.1}, {"lam": 0.01}) == 1.0
 
 
 def test_repeated_values_are_one_point_and_keys_are_of_values() -> None:

@@ -27,7 +27,7 @@ from xcray.model.directory import Staging
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block, untrained
 from xcray.solvers.solver import Local, Solver
-from xcray.train.grid import Point
+from xcray.train.grid import Point, rescale
 from xcray.train.preflight import merge_budget, workers_of
 from xcray.train.report import figures
 from xcray.train.run import ray_pool
@@ -100,6 +100,7 @@ class Bench:
         parts = Parts(folder, about, n_labels=n_labels, n_features=self.held.n_features)
         duals = Duals(folder / "duals", about, self.held) if spec.pool != "ray" and starts_warm(solver) else None
         origin = None if start is None or duals is None else read_duals(self.folder / start.key / "duals")
+        factor = 1.0 if start is None else rescale(start.params, point.params)
 
         def commit(result: Result) -> None:
             if duals is not None:
@@ -113,7 +114,7 @@ class Bench:
                     solver,
                     self.rows,
                     missing,
-                    self._pool(spec, solver if duals is None else cast("Solver", _Warm(solver, origin))),
+                    self._pool(spec, solver if duals is None else cast("Solver", Warm(solver, origin, factor))),
                     workers=self.workers,
                     commit=commit,
                     stop=self.stop,
@@ -188,11 +189,14 @@ def starts_warm(solver: Solver) -> bool:
     return {"start", "keep_duals"} <= set(inspect.signature(type(solver).solve).parameters)
 
 
-class _Warm:
-    """A solver that starts each label from given duals, if there are any, and hands over those it ends with."""
+class Warm:
+    """A solver that starts each label from given duals, if there are any, and hands over those it ends with.
 
-    def __init__(self, solver: Any, origin: CSR | None) -> None:
-        self._solver, self._origin = solver, origin
+    origin: (K x N), by label, or None; factor: what they are multiplied by.
+    """
+
+    def __init__(self, solver: Any, origin: CSR | None, factor: float = 1.0) -> None:
+        self._solver, self._origin, self._factor = solver, origin, np.float32(factor)
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the solver's."""
@@ -201,5 +205,7 @@ class _Warm:
     def solve(self, local: Local, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Block:
         """As the solver's, but warm."""
         start = None if self._origin is None else take_rows(self._origin, frozen(labels, np.int64))
+        if start is not None:
+            start = start._replace(data=frozen(start.data * self._factor, np.float32))
         block: Block = self._solver.solve(local, labels, stopped, start=start, keep_duals=True)
         return block
