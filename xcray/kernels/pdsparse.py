@@ -32,7 +32,7 @@ BEGIN, SEARCH, INNER, CERTIFY, REBASE, FINISHED = 0, 1, 2, 3, 4, 5
 DONE, BUDGET, FULL_LISTS, FULL_TABLE, KEEP = 0, 1, 2, 3, 4  # why `advance` came back
 NOTHING = -np.inf  # a score below all scores
 HOPE = 1.5  # it looks done when the estimated gap is at most so many times the one asked for
-QUIET = 0.01  # of eps C: a sample whose step gained less is left out of inner passes
+QUIET = 0.2  # of eps C: a sample that lacks less on its active labels is left out of inner passes
 FINDING, ADDING = 16, 40  # what finding an entry of V, and adding to one, take, in entries walked
 
 STATE = np.dtype(
@@ -94,8 +94,8 @@ class Scratch(NamedTuple):
     z: Float64  # (K,) zero between samples
     touched: Int32  # (K,) labels whose z was moved
     order: Int32  # (N,) the pass's order of samples
-    quiet: np.ndarray  # (N,) uint8: 1 when the sample's last step was tiny
-    gaps: Float64  # (N,) gap_i, as the last search saw it
+    quiet: np.ndarray  # (N,) uint8: 1 when the sample lacked little at its last visit
+    gaps: Float64  # (N,) gap_i, as the last visit saw it
     zs: Float64  # (K + 1,) z of the active labels of one sample
     target: Float64  # (K + 1,) where the quadratic bound alone would move them, then their new |beta|
     sorted_: Float64  # (K + 1,)
@@ -267,15 +267,12 @@ def step(problem: Problem, table: Table, s: Settings, lists: Lists, scratch: Scr
     for a in range(n_pos, n):
         new[a] = old[a] + scratch.zs[a] / curvature
     project(new, n_pos, s.C, scratch.sorted_)
-    square, changed = 0.0, 0
+    changed = 0
     for a in range(n):
         change = new[a] - old[a]
         old[a] = new[a]
-        square += change * change
         new[a] = change if a < n_pos else -change
         changed += change != 0.0
-    gain = curvature * square
-    scratch.quiet[i] = gain <= QUIET * s.eps * s.C
     if changed > 0:
         for p in range(X.indptr[i], X.indptr[i + 1]):
             add(table, X.indices[p], lists.labels[base : base + n], new, X.data[p], s.lam)
@@ -426,8 +423,11 @@ def visit(problem: Problem, s: Settings, lists: Lists, table: Table, scratch: Sc
         if scratch.quiet[i]:
             return DONE
         at.work += score_active(problem, table, s, lists, scratch, i)
+        n_pos = problem.Y.indptr[i + 1] - problem.Y.indptr[i]
+        scratch.gaps[i] = gap_of(lists, scratch, i, n_pos, s.C)
     else:
         search(problem, table, s, lists, scratch, i, at, at.phase == SEARCH)
+    scratch.quiet[i] = scratch.gaps[i] <= QUIET * s.eps * s.C
     if at.phase != CERTIFY:
         step(problem, table, s, lists, scratch, i, at)
     return DONE
