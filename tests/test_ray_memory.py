@@ -1,0 +1,55 @@
+"""One copy of the data a node: what Ray's workers hold of their own is small, and they say so."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from xcray.arrays import csr, pattern
+from xcray.data.dataset import Dataset
+from xcray.data.writer import DatasetWriter
+from xcray.execution.memory import Footprint
+from xcray.execution.ray_pool import RayPool
+from xcray.schedule.messages import Joined
+from xcray.solvers import make_solver
+from xcray.train.preflight import PROCESS, worker_bytes
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Few rows with very many entries: 64 MiB by row, as many by column."""
+    rows, features, entries = 400, 40_000, 20_000
+    indices = np.concatenate([np.arange(entries) * 2 + row % 2 for row in range(rows)])
+    X = csr(np.arange(rows + 1) * entries, indices, np.full(len(indices), 0.01), features)
+    writer = DatasetWriter(tmp_path_factory.mktemp("wide") / "data", name="wide", n_features=features, n_labels=rows)
+    writer.add("train", X, pattern(np.arange(rows + 1), np.arange(rows), rows))
+    return writer.finish(source={})
+
+
+def test_workers_map_the_data_and_tell_what_they_hold(wide: Dataset) -> None:
+    pool = RayPool("ppdsparse", {}, wide, 2, nullcontext(), "memory")
+    assert pool.footprints() == {}
+    try:
+        pool.open()
+        joined = 0
+        while joined < 2:
+            joined += sum(isinstance(report, Joined) for report in pool.wait(1.0))
+        seen: dict[str, Footprint] = {}
+        while len(seen) < 2:  # each is asked once, and its answer comes when it comes
+            seen |= pool.footprints()
+            pool.wait(0.05)
+    finally:
+        pool.close()
+    assert set(seen) == {"worker-0", "worker-1"}
+    data = sum(entry["bytes"] for name, entry in wide.manifest["files"].items() if "x_" in name)
+    assert data > 120 * MIB
+    scratch, _ = worker_bytes(make_solver("ppdsparse", {}), wide.train, 0)
+    for held in seen.values():
+        assert 0 < held.own <= held.proportional <= held.resident
+        assert held.anonymous < PROCESS + scratch + data // 2  # the data are not among it
+    assert pool.footprints() == {}
