@@ -12,11 +12,11 @@ from tests.test_ppdsparse import problem
 from xcray.errors import ParameterError, ShapeMismatch, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
-from xcray.execution.pool import GaveUp, Result, StopFlag
+from xcray.execution.pool import Failed, GaveUp, Result, StopFlag
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.schedule.messages import Joined, Left, Lost, Task
 from xcray.schedule.scatter import Scatter
-from xcray.solvers.block import merge
+from xcray.solvers.block import joined, merge
 from xcray.solvers.ppdsparse import PPDSparseSolver
 
 POOLS = {
@@ -24,6 +24,10 @@ POOLS = {
     "one thread": lambda solver, local: ThreadPool(solver, local, 1),
     "three threads": lambda solver, local: ThreadPool(solver, local, 3),
 }
+
+
+# classes that would take minutes; of the hinge loss, which coordinate descent alone solves
+LONG = {"k": 2, "loss": "hinge", "eps": 1e-300, "C": 1e9, "tau": 1e-6, "max_sweeps": 2**31 - 1}
 
 
 def setting(k: int = 24, **parameters):
@@ -67,7 +71,7 @@ def test_a_stop_keeps_what_was_committed_and_ends_threads(name):
 def test_a_stop_reaches_into_a_long_class(name, monkeypatch):
     """A class that would take minutes is given up within a slice."""
     monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
-    solver, local, schedule = setting(k=2, eps=1e-300, C=1e9, tau=1e-6, max_sweeps=2**31 - 1)
+    solver, local, schedule = setting(**LONG)
     stop = StopFlag()
     timer = threading.Timer(0.3, stop.set)
     timer.start()
@@ -149,9 +153,6 @@ def test_nothing_to_solve_starts_nothing():
     solver, local, _ = setting()
     pool = SerialPool(solver, local)
     drive(Scatter([], []), pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
-
-
-LONG = {"k": 2, "eps": 1e-300, "C": 1e9, "tau": 1e-6, "max_sweeps": 2**31 - 1}  # classes that would take minutes
 
 
 def wait_for(pool, kind, seconds=20.0):
@@ -360,3 +361,42 @@ def test_a_report_that_voids_an_earlier_command_is_heard_before_it_is_carried_ou
     labels = []
     drive(schedule, Both(solver, local), commit=lambda r: labels.extend(r.task.labels), stop=StopFlag(), tick=lambda: None)
     assert sorted(labels) == list(range(24))
+
+
+def test_what_one_wait_brought_is_synced_once_before_anything_new_begins():
+    class Watched(ThreadPool):
+        def submit(self, worker, task):
+            assert not pending, "a task was begun while results were not durable"
+            super().submit(worker, task)
+
+    solver, local, schedule = setting()
+    pending, durable = [], []
+
+    def sync():
+        durable.extend(pending)
+        pending.clear()
+
+    drive(schedule, Watched(solver, local, 3), commit=pending.append, stop=StopFlag(), tick=lambda: None, sync=sync)
+    assert sorted(label for r in durable for label in r.task.labels) == list(range(24))
+    block = joined([r.block for r in durable])
+    assert merge([block], 24, 80).digest() == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+
+
+def test_results_that_came_with_an_error_are_synced():
+    class OneFails(SerialPool):
+        def wait(self, seconds):
+            reports = super().wait(seconds)
+            return [*reports, *(Failed(r.worker, r.task, ShapeMismatch("as if")) for r in reports if isinstance(r, Result))]
+
+    solver, local, schedule = setting()
+    pending, durable = [], []
+    with pytest.raises(ShapeMismatch):
+        drive(
+            schedule,
+            OneFails(solver, local),
+            commit=pending.append,
+            stop=StopFlag(),
+            tick=lambda: None,
+            sync=lambda: durable.extend(pending),
+        )
+    assert len(durable) == 1

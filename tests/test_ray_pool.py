@@ -134,7 +134,7 @@ def test_what_a_worker_raises_is_raised_here(tiny):
 
 
 def test_a_batch_called_off_ends_and_its_actor_goes_on(tiny):
-    _, pool, _ = pool_and_schedule(tiny, workers=1, eps=1e-300, C=1e9, tau=1e-6, max_sweeps=2**31 - 1)
+    _, pool, _ = pool_and_schedule(tiny, workers=1, loss="hinge", eps=1e-300, C=1e9, tau=1e-6, max_sweeps=2**31 - 1)
     reports = []
     pool.open()
     try:

@@ -26,16 +26,19 @@ def drive(
     tick: Callable[[], None],
     seconds: float | None = None,
     record: Callable[[Span], None] = lambda _: None,
+    sync: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `schedule` on `pool` until it finishes.
 
     commit: called once for every task, with its first result, before the schedule hears of it. tick: called after every
     wait, for progress. seconds: after so many, nothing more is begun; what is still running GRACE seconds later is stopped
-    and not waited for, and drive returns as it does when all is done. record: told what each worker did, useful or not.
+    and not waited for, and drive returns as it does when all is done. record: told what each worker did, useful or not. sync:
+    called once for all that one wait brought, after their commits and before anything new begins: with a thousand workers,
+    one write makes many results durable.
     Raises Stopped when `stop` is set, Unavailable when workers keep being lost, and whatever a task raised. The pool is
     closed in every case; what was committed stays.
     """
-    loop = _Loop(schedule, pool, commit, record)
+    loop = _Loop(schedule, pool, commit, record, sync)
     bell = Timer(GRACE + (seconds or 0.0), pool.stop)  # also for a pool whose `wait` works in this thread
     bell.daemon = True
     try:
@@ -62,13 +65,23 @@ def drive(
 class _Loop:
     """What one drive holds: who is told what."""
 
-    def __init__(self, schedule: Scatter, pool: Pool, commit: Callable[[Result], None], record: Callable[[Span], None]) -> None:
-        self._schedule, self._pool, self._commit, self._record = schedule, pool, commit, record
+    def __init__(
+        self,
+        schedule: Scatter,
+        pool: Pool,
+        commit: Callable[[Result], None],
+        record: Callable[[Span], None],
+        sync: Callable[[], None],
+    ) -> None:
+        self._schedule, self._pool, self._commit, self._record, self._sync = schedule, pool, commit, record, sync
         self.finished = False
 
     def hear(self, reports: list[Report], overdue: bool) -> None:
         """Tell the schedule what a pool reported, and do what it says once all is heard."""
-        commands = [command for report in reports for command in self._hear(report, overdue)]
+        try:
+            commands = [command for report in reports for command in self._hear(report, overdue)]
+        finally:
+            self._sync()  # also when one of the reports ends it all
         self.finished = self.finished or overdue
         self.obey(commands)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int32, csr
+from xcray.arrays import CSR, Float64, Int32, csr, frozen
 from xcray.files import sha256_arrays
 
 UNTRAINED = np.dtype([("label", np.int32), ("positives", np.int32), ("rounds", np.int32)])  # when no solver says more
@@ -43,6 +43,18 @@ def untrained(labels: Any, positives: Any = None, dtype: Any = UNTRAINED) -> np.
     for name in names & set(values):
         records[name] = values[name]
     return records
+
+
+def joined(blocks: Sequence[Block]) -> Block:
+    """Blocks of the same features and kind of records, at least one, end to end in one; without duals."""
+    if len(blocks) == 1:
+        return blocks[0]
+    starts = np.cumsum([0, *(block.W.indptr[-1] for block in blocks)])
+    indptr = [starts[:1], *(block.W.indptr[1:] + start for block, start in zip(blocks, starts[:-1], strict=True))]
+    indices, data = ([getattr(block.W, name)[: block.W.indptr[-1]] for block in blocks] for name in ("indices", "data"))
+    W = csr(np.concatenate(indptr), np.concatenate(indices), np.concatenate(data), blocks[0].W.n_cols)
+    labels, bias, records = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("labels", "bias", "records"))
+    return Block(frozen(labels, np.int32), W, frozen(bias, np.float64), records)
 
 
 def merge(blocks: Sequence[Block], n_labels: int, n_features: int) -> Block:
