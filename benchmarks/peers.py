@@ -27,25 +27,31 @@ from xcray.data.dataset import Dataset
 
 
 class Who(NamedTuple):
-    """A row of the table: what it is, the package it needs, and whether it is a tree (trees train all labels, always)."""
+    """A row of the table: what it is, the package it needs, and which labels it trains where one-vs-rest peers train a sample.
+
+    whole: all of them; so do trees and xcray, but for `xcray_sample`, which is there to be compared on a sample alone.
+    """
 
     title: str
     package: str
+    whole: bool = False
     tree: bool = False
     params: dict[str, Any] = {}  # noqa: RUF012
 
 
 WHO = {
-    "xcray": Who("xcray PPDSparse (lam 0.01)", "xcray"),
-    "xcray_l2": Who("xcray PPDSparse (lam 0)", "xcray", params={"lam": 0.0}),
+    "xcray": Who("xcray PPDSparse (lam 0.01)", "xcray", whole=True),
+    "xcray_l2": Who("xcray PPDSparse (lam 0)", "xcray", whole=True, params={"lam": 0.0}),
+    "xcray_sample": Who("xcray PPDSparse (lam 0.01), the sample alone", "xcray"),
+    "xcray_sample_l2": Who("xcray PPDSparse (lam 0), the sample alone", "xcray", params={"lam": 0.0}),
     "liblinear": Who("LIBLINEAR dual, tol 0.1 (scikit-learn)", "sklearn"),
     "sklearn": Who("LinearSVC, its defaults (scikit-learn)", "sklearn"),
     "napkinxc_br": Who("napkinXC BR", "napkinxc"),
     "pecos_flat": Who("PECOS XR-Linear, no tree", "pecos"),
     "omikuji_flat": Who("omikuji, one leaf, no tree (normalises rows)", "omikuji"),
-    "napkinxc_plt": Who("napkinXC PLT (tree, normalises rows)", "napkinxc", tree=True),
-    "pecos_tree": Who("PECOS XR-Linear (tree)", "pecos", tree=True),
-    "omikuji_tree": Who("omikuji, 3 trees (normalise rows)", "omikuji", tree=True),
+    "napkinxc_plt": Who("napkinXC PLT (tree, normalises rows)", "napkinxc", whole=True, tree=True),
+    "pecos_tree": Who("PECOS XR-Linear (tree)", "pecos", whole=True, tree=True),
+    "omikuji_tree": Who("omikuji, 3 trees (normalise rows)", "omikuji", whole=True, tree=True),
     "dismecpp": Who("DiSMEC++", "dismecpp"),
 }
 SETS = ("bibtex", "cooking", "news20_bydate", "clef_imclef07a", "mnist", "kddcup99_10pct", "gutenberg_lcsh", "gnd_tibkat")
@@ -91,9 +97,10 @@ def task_of(peer: str, those: Set, core: int | None) -> dict[str, Any]:
     common = {"peer": peer, "package": who.package, "k": 5, "core": core, "data": those.data.content_hash}
     if who.package == "xcray":
         columns = str(those.flat / "columns.npy") if those.sampled else None
-        return {**common, "dataset": str(those.data.path), "params": {"C": cost, **who.params}, "columns": columns}
+        params = {"C": cost, **who.params}
+        return {**common, "dataset": str(those.data.path), "params": params, "columns": columns, "sample_only": not who.whole}
     prune = PRUNE if those.data.n_labels > FEW else 0.0
-    return {**common, "folder": str(those.whole if who.tree else those.flat), "C": cost, "prune": prune}
+    return {**common, "folder": str(those.whole if who.whole else those.flat), "C": cost, "prune": prune}
 
 
 def runs_of(those: Set, peers: list[str], chosen: Any, python: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -121,7 +128,7 @@ def row_of(peer: str, runs: list[dict[str, Any]], those: Set) -> dict[str, Any]:
         return {**row, "failed": runs[-1]["failed"]}
     last = fine[-1]
     seen = int((those.data.label_counts > 0).sum())
-    part = those.sampled and not who.tree and who.package != "xcray"
+    part = those.sampled and not who.whole
     labels, top = len(those.columns) if part else seen, np.array(last["top"])
     ms = 1e3 * median(run["train_cpu_s"] for run in fine) / labels
     row |= {"labels": labels, "ms_a_class": ms, "core_seconds_all_labels": ms * seen / 1e3, "extrapolated": part}
@@ -139,15 +146,19 @@ def row_of(peer: str, runs: list[dict[str, Any]], those: Set) -> dict[str, Any]:
 def bars(rows: list[dict[str, Any]], runs: dict[str, list[dict[str, Any]]], those: Set) -> dict[str, Any]:
     """xcray against each peer of one set: times faster a class (median over rounds), difference of P@1, and memory."""
     found = {row["peer"]: row for row in rows if "failed" not in row}
-    if "xcray" not in found:
+    us = next((peer for peer in ("xcray", "xcray_sample") if peer in found), None)
+    if us is None:
         return {}
-    ours, X = found["xcray"], those.data.train.X
-    beside = (ours["training_bytes"] - ours["model_bytes"]) / (8 * X.nnz + 8 * (X.n_rows + 1))
-    out: dict[str, Any] = {"set": those.name, "memory_beside_model_in_X": beside, "against": {}}
-    for peer in found.keys() - {"xcray"}:
+    ours, X = found[us], those.data.train.X
+    out: dict[str, Any] = {"set": those.name, "xcray": us, "against": {}}
+    if us == "xcray":
+        out["memory_beside_model_in_X"] = (ours["training_bytes"] - ours["model_bytes"]) / (8 * X.nnz + 8 * (X.n_rows + 1))
+    for peer in found.keys() - {us}:
         row, scale = found[peer], ours["labels"] / found[peer]["labels"]
-        rounds = [pair for pair in zip(runs[peer], runs["xcray"], strict=False) if not any("failed" in run for run in pair)]
+        rounds = [pair for pair in zip(runs[peer], runs[us], strict=False) if not any("failed" in run for run in pair)]
         faster = median(scale * theirs["train_cpu_s"] / mine["train_cpu_s"] for theirs, mine in rounds)
+        if ours["extrapolated"] and not row["extrapolated"]:
+            continue  # a sample of ours beside all labels of theirs says nothing
         kind = "sample" if row["extrapolated"] else "all"
         same = median(theirs["train_cpu_s"] / mine["sample_cpu_s"] for theirs, mine in rounds) if kind == "sample" else faster
         p1 = [(entry["sample"] if kind == "sample" else entry)["P@1"] for entry in (ours, row)]
@@ -161,7 +172,7 @@ def main() -> None:
     chosen = arguments(
         __doc__ or "",
         sets={"nargs": "+"},
-        peers={"nargs": "+", "default": list(WHO)},
+        peers={"nargs": "+", "default": list(WHO), "choices": list(WHO)},
         samples={"nargs": "*", "default": ["gutenberg_lcsh:1200", "gnd_tibkat:320"], "help": "SET:LABELS of one-vs-rest peers"},
         env={"type": Path, "help": "directory of the peers' environment, made when it is not there; default: inside the cache"},
         cache={"type": Path, "help": "directory that keeps data sets and runs; default: a temporary one"},
@@ -179,6 +190,8 @@ def main() -> None:
         for name in chosen.sets or (SETS if chosen.data else ["synthetic"]):
             those = prepare(name, chosen, place)
             usable = [peer for peer in chosen.peers if WHO[peer].package not in absent]
+            if not those.sampled:
+                usable = [peer for peer in usable if not peer.startswith("xcray_sample")]
             runs = runs_of(those, usable, chosen, python, place)
             mine = [row_of(peer, runs[peer], those) for peer in usable]
             rows += mine
