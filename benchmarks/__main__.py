@@ -9,10 +9,13 @@ import sys
 QUICK = [
     ["benchmarks.quality", "--sets", "synthetic", "--repeats", "1"],
     ["benchmarks.balance", "--sets", "synthetic", "--workers", "2"],
+    ["benchmarks.schedule", "--largest", "5000"],
 ]
 WHOLE = [
     ["benchmarks.quality", "--sets", "synthetic"],
     ["benchmarks.balance", "--sets", "pydocs"],
+    ["benchmarks.schedule"],
+    ["benchmarks.kills"],
     ["benchmarks.convergence", "--sets", "synthetic"],
     ["benchmarks.ancestor", "--sets", "synthetic"],
     ["benchmarks.path", "--sets", "synthetic", "--repeats", "1"],
