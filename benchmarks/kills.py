@@ -4,7 +4,7 @@
 
 Every training must have the SHA-256 of the first. Workers die at random shares of the job, by the process id that the actor
 of this job itself tells. The work lost with a worker is what its timeline says of the batch it was at; with a driver, the
-seconds since the last commit of each worker, at most. Without --data the set is made.
+seconds since as many of the last commits as there were workers, which is about the same. Without --data the set is made.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def kill_driver(data: Dataset, place: Path, pool: str, workers: int, address: st
         killed = time.time()
         child.wait()
     times = sorted((path.stat().st_mtime for path in (place / "run").glob("part-*.arrow")), reverse=True)
-    at_most = sum(killed - each for each in times[:workers])
-    return {"committed_share": committed(place) / data.n_labels, "work_lost_seconds_at_most": at_most, "exit": child.returncode}
+    about = sum(killed - each for each in times[:workers])
+    return {"committed_share": committed(place) / data.n_labels, "work_lost_seconds_about": about, "exit": child.returncode}
 
 
 def committed(place: Path) -> int:
