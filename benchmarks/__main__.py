@@ -16,6 +16,7 @@ WHOLE = [
     ["benchmarks.balance", "--sets", "pydocs"],
     ["benchmarks.schedule"],
     ["benchmarks.kills"],
+    ["benchmarks.memory"],
     ["benchmarks.convergence", "--sets", "synthetic"],
     ["benchmarks.ancestor", "--sets", "synthetic"],
     ["benchmarks.path", "--sets", "synthetic", "--repeats", "1"],

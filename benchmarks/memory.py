@@ -1,6 +1,6 @@
 """A training whose model is three times the memory it may take; and what preflight foresees beside what happens.
 
-`python -m benchmarks.memory [--labels 2000] [--share 3] [--data DIR --sets gutenberg_lcsh] [--pools threads ray]`
+`python -m benchmarks.memory [--labels 900] [--share 3] [--data DIR --sets gutenberg_lcsh] [--pools threads ray]`
 
 A made-up set with large weights (lam = 0) is trained twice in processes of their own: without a limit, and with RLIMIT_DATA (all
 private writable memory, the interpreter's too) at a share of the finished model's bytes. The hashes must be equal. Under the
@@ -29,9 +29,15 @@ from xcray.kernels.sparse import transpose
 from xcray.model.model import Model
 from xcray.train import TrainSpec, train
 
-FEATURES, ENTRIES, LABELS_A_ROW, OWN = 60_000, 150, 3, 5
+FEATURES, ENTRIES, LABELS_A_ROW, OWN = 100_000, 6000, 25, 50
 PARAMS = {"lam": 0.0, "eps": 0.05}
-QUIET = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+QUIET = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+}
 
 
 def generated(path: Path, labels: int) -> Dataset:
@@ -131,7 +137,7 @@ def main() -> None:
         return
     chosen = arguments(
         __doc__ or "",
-        labels={"type": int, "default": 2000, "help": "of the made-up set; 0: leave it out"},
+        labels={"type": int, "default": 900, "help": "of the made-up set; 0: leave it out"},
         share={"type": float, "default": 3.0, "help": "model bytes over the limit"},
         sets={"nargs": "+", "default": ["gutenberg_lcsh"], "help": "sets of --data"},
         pools={"nargs": "+", "default": ["threads"]},
