@@ -218,6 +218,20 @@ def info(
     show(Dataset.open(directory, verify=verify), json)
 
 
+@app.command()
+def weigh(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A data set directory.")],
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="A weight for each training row: .npy, or a number a line.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The data set directory to make.")],
+    json: output.AsJson = False,
+) -> None:
+    """Give training rows weights: what their losses are multiplied by."""
+    from xcray.data.dataset import Dataset
+    from xcray.data.weights import read_weights, weigh
+
+    show(weigh(Dataset.open(directory), read_weights(weights), out), json)
+
+
 def show(dataset: Dataset, as_json: bool) -> None:
     """A data set's figures."""
     figures = describe(dataset)
@@ -231,6 +245,7 @@ def show(dataset: Dataset, as_json: bool) -> None:
         **{part: split_line(split) for part, split in figures["splits"].items()},
         "frequent labels": [f"{name} ({count:,})" for name, count in figures["frequent_labels"]],
         "skipped lines": figures["skipped"] or None,
+        "weights": "of training rows" if figures["weights"] else None,
         "content hash": figures["content_hash"],
     }
     output.pairs({name: value for name, value in lines.items() if value is not None})
@@ -258,6 +273,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         },
         "frequent_labels": [[dataset.label_names[int(i)].as_py(), int(counts[i])] for i in order],
         "text": dataset.text is not None,
+        "weights": dataset.train.weights is not None,
         "skipped": int(dataset.manifest.get("source", {}).get("skipped", 0)),
         "content_hash": dataset.content_hash,
         "source": dataset.manifest.get("source", {}),

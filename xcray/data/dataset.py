@@ -4,7 +4,7 @@ manifest.json     schema version, name, sizes, content hashes, source, skipped r
 labels.arrow      name and number of training rows of each label
 features.arrow    name of each feature; absent when features have no names but their numbers
 text/             the text pipeline, when the set was built from text
-train/            x_rows.arrow  x_columns.arrow  y_rows.arrow  y_columns.arrow
+train/            x_rows.arrow  x_columns.arrow  y_rows.arrow  y_columns.arrow; weights.arrow when its rows have weights
 test/             the same four, when there is a test part
 """
 
@@ -16,9 +16,10 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import CSR, Pattern
+from xcray.arrays import CSR, Float32, Pattern, frozen
 from xcray.data.text import TextPipeline
 from xcray.errors import Corrupt, NotFound
 from xcray.files import read_csr, read_json, read_names, read_pattern, read_table, verify_files
@@ -26,6 +27,7 @@ from xcray.kernels.sparse import pattern_range, row_range
 
 SCHEMA_VERSION = 1
 MANIFEST, LABELS, FEATURES, TEXT = "manifest.json", "labels.arrow", "features.arrow", "text"
+WEIGHTS = "train/weights.arrow"
 PARTS = ("train", "test")
 
 
@@ -34,7 +36,8 @@ class Split:
     """One part of a data set; every array is a read-only view of a mapped file.
 
     X: (n_rows x D) float32; XT: (D x n_rows), its transpose; Y: (n_rows x K), the label sets; YT: (K x n_rows).
-    content_hash: SHA-256 over the arrays of X and Y, whatever the files around them.
+    content_hash: SHA-256 over the arrays of X and Y, whatever the files around them. weights: (n_rows,) float32 above 0, what
+    a training row's losses are multiplied by, or None.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Split:
     Y: Pattern = field(repr=False)
     YT: Pattern = field(repr=False)
     content_hash: str
+    weights: Float32 | None = field(default=None, repr=False)
 
     @property
     def n_rows(self) -> int:
@@ -172,10 +176,19 @@ def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
         Y=read_pattern(folder / "y_rows.arrow"),
         YT=read_pattern(folder / "y_columns.arrow"),
         content_hash=sizes["content_hash"],
+        weights=_weights(path, n) if part == "train" and WEIGHTS in manifest["files"] else None,
     )
     if (split.X.shape, split.XT.shape, split.Y.shape, split.YT.shape) != ((n, D), (D, n), (n, K), (K, n)):
         raise Corrupt(f"{path.name}: the matrices of {part} do not have the shapes its manifest tells")
     return split
+
+
+def _weights(path: Path, n: int) -> Float32:
+    """The mapped weights of n training rows."""
+    column = read_table(path / WEIGHTS).column("weight")
+    if len(column) != n or column.type != pa.float32() or column.num_chunks > 1:
+        raise Corrupt(f"{WEIGHTS} does not hold {n} weights in float32", file=WEIGHTS)
+    return frozen(column.combine_chunks().to_numpy(), np.float32)
 
 
 def _sized(names: pa.LargeStringArray, n: int, file: str) -> pa.LargeStringArray:

@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 import xcray.files as files
-from xcray.arrays import CSR, Pattern, csr, pattern
+from xcray.arrays import CSR, Float32, Pattern, csr, pattern
 from xcray.data.dataset import FEATURES, LABELS, MANIFEST, PARTS, SCHEMA_VERSION, TEXT, Dataset, default_names
 from xcray.data.text import TextPipeline
+from xcray.data.weights import weighted_hash, write_weights
 from xcray.errors import Conflict, ShapeMismatch
 from xcray.kernels.sparse import transpose, transpose_pattern
 
@@ -128,10 +129,12 @@ class DatasetWriter:
         label_names: Sequence[str] | pa.LargeStringArray | None = None,
         feature_names: Sequence[str] | pa.LargeStringArray | None = None,
         text: TextPipeline | None = None,
+        weights: Float32 | None = None,
     ) -> Dataset:
         """Write both orientations, tables and manifest, publish by one rename, and open the result.
 
         source: JSON-ready account of where the rows came from; its "skipped" entry, if any, counts skipped lines.
+        weights: of the training rows, as `weights.checked` gives them.
         Raises ShapeMismatch when names do not fit, or there is no training row; Conflict when the path is taken meanwhile.
         """
         if not self.rows("train"):
@@ -146,13 +149,15 @@ class DatasetWriter:
         tables = self._write_tables(
             _names(label_names, K), counts, None if feature_names is None else _names(feature_names, D), text
         )
+        if weights is not None:
+            write_weights(self.staged, weights)
         content = {part: sizes["content_hash"] for part, sizes in splits.items()} | tables
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "name": self.name,
             "n_features": D,
             "n_labels": K,
-            "content_hash": files.sha256_arrays(content),
+            **_hashes(files.sha256_arrays(content), weights),
             "splits": splits,
             "skipped": int(source.get("skipped", 0)),
             "source": source,
@@ -218,6 +223,13 @@ def content_hash(X: CSR, Y: Pattern) -> str:
             "y_indices": Y.indices,
         }
     )
+
+
+def _hashes(content_hash: str, weights: Float32 | None) -> dict[str, str]:
+    """The manifest's hashes: weights enter the content hash, which stays readable without them."""
+    if weights is None:
+        return {"content_hash": content_hash}
+    return {"unweighted_hash": content_hash, "content_hash": weighted_hash(content_hash, weights)}
 
 
 def _names(names: Sequence[str] | pa.LargeStringArray | None, n: int) -> pa.LargeStringArray:

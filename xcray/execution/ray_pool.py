@@ -25,7 +25,7 @@ import numpy as np
 import ray
 from ray.util.metrics import Counter
 
-from xcray.arrays import CSR, Pattern, csr, pattern
+from xcray.arrays import CSR, Float32, Pattern, csr, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Stopped, Unavailable, XcrayError
 from xcray.execution.memory import Footprint, footprint
@@ -71,12 +71,13 @@ class SolverActor:
             return False
         if dataset.content_hash != content_hash:
             return False
-        self.load(dataset.train.X, dataset.train.XT, dataset.train.YT)
+        train = dataset.train
+        self.load(train.X, train.XT, train.YT, train.weights)
         return True
 
-    def load(self, X: CSR, XT: CSR, YT: Pattern) -> None:
+    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> None:
         """Take the arrays, mapped from disk or from the object store."""
-        self._local = self._solver.load(csr(*X), csr(*XT), pattern(*YT))
+        self._local = self._solver.load(csr(*X), csr(*XT), pattern(*YT), weights)
         keep_in(self._local, self._keep)
         self._solver.warm_up()
 
@@ -310,7 +311,8 @@ class RayPool:
         """References to the arrays in the object store, put there once, for nodes that don't see the directory."""
         if self._shared is None:
             train = self._dataset.train
-            self._shared = tuple(ray.put(tuple(matrix)) for matrix in (train.X, train.XT, train.YT))
+            matrices = (ray.put(tuple(matrix)) for matrix in (train.X, train.XT, train.YT))
+            self._shared = (*matrices, ray.put(train.weights))
         return self._shared
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float64, Int32, Int64, Pattern, csr, frozen, pattern
+from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen, pattern
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels import growing
 from xcray.kernels import pdsparse as kernel
@@ -118,8 +118,13 @@ class PDSparseSolver:
         """All parameters by name."""
         return asdict(self)
 
-    def load(self, X: CSR, XT: CSR, YT: Pattern) -> Local:
-        """The local part of a worker: X (N x D), XT (D x N) its transpose (not used), YT (K x N) the samples of each label."""
+    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> Local:
+        """The local part of a worker: X (N x D), XT (D x N) its transpose (not used), YT (K x N) the samples of each label.
+
+        Raises ParameterError for sample weights, which this solver has not.
+        """
+        if weights is not None:
+            raise ParameterError("pdsparse has no sample weights; use ppdsparse, or the data set without weights")
         seen = np.flatnonzero(np.diff(YT.indptr)).astype(np.int32)
         Y = transpose_pattern(take_pattern_rows(YT, seen.astype(np.int64)))
         return Local(kernel.Problem(X, Y, row_norms_sq(X)), frozen(seen, np.int32), YT.n_rows)

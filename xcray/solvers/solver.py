@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-from xcray.arrays import CSR, Float64, Int32, Pattern
+from xcray.arrays import CSR, Float32, Float64, Int32, Pattern
 from xcray.solvers.block import Block
 
 
@@ -54,8 +54,12 @@ class Solver(Protocol):
     def as_dict(self) -> dict[str, Any]:
         """All parameters by name."""
 
-    def load(self, X: CSR, XT: CSR, YT: Pattern) -> Local:
-        """The local part of a worker: X (N x D), XT (D x N) its transpose, YT (K x N) the samples of each label."""
+    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> Local:
+        """The local part of a worker: X (N x D), XT (D x N) its transpose, YT (K x N) the samples of each label.
+
+        weights: (N,) float32 above 0, what the losses of samples are multiplied by; None for 1. Raises ParameterError when
+        they do not fit, or the solver has no weights.
+        """
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
         """What the cost of each label is made of: (K, T) float64, non-negative; see `load` for the arguments."""

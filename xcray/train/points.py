@@ -57,7 +57,9 @@ def hold_out(data: Dataset, share: float, seed: int, path: Path) -> Dataset:
         if not (writer.rows("train") and writer.rows("test")):
             rows = f"{writer.rows('train')} rows to learn from and {writer.rows('test')} to measure on"
             raise ParameterError(f"holdout={share:g} leaves {rows}; choose another share")
-        return writer.finish(source=account, label_names=data.label_names)
+        weights = data.train.weights
+        kept = None if weights is None else frozen(weights[~split.mask(0, data.train.n_rows)], np.float32)
+        return writer.finish(source=account, label_names=data.label_names, weights=kept)
 
 
 class Bench:
@@ -69,7 +71,7 @@ class Bench:
 
     def __init__(self, spec: TrainSpec, held: Dataset, folder: Path, stop: StopFlag, job: str = "local") -> None:
         self.spec, self.held, self.folder, self.stop, self.job = spec, held, folder, stop, job
-        self.rows = Rows(held.train.X, held.train.XT, held.train.YT)
+        self.rows = Rows(held.train.X, held.train.XT, held.train.YT, held.train.weights)
         self.workers = 1 if make_solver(spec.solver, spec.params).joint else workers_of(spec)
         self.local: Local | None = None
 

@@ -238,7 +238,7 @@ def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> tuple
     middles = (np.arange(PROBED) + 0.5) / PROBED * len(within)  # of equally large groups
     chosen = within[np.unique(middles.astype(np.int64))]
     chosen = np.random.default_rng(0).permutation(chosen)  # so that those solved before the end are as mixed as all
-    local = solver.load(train.X, train.XT, train.YT)
+    local = solver.load(train.X, train.XT, train.YT, train.weights)
     solver.warm_up()
     solver.solve(local, frozen(work.labels[chosen[:1]], np.int32))  # touches the mapped files, which takes its time once
     began, n, nnz, took = time.thread_time(), 0, 0, 0.0  # of this core: others may be at work

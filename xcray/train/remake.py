@@ -135,7 +135,7 @@ class _Remaking:
 
     def _train(self, data: Dataset, folder: Path) -> Block:
         """A block of all labels of the data set, of which those to train are trained; its weights are mapped from `folder`."""
-        rows = Rows(data.train.X, data.train.XT, with_groups(data.train.YT, self.change.groups))
+        rows = Rows(data.train.X, data.train.XT, with_groups(data.train.YT, self.change.groups), data.train.weights)
         parts = Parts(folder, self._fingerprint(data), n_labels=data.n_labels, n_features=data.n_features)
         labels = frozen(np.intersect1d(self.wanted, parts.missing), np.int32)
         kept = len(self.wanted) - len(labels)

@@ -196,7 +196,7 @@ class _Run:
         if self.spec.pool == "ray":
             return ray_pool(self.spec, self.solver, self.dataset, self.workers, self.job, keep=self.run_dir)
         train = self.dataset.train
-        local = self.solver.load(train.X, train.XT, train.YT)
+        local = self.solver.load(train.X, train.XT, train.YT, train.weights)
         keep_in(local, self.run_dir)
         return local_pool(self.spec.pool, self.solver, local, self.workers)
 

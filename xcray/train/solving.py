@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from xcray.arrays import CSR, Int32, Pattern
+from xcray.arrays import CSR, Float32, Int32, Pattern
 from xcray.errors import ParameterError
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
@@ -18,11 +18,12 @@ LOCAL_POOLS = ("serial", "threads")
 
 
 class Rows(NamedTuple):
-    """What is learnt from: X (N x D), XT (D x N) its transpose, YT (K x N) the rows of each label."""
+    """What is learnt from: X (N x D), XT (D x N) its transpose, YT (K x N) the rows of each label, (N,) weights of rows or None."""
 
     X: CSR
     XT: CSR
     YT: Pattern
+    weights: Float32 | None = None
 
 
 def check_local(pool: str) -> None:
@@ -54,7 +55,7 @@ def solve_labels(
     """
     if not len(labels):
         return
-    schedule = Scatter(labels, solver.cost_terms(*rows)[labels], solver.cost_rates, workers=workers, joint=solver.joint)
+    schedule = Scatter(labels, solver.cost_terms(*rows[:3])[labels], solver.cost_rates, workers=workers, joint=solver.joint)
 
     def told() -> None:
         tick(schedule.done_labels, schedule.done_cost / schedule.total_cost if schedule.total_cost else 1.0)

@@ -1,0 +1,93 @@
+"""Weights of training rows: how much a row's losses count. They are part of a data set, and of its content hash."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from xcray import files
+from xcray.arrays import Float32, frozen
+from xcray.data.dataset import MANIFEST, WEIGHTS, Dataset
+from xcray.errors import InputError, ShapeMismatch
+
+
+def weigh(data: Dataset, weights: Any, out: Path) -> Dataset:
+    """The data set `data` with weights of its training rows (or with others), published at `out`.
+
+    weights: (n_rows,) numbers above 0. Its other files are hard links where the file system allows that, else copies; they
+    are never changed. Raises ShapeMismatch, InputError for a weight that is not above 0, Conflict when `out` exists.
+    """
+    weights = checked(weights, data.train.n_rows)
+    staged = files.staging_directory(Path(out))
+    try:
+        for name in data.manifest["files"]:
+            if name != WEIGHTS:
+                _link(data.path / name, staged / name)
+        write_weights(staged, weights)
+        base = data.manifest.get("unweighted_hash", data.content_hash)
+        listed = {name: entry for name, entry in data.manifest["files"].items() if name != WEIGHTS}
+        manifest = {
+            **data.manifest,
+            "unweighted_hash": base,
+            "content_hash": weighted_hash(base, weights),
+            "files": {**listed, WEIGHTS: files.file_digests(staged / "train")[Path(WEIGHTS).name]},
+        }
+        files.write_json(staged / MANIFEST, manifest)
+        files.publish_directory(staged, Path(out))
+    finally:
+        files.discard_directory(staged)
+    return Dataset.open(out)
+
+
+def read_weights(path: Path) -> Any:
+    """Weights from a file: `.npy`, or text with a number a line. Raises InputError naming the line that is no number."""
+    if path.suffix == ".npy":
+        try:
+            return np.load(path, allow_pickle=False)
+        except ValueError as error:
+            raise InputError(f"{path.name} is not an array of numbers; give one number a row", code="BAD_WEIGHTS") from error
+    out = []
+    for number, line in enumerate(path.read_text("utf-8", "replace").split("\n"), 1):
+        if line.strip():
+            try:
+                out.append(float(line))
+            except ValueError:
+                raise InputError(f"{path.name}, line {number}: {line[:60]!r} is not a number", code="BAD_WEIGHTS") from None
+    return np.array(out)
+
+
+def checked(weights: Any, n_rows: int) -> Float32:
+    """Weights as they are stored: (n_rows,) float32, finite, above 0."""
+    array = np.asarray(weights)
+    if array.shape != (n_rows,):
+        raise ShapeMismatch(f"there are {array.shape} weights and {n_rows} training rows; give one weight for each row")
+    out = frozen(array.astype(np.float32), np.float32)
+    if not (bad := ~(np.isfinite(out) & (out > 0.0))).any():
+        return out
+    row = int(bad.argmax())
+    told = f"row {row} has weight {array[row]}; weights are numbers above 0: leave a row out to give it none"
+    raise InputError(told, code="BAD_WEIGHTS")
+
+
+def write_weights(folder: Path, weights: Float32) -> None:
+    """Write the weights of a data set under construction."""
+    files.write_table(folder / WEIGHTS, pa.table({"weight": pa.array(weights)}))
+
+
+def weighted_hash(content_hash: str, weights: Float32) -> str:
+    """The content hash of a data set with weights."""
+    return files.sha256_arrays({"data": content_hash, "weights": weights})
+
+
+def _link(source: Path, target: Path) -> None:
+    """A file of one data set in another."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
