@@ -44,6 +44,7 @@ WHO = {
     "xcray_l2": Who("xcray PPDSparse (lam 0)", "xcray", whole=True, params={"lam": 0.0}),
     "xcray_sample": Who("xcray PPDSparse (lam 0.01), the sample alone", "xcray"),
     "xcray_sample_l2": Who("xcray PPDSparse (lam 0), the sample alone", "xcray", params={"lam": 0.0}),
+    "xcray_sample_tight": Who("xcray PPDSparse (lam 0.01, eps 0.001), the sample alone", "xcray", params={"eps": 0.001}),
     "liblinear": Who("LIBLINEAR dual, tol 0.1 (scikit-learn)", "sklearn"),
     "sklearn": Who("LinearSVC, its defaults (scikit-learn)", "sklearn"),
     "napkinxc_br": Who("napkinXC BR", "napkinxc"),

@@ -88,8 +88,8 @@ def panel(axis: Any, name: str, rows: list[dict[str, Any]]) -> None:
     values = [row["ms_a_class"] for row in rows]
     axis.barh(place, values, color=[COLOURS[kind(row)] for row in rows])
     for y, row in zip(place, rows, strict=True):
-        shown = f"{row['P@1']:.1f}" if "P@1" in row else f"{row['sample']['P@1']:.1f} in the sample"
+        shown = f"{row['P@1']:.1f}" if "P@1" in row else f"{row['sample']['P@1']:.1f} (sample)"
         axis.text(row["ms_a_class"] * 1.1, y, f"{row['ms_a_class']:.3g} ms, P@1 {shown}", va="center", fontsize=7)
     axis.set_yticks(place, [row["title"] for row in rows], fontsize=7)
-    axis.set(xscale="log", xlim=(min(values) / 3, max(values) * 30), title=name, xlabel="CPU milliseconds a class, one core")
+    axis.set(xscale="log", xlim=(min(values) / 3, max(values) * 100), title=name, xlabel="CPU milliseconds a class, one core")
     axis.spines[["top", "right"]].set_visible(False)
