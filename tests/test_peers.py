@@ -94,6 +94,7 @@ def test_a_failed_run_says_why_and_is_not_kept(tmp_path: Path) -> None:
         "dataset": str(tmp_path / "nowhere"),
         "params": {},
         "columns": None,
+        "sample_only": False,
     }
     run = cached(task, Path(), 60.0, tmp_path / "run.json", False)
     assert "nowhere" in run["failed"]
