@@ -19,11 +19,11 @@ from xcray.estimators import PPDSparse
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers.ppdsparse import PPDSparseSolver
 
-EXACT = "asks for 1e-7 of equality; a certified gap of 1e-4 and weights in float32 give 1e-2 (see the test of sample weights)"
+EXACT = "asks for 1e-7 of equality, more than a certified gap of 1e-4 promises (see the test of sample weights for what it does)"
 EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": EXACT for kind in ("dense", "sparse")}
 
 
-@parametrize_with_checks([PPDSparse(eps=1e-4)], expected_failed_checks=lambda estimator: EXPECTED)
+@parametrize_with_checks([PPDSparse(eps=1e-4)], expected_failed_checks=lambda estimator: EXPECTED, xfail_strict=False)
 def test_scikit_learns_contract(estimator, check):
     check(estimator)
 

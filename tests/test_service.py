@@ -259,9 +259,7 @@ def test_a_build_is_limited_in_memory(tmp_path: Path) -> None:
 
     limited = build_stub(
         tmp_path,
-        "from xcray.service import ingest\n"
-        "ingest.build = lambda *a: bytearray(8_000_000_000)\n"
-        "sys.exit(ingest.main(sys.argv[1:]))",
+        "from xcray.service import ingest\ningest.build = lambda *a: bytearray(8_000_000_000)\nsys.exit(ingest.main(sys.argv[1:]))",
     )
     assert ingest.SHOWN == 20
     app = create_app(settings_for(tmp_path / "home", build_memory_bytes=4_000_000_000), build_command=limited)
