@@ -21,7 +21,7 @@ from xcray.solvers.parameters import check_parameters, parameter
 
 SLICE = 30_000_000  # entries of X between two looks at the stop flag: about 50 ms, at most 200 ms where memory is slow
 LOSSES = {"squared_hinge": SQUARED_HINGE, "hinge": HINGE}
-CHUNK = 1 << 16  # rows looked at in one go when costs are counted
+CHUNK = 1 << 12  # rows looked at in one go when costs are counted
 FIRST_ROOM = 1 << 16  # weights a batch's output holds at first
 SINGLE = 1e-3  # from this eps on, scores in single precision do: their rounding is 1e-7 of a margin
 POSITIVES = ("equal", "balanced", "propensity")
