@@ -79,8 +79,9 @@ class PPDSparseSolver:
     A class starts from its positives. Rounds follow: all samples are scored through the postings of the weights whose
     change is worth it; if the duality gap over all N samples is above `eps` times the null objective (w = 0, best bias),
     the worst violating negatives become active and the dual is solved on the active set by randomised coordinate descent.
-    The gap is that of the scored weights, which are the ones handed over. What stays at the worker: X by row and column, sums
-    of their squares, scratch (see `Local`).
+    The gap is that of the scored weights, which are the ones handed over. Where rows are long and features few, Newton's method
+    is quicker and takes over (`newton`). What stays at the worker: X by row and column, sums of their squares, scratch (see
+    `Local`).
 
     Example:
         >>> PPDSparseSolver(lam=0.1).lam
