@@ -20,6 +20,7 @@ WHOLE = [
     ["benchmarks.convergence", "--sets", "synthetic"],
     ["benchmarks.ancestor", "--sets", "synthetic"],
     ["benchmarks.path", "--sets", "synthetic", "--repeats", "1"],
+    ["benchmarks.objective", "--sets", "synthetic"],
 ]
 
 
