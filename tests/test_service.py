@@ -341,6 +341,8 @@ def test_fifty_at_once_with_one_key_are_one_job(service: Service) -> None:
         ({"max_seconds": 0}, 422, "RANGE"),
         ({"max_seconds": 1e12}, 422, "RANGE"),
         ({"max_seconds": "60"}, 422, "TYPE"),
+        ({"memory_limit": 0}, 422, "RANGE"),
+        ({"memory_limit": "4GiB"}, 422, "TYPE"),
         ({"ks": [0]}, 422, "RANGE"),
         ({"ray_address": "10.0.0.1:6379"}, 422, "UNKNOWN_FIELD"),
         ({"priority": True}, 422, "TYPE"),
@@ -372,6 +374,7 @@ def test_lists_have_pages_and_filters(service: Service) -> None:
 def test_a_job_may_be_given_its_time(service: Service) -> None:
     assert submitted(service, max_seconds=60)["spec"]["max_seconds"] == 60.0
     assert submitted(service)["spec"]["max_seconds"] is None
+    assert submitted(service, memory_limit=2**32)["spec"]["memory_limit"] == 2**32
     described = service.http.get("/openapi.json").json()["components"]["schemas"]["JobRequest"]["properties"]["max_seconds"]
     assert "partial" in described["description"]
 

@@ -34,6 +34,9 @@ def submit(
         float | None,
         typer.Option(metavar="S", help="Begin no class after so long; publish what is done, most frequent labels first."),
     ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory the training may take, as 4GiB; it fails at once when it needs more.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="A readable name. [default: the model's]")] = None,
     priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same one again gives the same job.")] = None,
@@ -44,6 +47,10 @@ def submit(
     """Queue a training."""
     spec: dict[str, Any] = {"dataset": dataset, "model": model, "solver": solver, "params": read(solver, param), "workers": workers}
     more = {"pool": pool, "name": name, "priority": priority or None, "max_seconds": max_seconds}
+    if memory_limit is not None:
+        from xcray.execution.memory import parse_bytes
+
+        more["memory_limit"] = parse_bytes(memory_limit)
     spec |= {name: value for name, value in more.items() if value is not None}
     with client_of(server) as client:
         job = client.jobs.submit(**spec, idempotency_key=key)

@@ -69,6 +69,9 @@ class JobRequest(Strict):
         le=MOST_SECONDS,
         description="Begin no label after so long, the most frequent first; the model is published as partial. None: train all.",
     )
+    memory_limit: int | None = Field(
+        None, ge=1, le=2**60, description="Bytes the training may take: what is foreseen to need more fails before it starts."
+    )
     ks: list[Annotated[int, Field(ge=1, le=100)]] = Field([1, 3, 5], min_length=1, max_length=10, description="k of P@k.")
     priority: int = Field(0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission.")
 

@@ -174,8 +174,9 @@ def view(job: Job) -> JobView:
 def _spec(rooms: Rooms, asked: JobRequest, dataset: str) -> dict[str, Any]:
     """The training that a request means, checked as a whole. Raises ParameterError."""
     fields = {"solver": asked.solver, "params": asked.params, "workers": asked.workers, "ks": list(asked.ks), "name": asked.model}
-    timed = {} if asked.max_seconds is None else {"max_seconds": asked.max_seconds}
-    return rooms.check_spec({"dataset": dataset, "pool": asked.pool or rooms.settings.pool, **fields, **timed})
+    limits = {"max_seconds": asked.max_seconds, "memory_limit": asked.memory_limit}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return rooms.check_spec({"dataset": dataset, "pool": asked.pool or rooms.settings.pool, **fields, **given})
 
 
 def _timeline(rooms: Rooms, job: Job) -> pa.Table:
