@@ -17,7 +17,7 @@ from xcray.execution.drive import drive
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.schedule.messages import Drain
-from xcray.train import TrainResult, TrainSpec, run, train
+from xcray.train import TrainResult, TrainSpec, solving, train
 from xcray.train.relabel import add_labels, remove_labels, retrain_labels
 
 Run = Callable[..., TrainResult]
@@ -30,26 +30,33 @@ def reference(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainR
     return train(TrainSpec(str(tiny.path), pool="serial"), run_dir=folder / "run", out=folder / "model")
 
 
+def short(labels: int, timed: bool = True) -> Callable[..., None]:
+    """A `drive` whose time is up when so many labels are done: a clock would make the test depend on the machine."""
+
+    def until(schedule: Any, pool: Any, *, tick: Any, seconds: float | None, **more: Any) -> None:
+        assert (seconds is not None) == timed
+
+        def told() -> None:
+            if seconds is not None and schedule.done_labels >= labels:
+                schedule.on(Drain(), pool.now())
+            tick()
+
+        if labels == 0:
+            schedule.on(Drain())
+        drive(schedule, pool, tick=told, seconds=None, **more)
+
+    return until
+
+
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch, tiny: Dataset, tmp_path: Path) -> Run:
-    """Train for a time that is up when so many labels are done: a clock would make the test depend on the machine."""
+    """Train for a time that is up when so many labels are done."""
 
     def after(labels: int, out: str, **changes: Any) -> TrainResult:
-        def short(schedule: Any, pool: Any, *, tick: Any, seconds: float | None, **more: Any) -> None:
-            assert (seconds is None) == (changes.get("max_seconds", 1.0) is None)
-
-            def told() -> None:
-                if seconds is not None and schedule.done_labels >= labels:
-                    schedule.on(Drain(), pool.now())
-                tick()
-
-            if labels == 0:
-                schedule.on(Drain())
-            drive(schedule, pool, tick=told, seconds=None, **more)
-
-        monkeypatch.setattr(run, "drive", short)
         spec = TrainSpec(**{"dataset": str(tiny.path), "pool": "serial", "max_seconds": 1.0, **changes})
-        return train(spec, run_dir=tmp_path / "run", out=tmp_path / out)
+        with monkeypatch.context() as patch:
+            patch.setattr(solving, "drive", short(labels, spec.max_seconds is not None))
+            return train(spec, run_dir=tmp_path / "run", out=tmp_path / out)
 
     return after
 
@@ -141,9 +148,9 @@ def test_changed_labels_keep_count_of_what_is_missing(tiny: Dataset, timed: Run,
 
 
 def test_partial_from_the_command_line(
-    tiny: Dataset, timed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    timed(5, "other")  # from now on the time is up when five labels are done
+    monkeypatch.setattr(solving, "drive", short(5))
     words = ["train", str(tiny.path), "--pool", "serial"]
     assert main([*words, "--max-seconds", "1", "--out", str(tmp_path / "model")]) == 0
     shown = capsys.readouterr()
@@ -151,7 +158,7 @@ def test_partial_from_the_command_line(
     assert f"PARTIAL: {done} of 40 labels are trained" in shown.out
     assert "--run-dir" in shown.err
     assert (tmp_path / "model.run").is_dir()  # more time goes on from there
-    monkeypatch.setattr(run, "drive", drive)
+    monkeypatch.setattr(solving, "drive", drive)
     assert main([*words, "--run-dir", str(tmp_path / "model.run"), "--out", str(tmp_path / "whole"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["sha256"] != Model.open(tmp_path / "model").sha256

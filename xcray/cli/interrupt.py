@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from xcray.cli.output import note
+from xcray.cli.progress import Reporter, reporter
+from xcray.errors import Stopped
+
+if TYPE_CHECKING:
+    from xcray.execution.pool import StopFlag
 
 
 class Flag(Protocol):
@@ -38,3 +43,20 @@ def stopping(flag: Flag) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+@contextmanager
+def resumable(kept: Callable[[], str | None], quiet: bool) -> Iterator[tuple[Reporter, StopFlag]]:
+    """Work that shows progress, stops at Ctrl-C, and can go on later: gives what to report to, and the flag that stops.
+
+    kept: says after a stop what is kept, None for nothing. Raises Stopped with the way to resume.
+    """
+    from xcray.execution.pool import StopFlag
+
+    flag = StopFlag()
+    try:
+        with stopping(flag), reporter(quiet) as show:
+            yield show, flag
+    except Stopped as stopped:
+        told = kept()
+        raise Stopped(stopped.message, hint=told and f"{told}; the same command again does the rest") from None

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli import output
-from xcray.cli.interrupt import stopping
-from xcray.cli.progress import reporter
+from xcray.cli.interrupt import resumable
 from xcray.cli.spread import Spreading
 from xcray.cli.train import report
-from xcray.errors import InputError, NotFound, Stopped
+from xcray.errors import InputError, NotFound
 
 if TYPE_CHECKING:
     from xcray.train import TrainResult
@@ -134,16 +133,11 @@ def carry_out(
     change: Callable[[Running], TrainResult], out: Path, run_dir: Path | None, pool: str, workers: int, as_json: bool
 ) -> None:
     """Run a change with progress, stopping at Ctrl-C, and say what came out."""
-    from xcray.execution.pool import StopFlag
     from xcray.train.remake import Running
 
-    flag, kept = StopFlag(), run_dir or out.with_name(f"{out.name}.run")
-    try:
-        with stopping(flag), reporter(as_json) as show:
-            result = change(Running(pool, workers, kept, progress=show, stop=flag))
-    except Stopped as stopped:
-        hint = f"finished labels are kept in {kept}; the same command again does the rest" if kept.exists() else None
-        raise Stopped(stopped.message, hint=hint) from None
+    kept = run_dir or out.with_name(f"{out.name}.run")
+    with resumable(lambda: f"finished labels are kept in {kept}" if kept.exists() else None, as_json) as (show, flag):
+        result = change(Running(pool, workers, kept, progress=show, stop=flag))
     if run_dir is None:
         shutil.rmtree(kept, ignore_errors=True)  # ours, and of no use once the model is there
     told = result.report

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli import output
-from xcray.cli.interrupt import stopping
-from xcray.cli.progress import duration, reporter
+from xcray.cli.interrupt import resumable
+from xcray.cli.progress import duration
 from xcray.cli.spread import Spreading
 from xcray.cli.train import Parameters, percent, show_measures
-from xcray.errors import Conflict, Stopped
+from xcray.errors import Conflict
 
 if TYPE_CHECKING:
     from xcray.train.path import PathResult
@@ -74,15 +74,10 @@ def path(
 
 def run(spec: Any, out: Path, kept: Path, quiet: bool) -> PathResult:
     """Run the path with progress, stopping at Ctrl-C. Raises Stopped with the way to resume."""
-    from xcray.execution.pool import StopFlag
     from xcray.train.path import train_path
 
-    flag = StopFlag()
-    try:
-        with stopping(flag), reporter(quiet) as show:
-            return train_path(spec, run_dir=kept, out=out, progress=show, stop=flag)
-    except Stopped as stopped:
-        raise Stopped(stopped.message, hint=f"finished points are kept in {kept}; the same command again does the rest") from None
+    with resumable(lambda: f"finished points are kept in {kept}", quiet) as (show, flag):
+        return train_path(spec, run_dir=kept, out=out, progress=show, stop=flag)
 
 
 def report(result: PathResult, select: str, as_json: bool) -> None:

@@ -11,9 +11,9 @@ import typer
 
 from xcray.cli import output
 from xcray.cli.estimate import show_estimate
-from xcray.cli.interrupt import stopping
-from xcray.cli.progress import duration, reporter
-from xcray.errors import Conflict, Stopped
+from xcray.cli.interrupt import resumable
+from xcray.cli.progress import duration
+from xcray.errors import Conflict
 
 if TYPE_CHECKING:
     from xcray.train import TrainResult
@@ -101,17 +101,10 @@ def train(
 
 def run(spec: Any, out: Path, run_dir: Path, quiet: bool) -> TrainResult:
     """Train with progress, stopping at Ctrl-C. Raises Stopped with the way to resume."""
-    from xcray.execution.pool import StopFlag
     from xcray.train import train
 
-    flag = StopFlag()
-    try:
-        with stopping(flag), reporter(quiet) as show:
-            return train(spec, run_dir=run_dir, out=out, progress=show, stop=flag)
-    except Stopped as stopped:
-        raise Stopped(
-            stopped.message, hint=f"finished classes are kept in {run_dir}; the same command again does the rest"
-        ) from None
+    with resumable(lambda: f"finished classes are kept in {run_dir}", quiet) as (show, flag):
+        return train(spec, run_dir=run_dir, out=out, progress=show, stop=flag)
 
 
 def report(result: TrainResult, as_json: bool) -> None:

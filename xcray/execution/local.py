@@ -44,11 +44,30 @@ class _Bench:
         return Result(worker, task, block, started, self.now() - started)
 
 
-class SerialPool:
-    """One worker: the calling thread. A task runs inside `wait`."""
+class _LocalPool:
+    """What the pools of this process share: a bench, and workers that are this process."""
 
     def __init__(self, solver: Solver, local: Local) -> None:
         self._bench, self._local = _Bench(solver), local
+
+    def cancel(self, worker: str, task_id: int) -> None:
+        """A task under way is given up at its next slice, a queued one when its turn comes."""
+        self._bench.off.add((worker, task_id))
+
+    def now(self) -> float:
+        """Seconds since the pool opened."""
+        return self._bench.now()
+
+    def footprints(self) -> dict[str, Footprint]:
+        """None: the workers are this process."""
+        return {}
+
+
+class SerialPool(_LocalPool):
+    """One worker: the calling thread. A task runs inside `wait`."""
+
+    def __init__(self, solver: Solver, local: Local) -> None:
+        super().__init__(solver, local)
         self._tasks: deque[tuple[str, Task]] = deque()
         self._reports: list[Report] = []
 
@@ -60,18 +79,6 @@ class SerialPool:
     def submit(self, worker: str, task: Task) -> None:
         """Queue a task for the next `wait`."""
         self._tasks.append((worker, task))
-
-    def cancel(self, worker: str, task_id: int) -> None:
-        """Give a task up when its turn comes."""
-        self._bench.off.add((worker, task_id))
-
-    def now(self) -> float:
-        """Seconds since the pool opened."""
-        return self._bench.now()
-
-    def footprints(self) -> dict[str, Footprint]:
-        """None: the workers are this process."""
-        return {}
 
     def wait(self, seconds: float) -> list[Report]:
         """Run one queued task; `seconds` is not used, for nothing happens elsewhere."""
@@ -90,14 +97,15 @@ class SerialPool:
         self._tasks.clear()
 
 
-class ThreadPool:
+class ThreadPool(_LocalPool):
     """One thread a worker, `thread-0` and so on; the problem is shared, scratch is each thread's own.
 
     Any thread may `resize` it while it runs.
     """
 
     def __init__(self, solver: Solver, local: Local, workers: int) -> None:
-        self._bench, self._local, self._workers = _Bench(solver), local, workers
+        super().__init__(solver, local)
+        self._workers = workers
         self._queues: dict[str, queue.SimpleQueue[Task | None]] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._leaving: set[str] = set()
@@ -128,18 +136,6 @@ class ThreadPool:
     def submit(self, worker: str, task: Task) -> None:
         """Queue a task for one thread."""
         self._queues[worker].put(task)
-
-    def cancel(self, worker: str, task_id: int) -> None:
-        """A task under way is given up at its next slice, a queued one when its turn comes."""
-        self._bench.off.add((worker, task_id))
-
-    def now(self) -> float:
-        """Seconds since the pool opened."""
-        return self._bench.now()
-
-    def footprints(self) -> dict[str, Footprint]:
-        """None: the workers are this process."""
-        return {}
 
     def wait(self, seconds: float) -> list[Report]:
         """The first report within `seconds`, and all others that are there with it."""

@@ -74,16 +74,6 @@ def _row_norms_sq(indptr: Int64, indices: Int32, data: Float32, weights: Float32
 
 
 @numba.njit(nogil=True, cache=True)
-def _row_largest(indptr: Int64, data: Float32) -> Float32:
-    """Largest size of a value in each row; 0 for an empty row."""
-    largest = np.zeros(len(indptr) - 1, np.float32)
-    for i in range(len(largest)):
-        for p in range(indptr[i], indptr[i + 1]):
-            largest[i] = max(largest[i], abs(data[p]))
-    return largest
-
-
-@numba.njit(nogil=True, cache=True)
 def _positions(indptr: Int64, rows: Int64) -> tuple[Int64, Int64]:
     """Row pointers of the chosen rows, and where each of their entries lies in the source."""
     chosen = np.zeros(len(rows) + 1, np.int64)
@@ -114,11 +104,6 @@ def row_norms_sq(X: CSR, weights: Float32 | None = None) -> Float64:
     """
     weights = frozen(np.empty(0) if weights is None else weights, np.float32)
     return frozen(_row_norms_sq(X.indptr, X.indices, X.data, weights), np.float64)
-
-
-def row_largest(X: CSR) -> Float32:
-    """Largest absolute value of each row of X, 0 for an empty row: (n_rows,) float32."""
-    return frozen(_row_largest(X.indptr, X.data), np.float32)
 
 
 def take_rows(X: CSR, rows: Int64) -> CSR:

@@ -32,11 +32,20 @@ def suits(problem: Problem, o: Objective) -> bool:
     return o.loss == SQUARED_HINGE and problem.X.n_cols <= FEW and o.C * float(problem.row_sq.sum()) / rows >= LONG * o.tau
 
 
+def factor_of(problem: Problem, label: int) -> float:
+    """What the weights of a label's positives are multiplied by."""
+    return float(problem.factors[label]) if len(problem.factors) else 1.0
+
+
+def _weights(problem: Problem) -> Float64:
+    """The weight of each sample: (N,)."""
+    return problem.weights.astype(np.float64) if len(problem.weights) else np.ones(problem.X.n_rows)
+
+
 def gram(problem: Problem) -> Float64:
     """Sum of weighted x x' over all samples, the lower triangle: (D + 1, D + 1), the bias last. Classes begin from it."""
     H = np.zeros((problem.X.n_cols + 1,) * 2)
-    weights = problem.weights.astype(np.float64) if len(problem.weights) else np.ones(problem.X.n_rows)
-    kernel.add_outer(problem.X, weights, 0, problem.X.n_rows, H)
+    kernel.add_outer(problem.X, _weights(problem), 0, problem.X.n_rows, H)
     return H
 
 
@@ -75,8 +84,8 @@ class _Class:
     def __init__(self, problem: Problem, G: Float64, o: Objective, label: int, check: Callable[[], None]) -> None:
         self.X, self.o, self.check = problem.X, o, check
         n, positives = problem.X.n_rows, problem.YT.row(label)
-        weights = problem.weights.astype(np.float64) if len(problem.weights) else np.ones(n)
-        factor = float(problem.factors[label]) if len(problem.factors) else 1.0
+        weights = _weights(problem)
+        factor = factor_of(problem, label)
         self.signs, self.costs = np.full(n, -1.0), o.C * weights
         self.signs[positives] = 1.0
         self.costs[positives] *= factor

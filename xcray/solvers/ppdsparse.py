@@ -242,7 +242,7 @@ class PPDSparseSolver:
                 self._objective(),
                 problem.weights,
                 problem.YT.row(label),
-                float(problem.factors[label]) if len(problem.factors) else 1.0,
+                newton.factor_of(problem, label),
                 *W.row(row),
                 float(record["bias"]),
                 limits,

@@ -114,7 +114,7 @@ class Bench:
             with Timeline(folder) as timeline:
                 solve_labels(
                     solver,
-                    self.rows,
+                    self.rows.terms(solver),
                     missing,
                     self._pool(spec, solver if duals is None else cast("Solver", Warm(solver, origin, factor))),
                     workers=self.workers,

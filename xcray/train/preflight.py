@@ -118,14 +118,22 @@ def workers_of(spec: TrainSpec) -> int:
 
 
 def estimate(
-    spec: TrainSpec, dataset: Dataset, solver: Solver, labels: Int32, *, workers: int, probe: float | None = None
+    spec: TrainSpec,
+    dataset: Dataset,
+    solver: Solver,
+    labels: Int32,
+    *,
+    workers: int,
+    probe: float | None = None,
+    terms: Float64 | None = None,
 ) -> Estimate:
     """What it takes to train `labels` (n,) of a data set as `spec` says, and to publish all K.
 
+    terms: the solver's `cost_terms` where they are known already.
     probe: seconds a probe may take, about, 0 for none; by default a fiftieth of what is foreseen, 2 at most, if that is long.
     """
     train, K = dataset.train, dataset.n_labels
-    terms = solver.cost_terms(train.X, train.XT, train.YT)
+    terms = solver.cost_terms(train.X, train.XT, train.YT) if terms is None else terms
     roots = np.sqrt(entries_of_labels(train))
     work = Work(labels, np.asarray(terms[labels] @ solver.cost_rates), WEIGHTS_A_ROOT * roots[labels])
     foreseen = float(work.seconds.sum())

@@ -28,7 +28,7 @@ from xcray.solvers.block import Block
 from xcray.train.compose import compose_bias, compose_classes, compose_weights, missing_classes, overall
 from xcray.train.preflight import merge_budget, workers_of
 from xcray.train.progress import Progress
-from xcray.train.report import class_table, figures
+from xcray.train.report import by_frequency, class_table, figures
 from xcray.train.run import TrainResult
 from xcray.train.solving import Rows, check_local, local_pool, solve_labels
 from xcray.train.spec import TrainSpec
@@ -144,7 +144,7 @@ class _Remaking:
             with Timeline(folder) as timeline:
                 solve_labels(
                     self.solver,
-                    rows,
+                    rows.terms(self.solver),
                     labels,
                     local_pool(self.how.pool, self.solver, self.solver.load(*rows), self.workers),
                     workers=self.workers,
@@ -214,9 +214,8 @@ class _Remaking:
         place, counts = matched(self.change, self.data)
         truth = renumbered(self.data.test.Y, place, len(counts))
         top = index.query(self.data.test.X, max(self.how.ks), threads=self.workers)
-        tenths = {equal: metrics.by_frequency(top, truth, counts, ks=self.how.ks, equal=equal) for equal in ("labels", "positives")}
         self.told |= {"data": {"name": self.data.name, "rows": self.data.train.n_rows, "held_out": self.data.test.n_rows}}
-        self.told["by_frequency"] = tenths
+        self.told["by_frequency"] = by_frequency(top, truth, counts, self.how.ks)
         found: dict[str, float] = metrics.evaluate(top, truth, ks=self.how.ks, label_counts=counts, n_train=self.data.train.n_rows)
         return found
 

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray import metrics
-from xcray.arrays import TopK
-from xcray.data.dataset import Dataset
+from xcray.arrays import Pattern, TopK
 from xcray.solvers.block import Block
 from xcray.train.timeline import class_costs
 
@@ -73,12 +72,9 @@ def certified(records: Any, eps: float) -> Any:
     return (solved & (records["gap"] <= eps * records["null"])) | (records["positives"] == 0)
 
 
-def by_frequency(top: TopK, dataset: Dataset, ks: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
-    """Tenths of the labels by training frequency, on the held-out part: see `xcray.metrics.by_frequency`.
+def by_frequency(top: TopK, truth: Pattern, counts: Any, ks: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
+    """Tenths of the labels by training frequency, on held-out rows: see `xcray.metrics.by_frequency`.
 
     "labels": tenths of equally many labels; "positives": tenths of about equally many training positives.
     """
-    test = dataset.test
-    if test is None:
-        return {}
-    return {equal: metrics.by_frequency(top, test.Y, dataset.label_counts, ks=ks, equal=equal) for equal in ("labels", "positives")}
+    return {equal: metrics.by_frequency(top, truth, counts, ks=ks, equal=equal) for equal in ("labels", "positives")}

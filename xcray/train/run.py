@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float32
+from xcray.arrays import Float32, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped, Unavailable
-from xcray.execution.drive import drive
 from xcray.execution.parts import Parts
 from xcray.execution.pool import Pool, StopFlag
 from xcray.execution.timeline import Timeline, balance, read_streams
@@ -21,7 +20,6 @@ from xcray.index.inverted import InvertedIndex
 from xcray.metrics import evaluate
 from xcray.model.directory import Staging
 from xcray.model.model import write_model
-from xcray.schedule.scatter import Scatter
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block, joined
 from xcray.solvers.solver import Solver, keep_in
@@ -29,7 +27,7 @@ from xcray.train.partial import check_some, partial
 from xcray.train.preflight import check, entries_of_labels, estimate, limits_of, merge_budget, workers_of
 from xcray.train.progress import Progress
 from xcray.train.report import by_frequency, class_table, figures
-from xcray.train.solving import local_pool
+from xcray.train.solving import Rows, local_pool, solve_labels
 from xcray.train.spec import TrainSpec
 from xcray.train.timeline import plain
 from xcray.train.watch import Watch
@@ -86,6 +84,8 @@ class _Run:
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
+        self.rows = Rows(train.X, train.XT, train.YT, train.weights)
+        self.terms = self.rows.terms(self.solver)
         self.workers = 1 if self.solver.joint else workers_of(spec)
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
         self.finished: list[Block] = []  # and not yet on disk
@@ -94,32 +94,32 @@ class _Run:
 
     def prepare(self, out: Path) -> None:
         """Foresee what the training takes; refuse it when it can't fit."""
-        found = estimate(self.spec, self.dataset, self.solver, self.parts.missing, workers=self.workers)
+        found = estimate(self.spec, self.dataset, self.solver, self.parts.missing, workers=self.workers, terms=self.terms)
         check(found, limits_of(self.spec), self.run_dir, out)
         self.watch = Watch(found, np.sqrt(entries_of_labels(self.dataset.train)), self.parts, self.run_dir, out)
 
     def solve(self) -> None:
         """Solve the labels that no part holds."""
-        train = self.dataset.train
-        missing = self.parts.missing
-        terms = self.solver.cost_terms(train.X, train.XT, train.YT)[missing]
+        missing = frozen(self.parts.missing, np.int32)
         timed = self.spec.max_seconds is not None
-        values = self.dataset.label_counts[missing] if timed else None
-        schedule = Scatter(missing, terms, self.solver.cost_rates, values=values, workers=self.workers, joint=self.solver.joint)
         self.seconds["LOADING"] = time.monotonic() - self.started
         began, kept = time.monotonic(), self.dataset.n_labels - len(missing)
         if len(missing):
             pool = self._pool()
             self.watch.ask = pool.footprints
             with Timeline(self.run_dir) as timeline:
-                drive(
-                    schedule,
+                solve_labels(
+                    self.solver,
+                    self.terms,
+                    missing,
                     pool,
+                    workers=self.workers,
                     commit=lambda result: self.finished.append(result.block),
                     stop=self.stop,
-                    tick=lambda: self._tick(schedule, began, kept),
-                    seconds=self._seconds_left(),
+                    tick=lambda done, share: self._tick(done, share, began, kept),
                     record=timeline.add,
+                    values=self.dataset.label_counts if timed else None,
+                    seconds=self._seconds_left(),
                     sync=self._sync,
                 )
         self.seconds["TRAINING"] = time.monotonic() - began
@@ -195,19 +195,17 @@ class _Run:
         """The pool the spec asks for."""
         if self.spec.pool == "ray":
             return ray_pool(self.spec, self.solver, self.dataset, self.workers, self.job, keep=self.run_dir)
-        train = self.dataset.train
-        local = self.solver.load(train.X, train.XT, train.YT, train.weights)
+        local = self.solver.load(*self.rows)
         keep_in(local, self.run_dir)
         return local_pool(self.spec.pool, self.solver, local, self.workers)
 
-    def _tick(self, schedule: Scatter, began: float, kept: int) -> None:
+    def _tick(self, done: int, share: float, began: float, kept: int) -> None:
         """Progress of the solving: rate in classes, time left by the cost that is left."""
         self.watch.look()
         elapsed = time.monotonic() - began
-        share = schedule.done_cost / schedule.total_cost if schedule.total_cost else 1.0
         eta = elapsed * (1.0 - share) / share if share > 0.0 else None
-        rate = schedule.done_labels / elapsed if elapsed > 0.0 else 0.0
-        self.tell("TRAINING", kept + schedule.done_labels, self.dataset.n_labels, rate, eta, f"{kept} kept" if kept else "")
+        rate = done / elapsed if elapsed > 0.0 else 0.0
+        self.tell("TRAINING", kept + done, self.dataset.n_labels, rate, eta, f"{kept} kept" if kept else "")
 
     def _measure(self, index: InvertedIndex) -> dict[str, float]:
         """Measures on the held-out part; empty without one."""
@@ -218,7 +216,7 @@ class _Run:
         began = time.monotonic()
         top = index.query(test.X, max(self.spec.ks), threads=os.cpu_count() or 1)
         n_train = self.dataset.train.n_rows
-        self.by_frequency = by_frequency(top, self.dataset, self.spec.ks)
+        self.by_frequency = by_frequency(top, test.Y, self.dataset.label_counts, self.spec.ks)
         measures: dict[str, float] = evaluate(top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train)
         self.seconds["EVALUATING"] = time.monotonic() - began
         return measures

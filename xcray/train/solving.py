@@ -1,11 +1,11 @@
-"""Solving some labels of some rows on the pools of this process: what relabelling and paths share with a full training."""
+"""Solving some labels on a pool: what full trainings, relabelling and paths share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from xcray.arrays import CSR, Float32, Int32, Pattern
+from xcray.arrays import CSR, Float32, Float64, Int32, Pattern
 from xcray.errors import ParameterError
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
@@ -25,6 +25,10 @@ class Rows(NamedTuple):
     YT: Pattern
     weights: Float32 | None = None
 
+    def terms(self, solver: Solver) -> Float64:
+        """What the cost of each label is made of: (K, T); see `Solver.cost_terms`."""
+        return solver.cost_terms(self.X, self.XT, self.YT)
+
 
 def check_local(pool: str) -> None:
     """Raise ParameterError for a pool that is not of this process."""
@@ -39,7 +43,7 @@ def local_pool(pool: str, solver: Solver, local: Local, workers: int) -> Pool:
 
 def solve_labels(
     solver: Solver,
-    rows: Rows,
+    terms: Float64,
     labels: Int32,
     pool: Pool,
     *,
@@ -48,16 +52,21 @@ def solve_labels(
     stop: StopFlag,
     tick: Callable[[int, float], None] = lambda done, share: None,
     record: Callable[[Span], None] = lambda _: None,
+    values: Any = None,
+    seconds: float | None = None,
+    sync: Callable[[], None] = lambda: None,
 ) -> None:
-    """Solve `labels` (n,) int32 of `rows` on `pool`; `commit` gets each finished batch, `record` what each worker did.
+    """Solve `labels` (n,) int32 on `pool`; `commit` gets each finished batch, `record` what each worker did.
 
-    tick: told after every wait how many labels are done, and which share of the estimated work. Raises as `drive`.
+    terms: (K, T) of all labels, see `Rows.terms`; values: (K,), with them the most valuable labels go first. tick: told after
+    every wait how many labels are done, and which share of the estimated work. seconds, sync and what is raised: see `drive`.
     """
     if not len(labels):
         return
-    schedule = Scatter(labels, solver.cost_terms(*rows[:3])[labels], solver.cost_rates, workers=workers, joint=solver.joint)
+    worth = None if values is None else values[labels]
+    schedule = Scatter(labels, terms[labels], solver.cost_rates, values=worth, workers=workers, joint=solver.joint)
 
     def told() -> None:
         tick(schedule.done_labels, schedule.done_cost / schedule.total_cost if schedule.total_cost else 1.0)
 
-    drive(schedule, pool, commit=commit, stop=stop, tick=told, record=record)
+    drive(schedule, pool, commit=commit, stop=stop, tick=told, record=record, seconds=seconds, sync=sync)
