@@ -14,7 +14,10 @@ import pyarrow as pa
 
 from xcray.arrays import CSR, Pattern, TopK, csr, csr_from
 from xcray.errors import InputError, ParameterError, ShapeMismatch
+from xcray.index.answer import Answer
+from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
+from xcray.index.search import SearchIndex
 from xcray.metrics import evaluate
 from xcray.model.model import Model
 
@@ -69,6 +72,7 @@ class Predictor:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         self.model, self.threads = model, threads
         self.index = InvertedIndex(model.W, model.postings, model.b)
+        self.search = SearchIndex(self.index)
 
     def predict(self, rows: Any, k: int = 5) -> TopK:
         """The k best labels of each row with their scores, best first, equal scores by lower label number.
@@ -76,7 +80,24 @@ class Predictor:
         rows: (n, D) CSR, scipy sparse matrix or dense array; or a list of texts, or one text, when the model reads text.
         k: at least 1, clipped to the number of labels. Raises ShapeMismatch, ParameterError, InputError with the mend.
         """
-        return self.index.query(self.features(rows), k, threads=self.threads)
+        return self.answer(rows, k).top
+
+    def answer(self, rows: Any, k: int = 5, *, deadline_ms: float | None = None, allow: Any = None, deny: Any = None) -> Answer:
+        """`predict` with its certificate, in time, among the labels allowed.
+
+        deadline_ms: milliseconds for the whole call; rows that are not done then have the best found so far (`exact` False).
+        allow, deny: label numbers or names; or a LabelFilter as `allow`. Raises as `predict`, and NotFound for unknown labels.
+        """
+        return self.search.query(
+            self.features(rows), k, threads=self.threads, deadline_ms=deadline_ms, among=self.filter(allow, deny)
+        )
+
+    def filter(self, allow: Any = None, deny: Any = None) -> LabelFilter | None:
+        """Which labels may be answered, by numbers or names; None when all. Raises NotFound, ParameterError when none is left."""
+        if isinstance(allow, LabelFilter) or (allow is None and deny is None):
+            return allow
+        numbers = ([self.model.label_id(label) for label in labels] if labels is not None else None for labels in (allow, deny))
+        return LabelFilter.of(self.model.n_labels, *numbers)
 
     def named(self, top: TopK) -> list[list[Scored]]:
         """Names and scores of an answer: one list per row."""
