@@ -1,7 +1,4 @@
-"""Ask a model: the best labels of texts or sparse rows, exactly, and the features that made them the best.
-
-Needs a model directory and nothing else: no Ray, no trainer, no scikit-learn.
-"""
+"""The predictor: a model with its index, ready to answer."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Pattern, TopK, csr, csr_from
@@ -20,6 +16,8 @@ from xcray.index.inverted import InvertedIndex
 from xcray.index.search import SearchIndex
 from xcray.metrics import evaluate
 from xcray.model.model import Model
+from xcray.predict.explain import Explanation, contributions
+from xcray.predict.labels import Sets, numbers_of, unknown
 
 
 class Scored(NamedTuple):
@@ -27,40 +25,6 @@ class Scored(NamedTuple):
 
     label: str
     score: float
-
-
-class Contribution(NamedTuple):
-    """One feature's part in a score: contribution = x * weight."""
-
-    feature: str
-    x: float
-    weight: float
-    contribution: float
-
-
-class Explanation(NamedTuple):
-    """Why a label has its score: score = bias + the contributions shown + rest, up to the rounding of the sum.
-
-    label, name: which; contributions: largest magnitude first; rest: sum of the contributions not shown, n_rest of them.
-    rank: the label's place among all, from 1. gap_to_top: best score - score, 0 for the best label.
-    gap_to_kth: k-th best score - score; above 0 says what is missing to be among the k best ("why not this label").
-    """
-
-    label: int
-    name: str
-    score: float
-    bias: float
-    contributions: tuple[Contribution, ...]
-    rest: float
-    n_rest: int
-    rank: int
-    gap_to_top: float
-    gap_to_kth: float
-    k: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain JSON-ready values."""
-        return {**self._asdict(), "contributions": [part._asdict() for part in self.contributions]}
 
 
 class Predictor:
@@ -86,18 +50,33 @@ class Predictor:
         """`predict` with its certificate, in time, among the labels allowed.
 
         deadline_ms: milliseconds for the whole call; rows that are not done then have the best found so far (`exact` False).
-        allow, deny: label numbers or names; or a LabelFilter as `allow`. Raises as `predict`, and NotFound for unknown labels.
+        allow, deny: label numbers or names; or what `filter` gave, as `allow`. Raises as `predict` and `filter`.
         """
         return self.search.query(
             self.features(rows), k, threads=self.threads, deadline_ms=deadline_ms, among=self.filter(allow, deny)
         )
 
-    def filter(self, allow: Any = None, deny: Any = None) -> LabelFilter | None:
-        """Which labels may be answered, by numbers or names; None when all. Raises NotFound, ParameterError when none is left."""
-        if isinstance(allow, LabelFilter) or (allow is None and deny is None):
+    def filter(self, allow: Any = None, deny: Any = None, *, sets: Sets | None = None) -> LabelFilter | None:
+        """Which labels may be answered: those of `allow` (None: all) that are not in `deny`; None when all may.
+
+        allow, deny: lists of label numbers, label names and "set:NAME", the labels kept under a name. sets: gives the labels of a
+        set, say `Registry(root).sets(model_name)`; without it "set:NAME" is a label's name like any other. Labels of a set
+        that this model has not are passed over (`unknown` tells them). A LabelFilter as `allow` comes back as it is.
+        What this gives can be kept and given to any number of questions as `allow`: making it takes a pass over the label names.
+        Raises NotFound for unknown labels and sets, ParameterError when no label is left.
+        """
+        if isinstance(allow, LabelFilter):
+            if deny is not None:
+                raise ParameterError("a ready LabelFilter takes no `deny`; make one of both: predictor.filter(allow, deny)")
             return allow
-        numbers = ([self.model.label_id(label) for label in labels] if labels is not None else None for labels in (allow, deny))
+        if allow is None and deny is None:
+            return None
+        numbers = (numbers_of(self.model, labels, sets) if labels is not None else None for labels in (allow, deny))
         return LabelFilter.of(self.model.n_labels, *numbers)
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Those of `names` that no label of this model has, in their order: what a named set has too much."""
+        return unknown(self.model, names)
 
     def named(self, top: TopK) -> list[list[Scored]]:
         """Names and scores of an answer: one list per row."""
@@ -118,7 +97,7 @@ class Predictor:
         if top < 0:
             raise ParameterError(f"top is {top}: it must be at least 0")
         score, best = self.index.score(x, j), self.index.query(x, k).scores[0]
-        parts = self._contributions(x, j)
+        parts = contributions(self.model, x, j)
         shown, rest = parts[:top], parts[top:]
         return Explanation(
             label=j,
@@ -179,13 +158,3 @@ class Predictor:
                 code="NO_TEXT",
             )
         return self.model.text.transform(texts)
-
-    def _contributions(self, x: CSR, label: int) -> list[Contribution]:
-        """What each feature of a row adds to a label's score, largest magnitude first, equal ones by feature number."""
-        (features, values), (weighted, weights) = x.row(0), self.model.W.row(label)
-        shared, at_x, at_w = np.intersect1d(features, weighted, assume_unique=True, return_indices=True)
-        xs, ws = values[at_x].astype(np.float64), weights[at_w].astype(np.float64)
-        order = np.argsort(-np.abs(xs * ws), kind="stable")
-        names = self.model.feature_names.take(pa.array(shared[order])).to_pylist()
-        numbers = (values[order].tolist() for values in (xs, ws, xs * ws))
-        return [Contribution(*part) for part in zip(names, *numbers, strict=True)]

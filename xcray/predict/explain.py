@@ -1,0 +1,56 @@
+"""Why a label has its score: what each feature adds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from xcray.arrays import CSR
+from xcray.model.model import Model
+
+
+class Contribution(NamedTuple):
+    """One feature's part in a score: contribution = x * weight."""
+
+    feature: str
+    x: float
+    weight: float
+    contribution: float
+
+
+class Explanation(NamedTuple):
+    """Why a label has its score: score = bias + the contributions shown + rest, up to the rounding of the sum.
+
+    label, name: which; contributions: largest magnitude first; rest: sum of the contributions not shown, n_rest of them.
+    rank: the label's place among all, from 1. gap_to_top: best score - score, 0 for the best label.
+    gap_to_kth: k-th best score - score; above 0 says what is missing to be among the k best ("why not this label").
+    """
+
+    label: int
+    name: str
+    score: float
+    bias: float
+    contributions: tuple[Contribution, ...]
+    rest: float
+    n_rest: int
+    rank: int
+    gap_to_top: float
+    gap_to_kth: float
+    k: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain JSON-ready values."""
+        return {**self._asdict(), "contributions": [part._asdict() for part in self.contributions]}
+
+
+def contributions(model: Model, x: CSR, label: int) -> list[Contribution]:
+    """What each feature of a row x (1, D) adds to a label's score, largest magnitude first, equal ones by feature number."""
+    (features, values), (weighted, weights) = x.row(0), model.W.row(label)
+    shared, at_x, at_w = np.intersect1d(features, weighted, assume_unique=True, return_indices=True)
+    xs, ws = values[at_x].astype(np.float64), weights[at_w].astype(np.float64)
+    order = np.argsort(-np.abs(xs * ws), kind="stable")
+    names = model.feature_names.take(pa.array(shared[order])).to_pylist()
+    numbers = (values[order].tolist() for values in (xs, ws, xs * ws))
+    return [Contribution(*part) for part in zip(names, *numbers, strict=True)]
