@@ -1,4 +1,5 @@
 """Measures of a ranking: precision, gain, propensity-scored versions, recall, coverage, accuracy and F1; by label frequency.
+And of probabilities: calibration error and Brier score.
 
 All take predictions as TopK (best first; labels below 0 are padding and never hit) or as a Pattern, and the truth as
 a Pattern with as many rows; all return fractions (1.0 is perfect). Nothing is ever dense in rows x labels.
@@ -10,11 +11,11 @@ the Extreme Classification repository, whose means run over all test rows. Posit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Pattern, TopK, frozen, pattern
+from xcray.arrays import Float64, Int32, Int64, Pattern, TopK, frozen, pattern
 from xcray.errors import ParameterError, ShapeMismatch
 
 A, B = 0.55, 1.5  # Jain et al. 2016, section 4.2; Wikipedia and Amazon sets have their own
@@ -28,7 +29,7 @@ def evaluate(
     label_counts: (K,) rows of each label in training, with n_train, the rows of training: adds "PSP@k" and "PSnDCG@k".
     A k above the number of labels is left out. Raises ShapeMismatch, and ParameterError for a k below 1.
     """
-    hits = _hits(top, Y)
+    hits = matches(top, Y)
     out: dict[str, float] = {}
     usable = [k for k in dict.fromkeys(ks) if _checked_k(k) <= max(Y.n_cols, 1)]
     measures: list[tuple[str, Callable[..., float]]] = [("P", _precision), ("nDCG", _ndcg), ("recall", _recall)]
@@ -45,17 +46,17 @@ def evaluate(
 
 def precision_at_k(top: TopK, Y: Pattern, k: int) -> float:
     """Mean share of true labels among the first k."""
-    return _precision(_hits(top, Y), Y, _checked_k(k))
+    return _precision(matches(top, Y), Y, _checked_k(k))
 
 
 def recall_at_k(top: TopK, Y: Pattern, k: int) -> float:
     """Mean share of a row's true labels that are among the first k."""
-    return _recall(_hits(top, Y), Y, _checked_k(k))
+    return _recall(matches(top, Y), Y, _checked_k(k))
 
 
 def ndcg_at_k(top: TopK, Y: Pattern, k: int) -> float:
     """Mean of DCG@k = sum over hits at rank r <= k of 1 / log2(r + 1), over its best value with min(k, true labels) hits."""
-    return _ndcg(_hits(top, Y), Y, _checked_k(k))
+    return _ndcg(matches(top, Y), Y, _checked_k(k))
 
 
 def inverse_propensities(label_counts: Any, n_train: int, a: float = A, b: float = B) -> Float64:
@@ -92,7 +93,7 @@ def psndcg_at_k(top: TopK, Y: Pattern, k: int, weights: Any) -> float:
 
 def label_coverage(top: TopK, Y: Pattern, k: int) -> float:
     """Share of the labels that occur in Y which are hit at least once among the first k of some row."""
-    hit = np.unique(top.labels[:, :k][_hits(top, Y)[:, : _checked_k(k)]])
+    hit = np.unique(top.labels[:, :k][matches(top, Y)[:, : _checked_k(k)]])
     return _ratio(len(hit), len(np.unique(_ones(Y))))
 
 
@@ -179,7 +180,7 @@ def by_frequency(
         found = groups[labels]
         return np.bincount(found[found >= 0], minlength=n_groups)
 
-    hits, true = _hits(top, Y), tally(_ones(Y))
+    hits, true = matches(top, Y), tally(_ones(Y))
     out: list[dict[str, Any]] = []
     for group in range(n_groups):
         own = counts[groups == group]
@@ -192,6 +193,79 @@ def by_frequency(
             parts = (("P", k * Y.n_rows), ("recall", n_true), ("precision", n_asked))
             row.update({f"{name}@{k}": _ratio(n_hits, whole) for name, whole in parts})
     return out
+
+
+def matches(top: TopK, Y: Pattern) -> Any:
+    """(n_rows, k) whether a predicted label is a true one. Raises ShapeMismatch for other rows, or labels, than Y has."""
+    if len(top.labels) != Y.n_rows:
+        raise ShapeMismatch(f"there are predictions for {len(top.labels)} rows and true labels for {Y.n_rows}")
+    if top.labels.size and int(top.labels.max()) >= Y.n_cols:
+        raise ShapeMismatch(f"label {int(top.labels.max())} was predicted, the truth has {Y.n_cols} labels")
+    cells, asked = _cells(Y), np.arange(Y.n_rows, dtype=np.int64)[:, None] * Y.n_cols + top.labels
+    if not len(cells):
+        return np.zeros(top.labels.shape, bool)
+    at = np.minimum(np.searchsorted(cells, asked), len(cells) - 1)
+    return (cells[at] == asked) & (top.labels >= 0)
+
+
+class Reliability(NamedTuple):
+    """Answers in groups of about equal probability, ascending: what was told, and what came true.
+
+    count: (m,) int64, answers of each group; told: (m,) float64, their mean probability; true: (m,) float64, share of hits.
+    """
+
+    count: Int64
+    told: Float64
+    true: Float64
+
+
+def reliability(probabilities: Any, hits: Any, n_bins: int = 15) -> Reliability:
+    """Groups of equal mass (Nguyen and O'Connor, EMNLP 2015, section 3): answers sorted by probability, cut into `n_bins`.
+
+    probabilities, hits: arrays of one shape. Equal probabilities are never cut apart, so there may be fewer groups, and the result
+    depends on no order. Raises ShapeMismatch, and ParameterError for a bin number below 1 or numbers outside of 0 to 1.
+    """
+    p, h = np.asarray(probabilities, np.float64).ravel(), np.asarray(hits, bool).ravel()
+    if np.shape(probabilities) != np.shape(hits):
+        raise ShapeMismatch(f"there are {np.shape(probabilities)} probabilities for {np.shape(hits)} answers")
+    if n_bins < 1 or not ((p >= 0) & (p <= 1)).all():
+        raise ParameterError(f"probabilities lie in 0 to 1 and n_bins is at least 1, not {n_bins}; NaN is none")
+    values, group, count = np.unique(p, return_inverse=True, return_counts=True)
+    middle = np.cumsum(count) - (count + 1) // 2  # of each value's answers, the one in the middle says where all of them go
+    bin_of = (middle * n_bins // max(len(p), 1))[group.ravel()]
+    size = np.bincount(bin_of, minlength=n_bins)
+    some = size > 0
+    told, true = (np.bincount(bin_of, weights, n_bins)[some] / size[some] for weights in (p, h))
+    return Reliability(size[some], told, true)
+
+
+def ece(probabilities: Any, hits: Any, n_bins: int = 15) -> float:
+    """Expected calibration error: sum over groups of |share of hits - mean probability| count / all (Guo et al., ICML 2017, eq. 3).
+
+    Of the first k answers of each row it is ECE@k (Ullah et al., KDD 2025): `ece(p[:, :k], hits[:, :k])`. Groups as in
+    `reliability` (theirs are of equal width). A perfect forecast doesn't get 0, because groups are finite: `ece_floor`.
+    hits: as `matches` gives. 0 of no answers.
+    """
+    found = reliability(probabilities, hits, n_bins)
+    return _ratio((found.count * np.abs(found.told - found.true)).sum(), found.count.sum())
+
+
+def ece_floor(probabilities: Any, n_bins: int = 15) -> float:
+    """About what `ece` would be were every probability right: the mean |error| of each group's share of hits, by the normal law.
+
+    E|share - p| = sqrt(2 / pi) sqrt(sum p (1 - p)) / count for a group of independent answers.
+    """
+    p = np.sort(np.asarray(probabilities, np.float64).ravel())
+    groups = np.array_split(p, n_bins)
+    return _ratio(sum(np.sqrt(2 / np.pi * (group * (1 - group)).sum()) for group in groups), len(p))
+
+
+def brier(probabilities: Any, hits: Any) -> float:
+    """Mean of (probability - hit)^2: of two forecasts that are both calibrated, the sharper one has less. 0 of no answers."""
+    p, h = np.asarray(probabilities, np.float64), np.asarray(hits, bool)
+    if p.shape != h.shape:
+        raise ShapeMismatch(f"there are {p.shape} probabilities for {h.shape} answers")
+    return _ratio(((p - h) ** 2).sum(), p.size)
 
 
 def _precision(hits: Any, Y: Pattern, k: int) -> float:
@@ -245,25 +319,12 @@ def _common(predicted: Pattern, Y: Pattern) -> Any:
     return np.intersect1d(_cells(predicted), _cells(Y), assume_unique=True)
 
 
-def _hits(top: TopK, Y: Pattern) -> Any:
-    """(n_rows, k) whether a predicted label is a true one. Raises ShapeMismatch for other rows, or labels, than Y has."""
-    if len(top.labels) != Y.n_rows:
-        raise ShapeMismatch(f"there are predictions for {len(top.labels)} rows and true labels for {Y.n_rows}")
-    if top.labels.size and int(top.labels.max()) >= Y.n_cols:
-        raise ShapeMismatch(f"label {int(top.labels.max())} was predicted, the truth has {Y.n_cols} labels")
-    cells, asked = _cells(Y), np.arange(Y.n_rows, dtype=np.int64)[:, None] * Y.n_cols + top.labels
-    if not len(cells):
-        return np.zeros(top.labels.shape, bool)
-    at = np.minimum(np.searchsorted(cells, asked), len(cells) - 1)
-    return (cells[at] == asked) & (top.labels >= 0)
-
-
 def _weighted(top: TopK, Y: Pattern, k: int, weights: Any) -> tuple[Any, Any]:
     """(n_rows, k) weights of the hits in ranked order, and of each row's heaviest true labels in falling order; 0 elsewhere."""
     weights = np.asarray(weights, np.float64)
     if len(weights) != Y.n_cols:
         raise ShapeMismatch(f"there are weights for {len(weights)} labels, the truth has {Y.n_cols}")
-    gains = np.where(_hits(top, Y), weights[top.labels], 0.0)[:, :k]
+    gains = np.where(matches(top, Y), weights[top.labels], 0.0)[:, :k]
     own, lengths = weights[_ones(Y)], Y.indptr[1:] - Y.indptr[:-1]
     row_of = np.repeat(np.arange(Y.n_rows), lengths)
     order = np.lexsort((-own, row_of))
