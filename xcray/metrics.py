@@ -211,10 +211,10 @@ def matches(top: TopK, Y: Pattern) -> Any:
 class Reliability(NamedTuple):
     """Answers in groups of about equal probability, ascending: what was told, and what came true.
 
-    count: (m,) int64, answers of each group; told: (m,) float64, their mean probability; true: (m,) float64, share of hits.
+    answers: (m,) int64, how many are in each group; told: (m,) float64, their mean probability; true: (m,) float64, share of hits.
     """
 
-    count: Int64
+    answers: Int64
     told: Float64
     true: Float64
 
@@ -247,7 +247,7 @@ def ece(probabilities: Any, hits: Any, n_bins: int = 15) -> float:
     hits: as `matches` gives. 0 of no answers.
     """
     found = reliability(probabilities, hits, n_bins)
-    return _ratio((found.count * np.abs(found.told - found.true)).sum(), found.count.sum())
+    return _ratio((found.answers * np.abs(found.told - found.true)).sum(), found.answers.sum())
 
 
 def ece_floor(probabilities: Any, n_bins: int = 15) -> float:
