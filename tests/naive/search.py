@@ -30,6 +30,21 @@ def top_k(X: CSR, W: CSR, b: Any, k: int) -> TopK:
 
 def top_k_by_sort(X: CSR, W: CSR, b: Any, k: int) -> TopK:
     """As `top_k`, sorted by numpy (stable), for many rows."""
-    scores = all_scores(X, W, b)
-    labels = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return TopK(labels.astype(np.int32), np.take_along_axis(scores, labels, axis=1))
+    return best(all_scores(X, W, b), k)
+
+
+def best(scores: Any, k: int, allowed: Any = None) -> TopK:
+    """The k best of each row of scores (n, K) among the labels allowed (numbers; None: all)."""
+    labels = np.arange(scores.shape[1]) if allowed is None else np.unique(allowed)
+    kept = scores[:, labels]
+    order = np.argsort(-kept, axis=1, kind="stable")[:, :k]  # stable: equal scores stay in the order of labels
+    return TopK(labels[order].astype(np.int32), np.take_along_axis(kept, order, axis=1))
+
+
+def best_other(scores: Any, answered: Any, allowed: Any = None) -> Any:
+    """(n,) the best score among the labels allowed that are not in `answered` (n, k); minus infinity where none is left."""
+    left = scores.copy()
+    if allowed is not None:
+        left[:, np.setdiff1d(np.arange(scores.shape[1]), allowed)] = -np.inf
+    np.put_along_axis(left, answered.astype(np.int64), -np.inf, axis=1)
+    return left.max(axis=1)

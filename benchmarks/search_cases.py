@@ -1,0 +1,284 @@
+"""Models and queries made to break a search: each family aims at one way in which a fast search may go wrong.
+
+A family is a function from a random generator to a `Case`; the same generator gives the same case. `FAMILIES` names them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from xcray.arrays import CSR, Float32, csr, csr_from
+
+TINY = float(np.float32(1e-45))  # the smallest denormal
+SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+LARGEST = float(np.finfo(np.float32).max)
+EDGE = 1 << 16  # labels from here on do not fit 16 bits
+
+Rng = np.random.Generator
+
+
+class Case(NamedTuple):
+    """W: (K, D) weights by label; b: (K,) float32; X: (n, D) queries."""
+
+    W: CSR
+    b: Float32
+    X: CSR
+
+
+def drawn(rng: Rng, rows: int, columns: int, per_row: float, values: Any = None, skew: float = 0.0) -> CSR:
+    """A random matrix of about `per_row` cells a row. values: what to choose from, or a function of (rng, how many).
+
+    skew: 0 draws columns evenly; above, the first columns are the frequent ones, as words are.
+    """
+    total = int(rng.poisson(per_row * rows))
+    cells = rng.random(total) ** (1.0 + skew) * columns
+    keys = np.unique(rng.integers(0, rows, total) * columns + cells.astype(np.int64))
+    if values is None:
+        data = rng.normal(size=len(keys))
+    else:
+        data = values(rng, len(keys)) if callable(values) else rng.choice(np.asarray(values, np.float64), len(keys))
+    at, indices = np.divmod(keys, columns)
+    return csr(np.concatenate([[0], np.cumsum(np.bincount(at, minlength=rows))]), indices, data, columns)
+
+
+def biases(rng: Rng, n: int) -> Float32:
+    """As trained models have them: about -1, most of them nearly equal."""
+    return (-1.0 + 0.05 * rng.random(n) ** 4).astype(np.float32)
+
+
+def learned(rng: Rng, n: int) -> Any:
+    """Weights as training leaves them: mostly positive, a few large, many small."""
+    return np.exp(rng.normal(-2.0, 1.0, n)) * np.where(rng.random(n) < 0.75, 1.0, -0.4)
+
+
+def unit(X: CSR) -> CSR:
+    """Rows scaled to length 1, values positive, as tf-idf gives them."""
+    data = np.abs(X.data.astype(np.float64))
+    row = np.repeat(np.arange(X.n_rows), np.diff(X.indptr))
+    length = np.sqrt(np.bincount(row, data**2, X.n_rows))
+    return csr(X.indptr, X.indices, data / length[row], X.n_cols)
+
+
+def trained(rng: Rng) -> Case:
+    """What a trained model and text look like: here pruning pays, and must not prune too much."""
+    n_labels, n_features = int(rng.integers(2_000, 20_000)), 3_000
+    W = drawn(rng, n_labels, n_features, 25, learned, skew=1.5)
+    return Case(W, biases(rng, n_labels), unit(drawn(rng, 60, n_features, int(rng.integers(5, 120)), skew=2.0)))
+
+
+def planted(rng: Rng) -> Case:
+    """Each query is a noisy copy of some label's own weights: a clear winner, and followers close to the bias."""
+    n_labels, n_features = 6_000, 4_000
+    W = drawn(rng, n_labels, n_features, 20, learned, skew=1.0)
+    chosen = W.to_scipy()[rng.integers(0, n_labels, 60)]
+    noise = drawn(rng, 60, n_features, 20, [0.02, 0.05], skew=2.0).to_scipy()
+    return Case(W, biases(rng, n_labels), unit(csr_from(abs(chosen) + noise)))
+
+
+def signed(rng: Rng) -> Case:
+    """Weights and query values of both signs, many shared features."""
+    return Case(drawn(rng, 400, 120, 30), rng.normal(size=400).astype(np.float32), drawn(rng, 60, 120, 12))
+
+
+def ties(rng: Rng) -> Case:
+    """Few different values and copied label rows: scores equal to the bit, won by the lower label number."""
+    few = drawn(rng, 60, 40, 6, [0.5, -0.5, 1.0, 0.25], skew=1.0).to_scipy()
+    W = csr_from(few[rng.integers(0, 60, 900)])
+    return Case(W, rng.choice(np.array([-1.0, -1.0, 0.0], np.float32), 900), drawn(rng, 60, 40, 5, [0.5, 1.0, -1.0]))
+
+
+def all_negative(rng: Rng) -> Case:
+    """Weights below nought only: every label that a query touches is worse than those it does not."""
+    W = drawn(rng, 800, 100, 8, [-0.25, -1.0, -0.001])
+    return Case(W, rng.choice(np.array([-1.0, -0.5, -2.0], np.float32), 800), drawn(rng, 60, 100, 10, [0.5, 1.0]))
+
+
+def wild_biases(rng: Rng) -> Case:
+    """A few biases beyond all others, upwards and downwards: bounds with the largest bias are useless."""
+    b = np.exp(rng.normal(0, 3, 700)) * rng.choice([-1.0, 1.0], 700)
+    b[rng.integers(0, 700, 6)] = [1e30, -1e30, LARGEST, -LARGEST, 50.0, 0.0]
+    return Case(drawn(rng, 700, 150, 12, learned), b.astype(np.float32), drawn(rng, 60, 150, 15))
+
+
+def equal_biases(rng: Rng) -> Case:
+    """One bias for all, sometimes -0.0: untouched labels tie, in thousands."""
+    bias = np.float32(rng.choice([-1.0, 0.0, -0.0, 3.0]))
+    return Case(drawn(rng, 5_000, 800, 3, learned, 1.0), np.full(5_000, bias), drawn(rng, 60, 800, 6, skew=1.0))
+
+
+def gaps(rng: Rng) -> Case:
+    """Labels without weights, features without labels, rows without features, zeros that are stored."""
+    n_labels, n_features = 1_500, 300
+    W = sp.csr_matrix(drawn(rng, n_labels, n_features, 6, [0.0, 0.5, -0.0, 1.0, -0.3]).to_scipy())
+    kept = sp.diags((rng.random(n_labels) < 0.1).astype(np.float32))
+    used = sp.diags((rng.random(n_features) < 0.3).astype(np.float32))
+    X = drawn(rng, 60, n_features, 4, [0.0, 1.0, -0.0, 0.2])
+    return Case(csr_from(kept @ W @ used), biases(rng, n_labels), X)
+
+
+def unknown(rng: Rng) -> Case:
+    """Queries of features that no label has, alone or beside one that some have."""
+    W = drawn(rng, 600, 50, 5, learned)
+    wide = csr(W.indptr, W.indices, W.data, 5_000)
+    X = csr_from(sp.hstack([drawn(rng, 60, 50, 0.7).to_scipy(), drawn(rng, 60, 4_950, 20).to_scipy()]))
+    return Case(wide, rng.normal(size=600).astype(np.float32), X)
+
+
+def dense(rng: Rng) -> Case:
+    """Features that every label has, labels that have every feature, queries that have every feature."""
+    n_labels, n_features = 500, 60
+    W = (rng.random((n_labels, n_features)) < 0.05) * rng.normal(size=(n_labels, n_features))
+    W[:, :3], W[rng.integers(0, n_labels, 5)] = rng.normal(size=(n_labels, 3)), rng.normal(size=n_features)
+    X = (rng.random((40, n_features)) < 0.2) * rng.normal(size=(40, n_features))
+    X[:5] = rng.normal(size=(5, n_features))
+    return Case(csr_from(W.astype(np.float32)), biases(rng, n_labels), csr_from(X.astype(np.float32)))
+
+
+def denormal(rng: Rng) -> Case:
+    """Weights and values below the smallest normal number: they count, however little."""
+    values = [TINY, -TINY, 1e-40, SMALLEST_NORMAL, -1e-39, 0.0]
+    b = rng.choice(np.array([0.0, -0.0, TINY, -TINY], np.float32), 300)
+    return Case(drawn(rng, 300, 60, 8, values), b, drawn(rng, 60, 60, 8, [*values, 1.0]))
+
+
+def scales(rng: Rng) -> Case:
+    """1e30 beside 1e-30, in weights, values and biases: nothing to be quantised on one scale."""
+
+    def values(rng: Rng, n: int) -> Any:
+        return rng.choice([-1.0, 1.0], n) * 10.0 ** rng.uniform(-30, 30, n)
+
+    b = rng.choice(np.array([0.0, -1.0, 1e30, -1e30, 1e-30], np.float32), 400)
+    return Case(drawn(rng, 400, 80, 8, values), b, drawn(rng, 60, 80, 8, values))
+
+
+def cancelling(rng: Rng) -> Case:
+    """Huge terms that cancel, so that small ones decide, and the order of the sum."""
+    n_labels, n_features = 300, 40
+    W = rng.normal(size=(n_labels, n_features)) * (rng.random((n_labels, n_features)) < 0.4)
+    huge = rng.choice([1e8, 3e9, 1e16, 0.0], n_labels)
+    W[:, 5], W[:, 31] = huge, -huge
+    X = rng.normal(size=(40, n_features)) * (rng.random((40, n_features)) < 0.5)
+    X[:, 5] = X[:, 31] = 1.0
+    return Case(csr_from(W.astype(np.float32)), np.zeros(n_labels, np.float32), csr_from(X.astype(np.float32)))
+
+
+def nearly_tied(rng: Rng) -> Case:
+    """Labels that differ in the last bits of a float32 only: sums of less than float64 put them in another order."""
+    n_labels, n_features = 800, 60
+    cells = rng.random((1, n_features)) < 0.6
+    base = np.abs(rng.normal(1.0, 0.2, (1, n_features))).astype(np.float32)
+    steps = rng.integers(-2, 3, (n_labels, n_features))
+    W = ((base.view(np.int32) + steps).astype(np.int32)).view(np.float32) * cells
+    return Case(csr_from(W), np.full(n_labels, -1.0, np.float32), unit(drawn(rng, 60, n_features, 30)))
+
+
+def steps(rng: Rng) -> Case:
+    """Weights at and beside powers of the square root of two: where a code for a range of weights begins and ends."""
+    powers = np.float32(2.0) ** (np.arange(-40, 41) / 2).astype(np.float32)
+    edges = np.concatenate([powers, np.nextafter(powers, np.float32(0)), np.nextafter(powers, np.float32(1e30))])
+    W = drawn(rng, 3_000, 500, 10, edges, skew=1.0)
+    return Case(W, biases(rng, 3_000), unit(drawn(rng, 60, 500, 12, skew=1.0)))
+
+
+def one_value(rng: Rng) -> Case:
+    """All weights equal: every posting list is one plateau, cut anywhere or nowhere."""
+    return Case(drawn(rng, 4_000, 300, 6, [0.7], 1.0), biases(rng, 4_000), unit(drawn(rng, 60, 300, 10, skew=1.0)))
+
+
+def false_friends(rng: Rng) -> Case:
+    """Labels with the strongest single weights have dragging others: who looks best first is not, and the threshold starts low."""
+    n_labels, n_features = 2_000, 100
+    W = rng.normal(0.05, 0.05, (n_labels, n_features)) * (rng.random((n_labels, n_features)) < 0.3)
+    friends = rng.choice(n_labels, 300, replace=False)
+    W[friends, rng.integers(0, n_features, 300)] = 5.0
+    W[friends[:, None], rng.integers(0, n_features, (300, 30))] = -1.0
+    return Case(csr_from(W.astype(np.float32)), biases(rng, n_labels), unit(drawn(rng, 60, n_features, 40)))
+
+
+def many_small(rng: Rng) -> Case:
+    """The best label has a hundred small weights where others have one large: what is left unread adds up."""
+    n_labels, n_features = 3_000, 200
+    W = drawn(rng, n_labels, n_features, 3, [0.9, 0.8, 1.0]).to_scipy().tolil()
+    for label in rng.integers(0, n_labels, 8):
+        W[label] = np.full(n_features, 0.06) + 0.01 * rng.random(n_features)
+    return Case(csr_from(W.tocsr()), biases(rng, n_labels), unit(drawn(rng, 40, n_features, 150)))
+
+
+def negative_queries(rng: Rng) -> Case:
+    """Query values below nought: the strongest weights of a list are its worst."""
+    X = unit(drawn(rng, 60, 400, 20, skew=1.0))
+    sign = np.where(rng.random(X.nnz) < 0.7, -1.0, 1.0)
+    return Case(drawn(rng, 2_500, 400, 12, learned, 1.0), biases(rng, 2_500), csr(X.indptr, X.indices, X.data * sign, 400))
+
+
+def one_label(rng: Rng) -> Case:
+    """K = 1: there is nothing to choose."""
+    return Case(drawn(rng, 1, 30, 10), np.array([rng.normal()], np.float32), drawn(rng, 40, 30, 8))
+
+
+def one_feature(rng: Rng) -> Case:
+    """D = 1: one list, its values positive, negative, or nought."""
+    values = [0.5, -0.5, 0.0, 1.0, TINY, 1e30]
+    return Case(drawn(rng, 700, 1, 0.9, values), rng.normal(size=700).astype(np.float32), drawn(rng, 40, 1, 0.9, values))
+
+
+def few_labels(rng: Rng) -> Case:
+    """Fewer labels than most k."""
+    n = int(rng.integers(2, 12))
+    return Case(drawn(rng, n, 40, 10, learned), rng.normal(size=n).astype(np.float32), unit(drawn(rng, 60, 40, 8)))
+
+
+def beyond_16_bits(rng: Rng) -> Case:
+    """Label counts about 2^16 and beyond: numbers that fit 16 bits, just fit, and do not."""
+    n_labels = int(rng.choice([EDGE - 1, EDGE, EDGE + 1, 70_000, 2 * EDGE + 1]))
+    W = drawn(rng, n_labels, 2_000, 4, learned, skew=1.0)
+    return Case(W, biases(rng, n_labels), unit(drawn(rng, 12, 2_000, 25, skew=1.0)))
+
+
+def long_lists(rng: Rng) -> Case:
+    """Few features and many labels: lists that hold nearly every label."""
+    n_labels = int(rng.choice([30_000, 66_000]))
+    return Case(drawn(rng, n_labels, 6, 12, learned), rng.normal(-1, 0.1, n_labels).astype(np.float32), drawn(rng, 10, 6, 3))
+
+
+def long_queries(rng: Rng) -> Case:
+    """Queries of one feature and of five thousand."""
+    W = drawn(rng, 1_200, 8_000, 60, learned, skew=0.5)
+    X = sp.vstack([drawn(rng, 10, 8_000, 8_000, skew=0.0).to_scipy(), drawn(rng, 20, 8_000, 1, skew=1.0).to_scipy()])
+    return Case(W, biases(rng, 1_200), unit(csr_from(X)))
+
+
+FAMILIES: dict[str, Callable[[Rng], Case]] = {
+    make.__name__: make
+    for make in (
+        trained,
+        planted,
+        signed,
+        ties,
+        all_negative,
+        wild_biases,
+        equal_biases,
+        gaps,
+        unknown,
+        dense,
+        denormal,
+        scales,
+        cancelling,
+        nearly_tied,
+        steps,
+        one_value,
+        false_friends,
+        many_small,
+        negative_queries,
+        one_label,
+        one_feature,
+        few_labels,
+        beyond_16_bits,
+        long_lists,
+        long_queries,
+    )
+}
