@@ -239,7 +239,7 @@ def resealed(path: Path, **changes: Any) -> None:
     del manifest["seal"]
     manifest.update(changes)
     manifest["files"] = changes["files"] if "files" in changes else files.file_digests(path, skip=["manifest.json"])
-    (path / "manifest.json").write_text(directory._sealed(manifest))
+    (path / "manifest.json").write_text(directory.sealed(manifest))
 
 
 @pytest.mark.parametrize(

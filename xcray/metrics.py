@@ -220,7 +220,7 @@ class Reliability(NamedTuple):
 
 
 def reliability(probabilities: Any, hits: Any, n_bins: int = 15) -> Reliability:
-    """Groups of equal mass (Nguyen and O'Connor, EMNLP 2015, section 3): answers sorted by probability, cut into `n_bins`.
+    """Groups of equal mass (Nguyen and O'Connor, EMNLP 2015): answers sorted by probability, cut into `n_bins`.
 
     probabilities, hits: arrays of one shape. Equal probabilities are never cut apart, so there may be fewer groups, and the result
     depends on no order. Raises ShapeMismatch, and ParameterError for a bin number below 1 or numbers outside of 0 to 1.

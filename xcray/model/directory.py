@@ -6,6 +6,7 @@ labels.arrow      K names                                               features
 index/            the same weights by feature, for the search           text/           pipeline, when text is the input
 classes.arrow     the solver's report per label, when there is one      card.md         the model card
 timeline.arrow    who solved which batch when, when the training kept it (not in the content hash)
+calibration.arrow from scores to probabilities, when it was calibrated
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ from xcray.files import (
     write_table,
 )
 from xcray.kernels.canonical import FAULTS, first_fault
+from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import card
 from xcray.model.postings import BUDGET, write_postings
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+CARD = "card.md"
 WEIGHTS = "weights.arrow"
 POSTINGS = "index/postings.arrow"
 BIAS = "bias.arrow"
@@ -52,6 +55,7 @@ class Parts(NamedTuple):
     """What a model directory holds beside its manifest.
 
     W: (K, D) CSR by label; postings: (D, K) CSR by feature; b: (K,) float32; names: K and D strings; classes: K rows.
+    calibration: from scores to probabilities, when there is one.
     """
 
     W: CSR
@@ -61,6 +65,7 @@ class Parts(NamedTuple):
     feature_names: pa.LargeStringArray
     text: TextPipeline | None
     classes: pa.Table | None
+    calibration: Calibration | None = None
 
 
 class Staging:
@@ -134,9 +139,10 @@ class Staging:
             parts.text.save(self.path / "text")
         if timeline is not None:
             write_table(self.path / TIMELINE, timeline)
-        write_bytes(self.path / "card.md", card(manifest).encode())
-        whole = {**manifest, "files": file_digests(self.path)}
-        write_bytes(self.path / MANIFEST, _sealed(whole).encode())
+        if parts.calibration is not None:
+            parts.calibration.save(self.path / CALIBRATION)
+        write_bytes(self.path / CARD, card(manifest).encode())
+        write_bytes(self.path / MANIFEST, sealed({**manifest, "files": file_digests(self.path)}).encode())
         publish_directory(self.path, self.target)
 
 
@@ -173,7 +179,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
                 f"{MANIFEST} has schema version {version}, this xcray reads {SCHEMA_VERSION}: use the xcray that wrote it",
                 file=MANIFEST,
             )
-        sound = _sealed(manifest).encode() == raw
+        sound = sealed(manifest).encode() == raw
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{MANIFEST} is not a model's manifest: {type(error).__name__}", file=MANIFEST) from None
     if not sound:
@@ -192,7 +198,7 @@ def check_sound(matrix: CSR, b: Float32, name: str) -> None:
         raise Corrupt(f"bias.arrow: label {int(np.argmin(np.isfinite(b)))} has a bias that is not finite", file="bias.arrow")
 
 
-def _sealed(manifest: Mapping[str, Any]) -> str:
+def sealed(manifest: Mapping[str, Any]) -> str:
     """The manifest's only valid text: sorted, with a checksum over the rest. Any other byte is seen on reading."""
     seal = hashlib.sha256(_text(manifest).encode()).hexdigest()
     return _text({**manifest, "seal": seal})
@@ -243,6 +249,7 @@ def _map_files(path: Path, manifest: Mapping[str, Any]) -> Parts:
         feature_names=_column(path, "features.arrow", "name", pa.large_string(), n_features),
         text=TextPipeline.load(path / "text") if manifest["text"] else None,
         classes=read_table(path / "classes.arrow") if "classes.arrow" in manifest["files"] else None,
+        calibration=Calibration.load(path / CALIBRATION, n_labels) if CALIBRATION in manifest["files"] else None,
     )
 
 

@@ -21,6 +21,7 @@ from xcray.arrays import CSR, Float32, csr
 from xcray.data.text import TextPipeline
 from xcray.errors import NotFound, ShapeMismatch, excerpt
 from xcray.files import read_table, sha256_arrays, write_matrix
+from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.directory import BIAS, POSTINGS, SCHEMA_VERSION, TIMELINE, WEIGHTS, Parts, Staging, read_parts
 
 LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
@@ -32,7 +33,8 @@ class Model:
 
     W: (K, D) CSR float32, one row per label; postings: (D, K), the same by feature; b: (K,) float32.
     label_names, feature_names: K and D strings; text: the pipeline that makes features of text, or None.
-    classes: the solver's report, one row per label, or None; manifest: see `directory`.
+    classes: the solver's report, one row per label, or None; manifest: see `directory`; calibration: from scores to
+    probabilities, or None.
     """
 
     path: Path
@@ -44,6 +46,7 @@ class Model:
     text: TextPipeline | None
     classes: pa.Table | None
     manifest: dict[str, Any]
+    calibration: Calibration | None = None
 
     @classmethod
     def open(cls, path: str | Path, verify: bool = True) -> Model:
@@ -68,7 +71,7 @@ class Model:
 
     @property
     def sha256(self) -> str:
-        """Content hash: the same for the same weights, names and training settings, whenever and wherever trained."""
+        """Content hash: the same for the same weights, names, training settings and calibration, whenever and wherever trained."""
         return str(self.manifest["sha256"])
 
     @property
@@ -80,6 +83,11 @@ class Model:
     def provenance(self) -> list[dict[str, Any]]:
         """What was done to earlier models to make this one, oldest first; empty for a model that was trained at once."""
         return list(self.manifest.get("provenance", []))
+
+    @property
+    def calibrated(self) -> dict[str, Any]:
+        """How the calibration was fitted and what it is worth (see `xcray.train.calibrate`); empty when there is none."""
+        return dict(self.manifest["stages"][0]["calibration"] or {})
 
     @property
     def timeline(self) -> pa.Table | None:
@@ -128,6 +136,7 @@ def write_model(
     missing: int = 0,
     staged: Staging | None = None,
     link: str = "identity",
+    calibration: tuple[Calibration, Mapping[str, Any]] | None = None,
 ) -> Model:
     """Publish a model directory at `path` by one rename, and open it.
 
@@ -136,12 +145,14 @@ def write_model(
     solver, params, seed, dataset_hash: where it came from; measures: fractions by name; report: what the training wants to
     keep (timings and the like, JSON); classes: one row per label; timeline: one row per batch; provenance: what was done to
     an earlier model to make this one, oldest first (JSON); missing: labels of a partial model that were not trained.
-    Timings, measures and provenance do not enter the content hash. staged: an entered `Staging` of this path that
+    calibration: from scores to probabilities, and how it was fitted (JSON). Its curves enter the content hash, because they
+    change answers; timings, measures and provenance do not. staged: an entered `Staging` of this path that
     has been asked for its `index`; W and b are what that gave, and are not written again.
     Raises ShapeMismatch when sizes disagree, Corrupt when a weight is not finite, ParameterError when something is not
     JSON, Conflict when `path` exists.
     """
     settings = {"solver": solver, "params": _plain(params)}
+    curves, facts = calibration or (None, None)
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -152,23 +163,26 @@ def write_model(
         "measures": _plain(measures or {}),
         "report": _plain(report or {}),
         "link": link,
-        "stages": [{"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": None}],
+        "stages": [{"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": _fitted(facts)}],
         "index": {"postings": POSTINGS},
         "text": {"fingerprint": text.fingerprint} if text is not None else None,
         **({"provenance": _plain(list(provenance))} if provenance else {}),
         **({"partial": {"missing": int(missing)}} if missing else {}),
     }
     with contextlib.nullcontext(staged) if staged is not None else Staging(Path(path)) as staging:
-        parts = _parts(staging, W, b, label_names, feature_names, text, classes)
+        parts = _parts(staging, W, b, label_names, feature_names, text, classes)._replace(calibration=curves)
         content = content_hash(parts, {**settings, "dataset_hash": dataset_hash})
         staging.publish(parts, {**manifest, "shape": list(parts.W.shape), "nnz": parts.W.nnz, "sha256": content}, timeline)
     return Model.open(path, verify=False)
 
 
 def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
-    """SHA-256 over weights, bias, label names, text fingerprint and settings (solver, params, dataset_hash); in one pass."""
+    """SHA-256 over weights, bias, label names, text fingerprint and settings (solver, params, dataset_hash); in one pass.
+
+    Of a calibrated model, that and the curves together: `calibrated_hash`.
+    """
     names = parts.label_names
-    return sha256_arrays(
+    found = sha256_arrays(
         {
             "indptr": parts.W.indptr,
             "indices": parts.W.indices,
@@ -181,6 +195,17 @@ def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
             "settings": json.dumps(dict(settings), sort_keys=True),
         }
     )
+    return found if parts.calibration is None else calibrated_hash(found, parts.calibration)
+
+
+def calibrated_hash(sha256: str, calibration: Calibration) -> str:
+    """The content hash of a model with these curves, of the one that it has without any."""
+    return sha256_arrays({"model": sha256, "calibration": calibration.sha256})
+
+
+def _fitted(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the manifest says of a calibration."""
+    return None if facts is None else {**_plain(facts), "file": CALIBRATION}
 
 
 def _utf8(names: pa.LargeStringArray) -> NDArray[np.uint8]:
