@@ -5,6 +5,7 @@ XcrayError
 |   +-- DataError           a row, header or file that can't be read: file, line, column, value
 |   +-- ShapeMismatch       two things that should have the same size
 |   +-- ParameterError      a hyper-parameter or option out of its range
+|   +-- NotCalibrated       probabilities are asked of a model that has only scores
 +-- NotFound                no such data set, job, model, label
 +-- Conflict                the thing exists already, or its state forbids this
 +-- Fenced                  a newer attempt owns this job; the writer must stop
@@ -55,6 +56,12 @@ class ParameterError(InputError):
     """A parameter is unknown or out of its range."""
 
     code = "PARAMETER"
+
+
+class NotCalibrated(InputError):
+    """The model has scores, no probabilities."""
+
+    code = "NOT_CALIBRATED"
 
 
 class DataError(InputError):

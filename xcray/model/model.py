@@ -152,7 +152,6 @@ def write_model(
     JSON, Conflict when `path` exists.
     """
     settings = {"solver": solver, "params": _plain(params)}
-    curves, facts = calibration or (None, None)
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -163,26 +162,30 @@ def write_model(
         "measures": _plain(measures or {}),
         "report": _plain(report or {}),
         "link": link,
-        "stages": [{"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": _fitted(facts)}],
+        "stages": [{"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": None}],
         "index": {"postings": POSTINGS},
         "text": {"fingerprint": text.fingerprint} if text is not None else None,
         **({"provenance": _plain(list(provenance))} if provenance else {}),
         **({"partial": {"missing": int(missing)}} if missing else {}),
     }
     with contextlib.nullcontext(staged) if staged is not None else Staging(Path(path)) as staging:
-        parts = _parts(staging, W, b, label_names, feature_names, text, classes)._replace(calibration=curves)
+        parts = _parts(staging, W, b, label_names, feature_names, text, classes)
         content = content_hash(parts, {**settings, "dataset_hash": dataset_hash})
-        staging.publish(parts, {**manifest, "shape": list(parts.W.shape), "nnz": parts.W.nnz, "sha256": content}, timeline)
+        manifest |= {"shape": list(parts.W.shape), "nnz": parts.W.nnz, "sha256": content}
+        if calibration is not None:
+            parts = parts._replace(calibration=calibration[0])
+            manifest |= calibrated(manifest, *calibration)
+        staging.publish(parts, manifest, timeline)
     return Model.open(path, verify=False)
 
 
 def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
     """SHA-256 over weights, bias, label names, text fingerprint and settings (solver, params, dataset_hash); in one pass.
 
-    Of a calibrated model, that and the curves together: `calibrated_hash`.
+    Of a calibrated model, the hash of this and of the curves (`calibrated`).
     """
     names = parts.label_names
-    found = sha256_arrays(
+    return sha256_arrays(
         {
             "indptr": parts.W.indptr,
             "indices": parts.W.indices,
@@ -195,17 +198,21 @@ def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
             "settings": json.dumps(dict(settings), sort_keys=True),
         }
     )
-    return found if parts.calibration is None else calibrated_hash(found, parts.calibration)
 
 
-def calibrated_hash(sha256: str, calibration: Calibration) -> str:
-    """The content hash of a model with these curves, of the one that it has without any."""
-    return sha256_arrays({"model": sha256, "calibration": calibration.sha256})
+def calibrated(manifest: Mapping[str, Any], curves: Calibration, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says otherwise once its model has these curves, whatever curves it had: stages, measures and sha256.
 
-
-def _fitted(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the manifest says of a calibration."""
-    return None if facts is None else {**_plain(facts), "file": CALIBRATION}
+    facts: how the curves were fitted (JSON), with "measures" of them by name, which join the model's.
+    """
+    stage, *others = manifest["stages"]
+    before = stage["calibration"] or {"model": manifest["sha256"], "measured": []}
+    measures = {name: value for name, value in manifest["measures"].items() if name not in before["measured"]}
+    own = _plain(facts.get("measures", {}))
+    told = {name: value for name, value in _plain(facts).items() if name != "measures"}
+    told |= {"model": before["model"], "measured": sorted(own), "file": CALIBRATION}
+    sha256 = sha256_arrays({"model": before["model"], "calibration": curves.sha256})
+    return {"stages": [{**stage, "calibration": told}, *others], "measures": {**measures, **own}, "sha256": sha256}
 
 
 def _utf8(names: pa.LargeStringArray) -> NDArray[np.uint8]:

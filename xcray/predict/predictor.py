@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from xcray.arrays import CSR, Pattern, TopK, csr, csr_from
-from xcray.errors import InputError, ParameterError, ShapeMismatch
+from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
+from xcray.errors import InputError, NotCalibrated, ParameterError, ShapeMismatch
 from xcray.index.answer import Answer
 from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
 from xcray.index.search import SearchIndex
 from xcray.metrics import evaluate
 from xcray.model.model import Model
+from xcray.predict.answers import answer_table
 from xcray.predict.explain import Explanation, contributions
 from xcray.predict.labels import Sets, numbers_of, unknown
 
@@ -77,6 +78,25 @@ class Predictor:
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Those of `names` that no label of this model has, in their order: what a named set has too much."""
         return unknown(self.model, names)
+
+    def probabilities(self, top: TopK | Answer, *, filtered: bool = False) -> Float64:
+        """How likely each answered label is right, given its score, place and frequency in training: (n, k) float64 in 0 to 1.
+
+        top: answers of this model, each row from its first place on. filtered: they were found among some labels only
+        (`allow`, `deny`), so that their places mean nothing. The answers keep their order, which is that of scores: a
+        probability may be higher than the one before it. Raises NotCalibrated, which names the mend.
+        """
+        if self.model.calibration is None:
+            raise NotCalibrated(
+                "this model has scores but no probabilities: make one that has with `xcray calibrate MODEL DATASET -o NEW`, "
+                "or train with --calibrate; held-out rows are needed"
+            )
+        return self.model.calibration.of(top.labels, top.scores, filtered=filtered)
+
+    def table(self, answer: Answer, *, filtered: bool = False) -> pa.Table:
+        """An answer in Arrow, a row each, with probabilities when the model is calibrated: see `answer_table`."""
+        told = None if self.model.calibration is None else self.probabilities(answer, filtered=filtered)
+        return answer_table(answer, self.model.label_names, told)
 
     def named(self, top: TopK) -> list[list[Scored]]:
         """Names and scores of an answer: one list per row."""
