@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from xcray.arrays import CSR
+from tests.naive import text as naive
+from xcray.arrays import CSR, frozen
 from xcray.data import terms
 from xcray.data.text import TextParams, TextPipeline, empty_rows
+from xcray.data.vocabulary import table_of, words_of
 from xcray.errors import Corrupt, DataError, NotFound, ParameterError
-from xcray.files import write_json
+from xcray.files import read_table, sha256_arrays, write_json, write_table
+from xcray.kernels.vocabulary import Vocabulary, Words, fill, first_lost
 
 TEXTS = [
     "Read rows of a CSV file; rows are dictionaries.",
@@ -114,7 +122,7 @@ def test_round_trip_through_disk(tmp_path):
     assert (loaded.params, loaded.n_texts, loaded.fingerprint) == (pipeline.params, 5, pipeline.fingerprint)
     for one, other in zip(pipeline.transform(TEXTS), loaded.transform(TEXTS), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert sorted(path.name for path in (tmp_path / "text").iterdir()) == ["text.json", "vocabulary.arrow"]
+    assert sorted(path.name for path in (tmp_path / "text").iterdir()) == ["lookup.arrow", "text.json", "vocabulary.arrow"]
 
 
 def test_fingerprint_tells_pipelines_apart():
@@ -138,6 +146,20 @@ def spoiled(change):
     return apply
 
 
+def rewritten(name, change):
+    """A spoiler that rewrites an Arrow file."""
+
+    def apply(path):
+        write_table(path / name, change(pa.table(read_table(path / name))))
+
+    return apply
+
+
+def moved(source, target, name):
+    """Replace a file by that of another pipeline."""
+    shutil.move(source / name, target / name)
+
+
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
@@ -149,13 +171,178 @@ def spoiled(change):
         (spoiled(lambda head: head["params"].update(lowercase=False)), Corrupt),
         (spoiled(lambda head: head["params"].update(no_such=1)), Corrupt),
         (spoiled(lambda head: head.pop("params")), Corrupt),
+        (spoiled(lambda head: head.pop("fingerprint")), Corrupt),
+        (lambda path: (path / "lookup.arrow").write_bytes(b"junk"), Corrupt),
+        (lambda path: TextPipeline.fit(TEXTS[:2]).save(path / "other") or moved(path / "other", path, "lookup.arrow"), Corrupt),
+        (lambda path: TextPipeline.fit(TEXTS[:2]).save(path / "other") or moved(path / "other", path, "vocabulary.arrow"), Corrupt),
+        (rewritten("vocabulary.arrow", lambda table: table.drop_columns("idf")), Corrupt),
+        (rewritten("vocabulary.arrow", lambda table: table.set_column(1, "df", pc.cast(table["df"], pa.int32()))), Corrupt),
+        (rewritten("vocabulary.arrow", lambda table: pa.concat_tables([table, table])), Corrupt),
+        (rewritten("lookup.arrow", lambda table: table.replace_schema_metadata({})), Corrupt),
+        (rewritten("lookup.arrow", lambda table: table.rename_columns(["place"])), Corrupt),
     ],
 )
-def test_spoiled_files(tmp_path, spoil, error):
+@pytest.mark.parametrize("verify", [True, False])
+def test_spoiled_files(tmp_path, spoil, error, verify):
     TextPipeline.fit(TEXTS).save(tmp_path / "text")
     spoil(tmp_path / "text")
     with pytest.raises(error):
+        TextPipeline.load(tmp_path / "text", verify)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        rewritten("lookup.arrow", lambda table: pa.table({"slot": table["slot"].to_numpy()[::-1]}, metadata=table.schema.metadata)),
+        rewritten("lookup.arrow", lambda table: table.replace_schema_metadata({"seed": "1"})),
+        rewritten("vocabulary.arrow", lambda table: table.set_column(1, "df", pc.add(table["df"], 1))),
+        rewritten("vocabulary.arrow", lambda table: table.set_column(2, "idf", pc.add(table["idf"], 0.1))),
+        rewritten("vocabulary.arrow", lambda table: table.set_column(0, "term", pa.array(["x"] * len(table), pa.large_string()))),
+    ],
+)
+def test_spoiled_content_is_seen_when_verified_and_harms_nothing_when_not(tmp_path, change):
+    TextPipeline.fit(TEXTS).save(tmp_path / "text")
+    change(tmp_path / "text")
+    with pytest.raises(Corrupt):
         TextPipeline.load(tmp_path / "text")
+    X = TextPipeline.load(tmp_path / "text", verify=False).transform([*TEXTS, "x the"])
+    assert len(X.indices) == X.indptr[-1]
+    assert not len(X.indices) or 0 <= X.indices.min() <= X.indices.max() < X.n_cols
+
+
+def test_slots_that_lead_nowhere_harm_nothing(tmp_path):
+    """Without verification a damaged table is found out term by term: what it names is compared, inside the words only."""
+    pipeline = TextPipeline.fit(TEXTS)
+    words, slots, seed = pipeline.vocabulary
+    high = slots & np.uint64(0xFFFFFFFF00000000)
+    for number in (len(pipeline.terms) + 1, 2**31, 2**32 - 1):
+        lost = Vocabulary(words, frozen(np.where(slots > 0, high | np.uint64(number), slots), np.uint64), seed)
+        assert first_lost(lost) == 0
+    full = Vocabulary(words, frozen(np.full(len(slots), 1, np.uint64), np.uint64), seed)
+    assert first_lost(full) == 0  # and it ends, though no slot is empty
+    far = Words(frozen(np.full(len(words.offsets), 2**40), np.int64), words.letters)
+    assert first_lost(Vocabulary(far, slots, seed)) == 0
+
+
+def test_a_directory_of_an_older_version_is_read(tmp_path):
+    pipeline = TextPipeline.fit(TEXTS, TextParams(ngram_max=2))
+    pipeline.save(tmp_path / "text")
+    (tmp_path / "text" / "lookup.arrow").unlink()
+    spoiled(lambda head: head.pop("seal"))(tmp_path / "text")
+    for verify in (True, False):
+        old = TextPipeline.load(tmp_path / "text", verify)
+        for one, other in zip(pipeline.transform(TEXTS), old.transform(TEXTS), strict=True):
+            np.testing.assert_array_equal(one, other)
+    spoiled(lambda head: head.update(n_texts=6))(tmp_path / "text")
+    with pytest.raises(Corrupt, match="fingerprint"):
+        TextPipeline.load(tmp_path / "text", verify=False)
+
+
+def test_opening_copies_nothing(tmp_path):
+    TextPipeline.fit(TEXTS).save(tmp_path / "text")
+    loaded = TextPipeline.load(tmp_path / "text", verify=False)
+    before = pa.total_allocated_bytes()
+    again = TextPipeline.load(tmp_path / "text", verify=False)
+    again.transform(TEXTS)
+    assert pa.total_allocated_bytes() == before
+    for array in (loaded.idf, loaded.df, loaded.vocabulary.slots, *loaded.vocabulary.words):
+        assert not array.flags.writeable
+        assert not array.flags.owndata
+
+
+def test_fingerprint_stays_what_it_was():
+    """Models and data sets name it; the text of the terms, their lengths in characters, frequencies and parameters."""
+    pipeline = TextPipeline.fit(TEXTS, TextParams(min_df=2))
+    names = pipeline.terms.to_pylist()
+    lengths = np.array([len(name) for name in names], np.int64)
+    params = json.dumps(asdict(pipeline.params), sort_keys=True)
+    expected = {"params": params, "terms": "".join(names), "lengths": lengths, "df": pipeline.df, "n": "5"}
+    assert pipeline.fingerprint == sha256_arrays(expected)
+
+
+RULES = st.builds(
+    TextParams,
+    lowercase=st.booleans(),
+    split_identifiers=st.booleans(),
+    fold_plurals=st.booleans(),
+    ngram_max=st.integers(1, 3),
+    sublinear_tf=st.booleans(),
+    aliases=st.sampled_from([(), (("ab", "zz top"), ("aa", "bcdefghijklmn"), ("es", ""))]),
+    token_pattern=st.sampled_from([r"\b\w\w+\b", r"(?u)\b\w\w+\b", r"\w+", r"\S*", r"(?:^|\s)(\w+)"]),
+)
+LETTERS = "aaabcdefhinorstuxyABCDETX019__ss.- \n"
+PLAIN_TEXT = st.lists(
+    st.builds(str.__add__, st.text(LETTERS, max_size=9), st.sampled_from(["", "", "s", "es", "ies", "ches", "sses", "xes", "us"])),
+    max_size=12,
+).map(" ".join)
+STRANGE = st.sampled_from(
+    ["é", "İstanbul ΑΣ ΣΑΣ", "ﬁles", "\u200b", "日本語 テキスト", "\ud800x", "abc٣", "\udcff\udcfe", "aa\x00bb"]
+)
+ANY_TEXT = st.one_of(PLAIN_TEXT, st.builds(lambda a, b, c: f"{a} {b}{c}", PLAIN_TEXT, STRANGE, PLAIN_TEXT), st.text(max_size=40))
+
+
+@settings(max_examples=150, deadline=None)
+@given(RULES, st.lists(ANY_TEXT, min_size=1, max_size=8), st.lists(ANY_TEXT, max_size=8))
+def test_equals_the_naive_twin_to_the_bit(params, texts, others):
+    pipeline, X = TextPipeline.fit_transform([*texts, "a word"], params)
+    for one, other in zip(X, naive.transform(pipeline, [*texts, "a word"]), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(pipeline.transform(texts + others), naive.transform(pipeline, texts + others), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@settings(max_examples=200, deadline=None)
+@given(RULES, ANY_TEXT)
+def test_terms_are_those_of_the_naive_twin(params, text):
+    assert sorted(terms.tokenizer(params)(text)) == sorted(naive.terms(params, text))
+
+
+@pytest.mark.parametrize("sublinear", [False, True])
+def test_long_texts_and_many_texts(sublinear):
+    """More texts and letters than one compiled call takes, and a term more often than the table of logarithms reaches."""
+    texts = [f"row{i % 97} file{i % 31} rows" for i in range(2600)] + ["rows " * 5000 + "file1", "", "rows"]
+    pipeline, X = TextPipeline.fit_transform(texts, TextParams(sublinear_tf=sublinear, ngram_max=2))
+    for one, other, third in zip(X, pipeline.transform(texts), naive.transform(pipeline, texts), strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, third)
+
+
+def test_terms_that_collide_get_another_seed():
+    """The first seed under which no term lies too far is taken: these all belong into the first 100 of 2801 slots under seed 0."""
+    words = words_of(pa.array([f"t{i}" for i in range(60_000)], pa.large_string()))
+    place = [home(words.letters, start, stop, 0, 2801) for start, stop in pairwise(words.offsets)]
+    crowd = [f"t{i}" for i in range(60_000) if place[i] < 100][:1400]
+    terms = pa.array(crowd, pa.large_string())
+    assert len(crowd) == 1400
+    assert not fill(words_of(terms), 0, np.zeros(2801, np.uint64))
+    table = table_of(terms)
+    assert table.seed == 1
+    assert first_lost(table) == -1
+
+
+def home(letters, start, stop, seed, n):
+    """The slot of n in which a word is looked for first, in Python's whole numbers."""
+    state, wide = 0xCBF29CE484222325 ^ seed * 0x100000001B3, 2**64
+    for byte in letters[start:stop].tolist():
+        state = (state ^ byte) * 0x100000001B3 % wide
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state = (state ^ state >> shift) * factor % wide
+    return ((state ^ state >> 31) >> 32) * n >> 32
+
+
+def test_any_strings_make_a_table():
+    assert first_lost(table_of(pa.array([], pa.large_string()))) == -1
+    assert first_lost(table_of(pa.array(["b", "a", "", "ab", "é"], pa.large_string()))) == -1
+    assert first_lost(table_of(pa.array(["a", "b", "a"], pa.large_string()))) == 2  # a name twice is found as the first of them
+
+
+def test_threads_share_a_pipeline():
+    texts = [f"rows of file number{i} {'the ' * (i % 400)}" for i in range(400)]
+    pipeline, X = TextPipeline.fit_transform(texts, TextParams(sublinear_tf=True))
+    with ThreadPoolExecutor(4) as pool:
+        for Y in pool.map(pipeline.transform, [texts] * 16):
+            for one, other in zip(X, Y, strict=True):
+                np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +350,7 @@ def test_spoiled_files(tmp_path, spoil, error):
     [
         *({"ngram_max": 0}, {"ngram_max": 9}, {"min_df": 0}, {"min_df": 0.5}, {"max_df": 0.0}, {"max_df": 2}, {"max_features": 0}),
         *({"token_pattern": "("}, {"token_pattern": "(a)(b)"}, {"lowercase": 1}, {"aliases": [["a"]]}, {"aliases": 3}),
+        {"aliases": [["a", "\ud800"]]},
         {"stemmer": "x"},
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 from xcray.errors import ParameterError
 
 UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff\ud800-\udfff]")  # invisible to readers, so invisible to terms
+LONE = re.compile("[\ud800-\udfff]")
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")  # HTTPError2 -> HTTP Error 2; DictReader -> Dict Reader
 SIBILANT = re.compile(r"(?:ss|sh|x|tch|nch|rch)es$")  # classes, hashes, boxes, matches, branches, searches
 
@@ -56,6 +57,8 @@ class TextParams:
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
         pairs = all(len(pair) == 2 and all(isinstance(word, str) for word in pair) for pair in self.aliases)
         _require(pairs, "aliases", self.aliases, "pairs of strings")
+        sound = not any(LONE.search(word) for pair in self.aliases for word in pair)
+        _require(sound, "aliases", self.aliases, "pairs of strings without lone surrogates, which no file can hold")
         _compiled(self.token_pattern)
 
     @classmethod
@@ -76,9 +79,20 @@ def normalise(text: str) -> str:
 
 def tokenizer(params: TextParams) -> Callable[[str], list[str]]:
     """The function from a text to its terms, in order, repeats included."""
-    find, aliases = _compiled(params.token_pattern).findall, dict(params.aliases)
+    cut = cutter(params)
 
     def split(text: str) -> list[str]:
+        tokens, wholes = cut(text)
+        return _ngrams(tokens, params.ngram_max) + wholes
+
+    return split
+
+
+def cutter(params: TextParams) -> Callable[[str], tuple[list[str], list[str]]]:
+    """The function from a text to its tokens, of which n-grams are made, and the terms that stay outside of these."""
+    find, aliases = _compiled(params.token_pattern).findall, dict(params.aliases)
+
+    def cut(text: str) -> tuple[list[str], list[str]]:
         text = normalise(text)
         wholes: list[str] = []
         if params.lowercase and not params.split_identifiers:
@@ -92,9 +106,9 @@ def tokenizer(params: TextParams) -> Callable[[str], list[str]]:
             tokens = [singular(t) if t[-1:] == "s" else t for t in tokens]
         if aliases:
             tokens = [aliases.get(t, t) for t in tokens]
-        return _ngrams(tokens, params.ngram_max) + wholes
+        return tokens, wholes
 
-    return split
+    return cut
 
 
 def identifier_parts(tokens: Iterable[str]) -> tuple[list[str], list[str]]:

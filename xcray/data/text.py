@@ -2,11 +2,12 @@
 
 A text is normalised (NFKC; zero-width characters and lone surrogates go), split into terms, counted, weighted
 by tf * idf with idf = ln((1 + n) / (1 + df)) + 1, and scaled to length 1: what scikit-learn's TfidfVectorizer
-computes, without needing it, so one short text is a fraction of a millisecond in serving.
+computes, without needing it. The vocabulary is searched in its file, so serving processes share one copy.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from array import array
 from collections import Counter
@@ -18,29 +19,46 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from xcray.arrays import CSR, Float64, Int64, csr, frozen
 from xcray.data.terms import TextParams, tokenizer
+from xcray.data.vectorise import Vectoriser, not_text
+from xcray.data.vocabulary import read_lookup, table_of, words_of, write_lookup
 from xcray.errors import Corrupt, DataError, ParameterError
 from xcray.files import read_json, read_table, sha256_arrays, write_json, write_table
+from xcray.kernels.vocabulary import Vocabulary
 
 __all__ = ["TextParams", "TextPipeline", "empty_rows"]
 
 SCHEMA_VERSION = 1
+COLUMNS = {"term": pa.large_string(), "df": pa.int64(), "idf": pa.float64()}  # of vocabulary.arrow
 
 
 class TextPipeline:
     """Fitted tf-idf: immutable; the same texts give the same rows, in training and in serving."""
 
-    def __init__(self, params: TextParams, terms: Sequence[str], df: Any, n_texts: int) -> None:
-        """params; terms: D names, sorted; df: (D,) texts each term was found in; n_texts: texts seen by `fit`."""
+    def __init__(self, params: TextParams, terms: Any, df: Any, n_texts: int) -> None:
+        """terms: D names (a sequence, or Arrow's), each once, sorted; df: (D,) texts each is in; n_texts: texts seen by `fit`."""
         self.params = params
         self.n_texts = int(n_texts)
         self.df: Int64 = frozen(df, np.int64)
-        self.idf: Float64 = frozen(np.log((1.0 + self.n_texts) / (1.0 + self.df)) + 1.0, np.float64)
-        self.terms: pa.LargeStringArray = pa.array(terms, pa.large_string())
-        self._vocabulary = {term: j for j, term in enumerate(terms)}
-        self._split = tokenizer(params)
+        self.terms: pa.LargeStringArray = terms if isinstance(terms, pa.Array) else pa.array(terms, pa.large_string())
+
+    @cached_property
+    def idf(self) -> Float64:
+        """(D,) inverse document frequencies."""
+        return frozen(np.log((1.0 + self.n_texts) / (1.0 + self.df)) + 1.0, np.float64)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The table in which terms are found, mapped when a directory held it."""
+        return table_of(self.terms)
+
+    @cached_property
+    def _vectoriser(self) -> Vectoriser:
+        """What makes rows."""
+        return Vectoriser(self.params, self.vocabulary, self.idf)
 
     @property
     def n_features(self) -> int:
@@ -83,15 +101,7 @@ class TextPipeline:
 
     def transform_stream(self, texts: Iterable[str]) -> CSR:
         """`transform` of texts that come one by one and are not kept."""
-        indptr, ids, values = array("q", [0]), array("i"), array("i")
-        known = self._vocabulary.get
-        for i, text in enumerate(texts):
-            row = Counter(j for j in map(known, self._split(_checked(text, i))) if j is not None)
-            for j in sorted(row):
-                ids.append(j)
-                values.append(row[j])
-            indptr.append(len(ids))
-        return self._weigh(np.frombuffer(indptr, np.int64), _int32(ids), _int32(values))
+        return self._vectoriser.rows(texts)
 
     def _weigh(self, indptr: Any, ids: Any, counts: Any) -> CSR:
         """Counts to tf-idf rows of length 1, in float64 until the end."""
@@ -107,33 +117,48 @@ class TextPipeline:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over parameters, terms and document frequencies: equal fingerprints give equal rows."""
-        names = self.terms.to_pylist()
-        lengths = np.array([len(name) for name in names], np.int64)
+        offsets, letters = words_of(self.terms)
+        lengths = pc.utf8_length(self.terms).to_numpy()
+        text = letters[offsets[0] : offsets[-1]]
         return sha256_arrays(
-            {"params": _canonical(self.params), "terms": "".join(names), "lengths": lengths, "df": self.df, "n": str(self.n_texts)}
+            {"params": _canonical(self.params), "terms": text, "lengths": lengths, "df": self.df, "n": str(self.n_texts)}
         )
 
     def save(self, directory: Path) -> None:
-        """Write text.json and vocabulary.arrow (term, df, idf) into a directory, made when missing."""
+        """Write text.json, vocabulary.arrow (term, df, idf) and lookup.arrow into a directory, made when missing."""
         directory.mkdir(parents=True, exist_ok=True)
         write_table(directory / "vocabulary.arrow", pa.table({"term": self.terms, "df": self.df, "idf": self.idf}))
-        head = {"schema_version": SCHEMA_VERSION, "n_texts": self.n_texts, "n_features": self.n_features}
-        write_json(directory / "text.json", {**head, "params": asdict(self.params), "fingerprint": self.fingerprint})
+        write_lookup(directory, self.vocabulary)
+        head: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "n_texts": self.n_texts, "n_features": self.n_features}
+        head |= {"params": asdict(self.params), "fingerprint": self.fingerprint}
+        write_json(directory / "text.json", {**head, "seal": _seal(head)})
 
     @classmethod
-    def load(cls, directory: Path) -> TextPipeline:
-        """Read what `save` wrote. Raises NotFound, or Corrupt when the files disagree with each other or with their fingerprint."""
+    def load(cls, directory: Path, verify: bool = True) -> TextPipeline:
+        """Map what `save` wrote; nothing is copied. Directories of older versions have no lookup table: it is built when needed.
+
+        verify: compare terms and frequencies with their fingerprint and look every term up, a pass over all. Without it,
+        text.json's own seal, types and sizes are still checked.
+        Raises NotFound, or Corrupt when the files disagree with each other or with their fingerprint.
+        """
         head = read_json(directory / "text.json")
         table = read_table(directory / "vocabulary.arrow")
         try:
             if head["schema_version"] != SCHEMA_VERSION:
                 raise Corrupt(f"text.json has schema version {head['schema_version']}, this xcray reads {SCHEMA_VERSION}")
-            columns = table.column("term").to_pylist(), table.column("df").to_numpy()
-            out = cls(TextParams.from_dict(head["params"]), *columns, head["n_texts"])
-        except (KeyError, TypeError, ParameterError) as error:
+            terms, df, idf = (_column(table, name, kind) for name, kind in COLUMNS.items())
+            out = cls(TextParams.from_dict(head["params"]), terms, df.to_numpy(), head["n_texts"])
+            seal, fingerprint = head.pop("seal", None), head["fingerprint"]
+            n_features = head["n_features"]
+        except (KeyError, TypeError, AttributeError, ParameterError) as error:
             raise Corrupt(f"the text pipeline in {directory.name} is not readable: {error}") from error
-        if out.fingerprint != head["fingerprint"]:
+        idf, found = frozen(idf.to_numpy(), np.float64), read_lookup(directory, terms, verify)
+        same = len(terms) == n_features and (seal is None or seal == _seal(head))
+        if verify or seal is None:
+            same = same and out.fingerprint == fingerprint and np.allclose(idf, out.idf, rtol=1e-12, atol=0)
+        if not same:
             raise Corrupt(f"the text pipeline in {directory.name} is not what was written (its fingerprint differs)")
+        vars(out).update({"idf": idf, "fingerprint": fingerprint} | ({} if found is None else {"vocabulary": found}))
         return out
 
 
@@ -206,8 +231,21 @@ def _int32(values: array[int]) -> Any:
 def _checked(text: Any, i: int) -> str:
     """The text itself, or DataError when it is none."""
     if not isinstance(text, str):
-        raise DataError("TEXT_NOT_STRING", f"text {i} is a {type(text).__name__} where a string was expected", value=repr(text))
+        raise not_text(text, i)
     return text
+
+
+def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
+    """A column as one mapped array. Raises Corrupt when it has another type, or holes."""
+    column = table.column(name)
+    if column.type != kind or column.null_count or column.num_chunks > 1:
+        raise Corrupt(f"vocabulary.arrow holds {name!r} as {column.type}, or with holes; {kind} was written")
+    return column.chunk(0) if column.num_chunks else pa.array([], kind)
+
+
+def _seal(head: dict[str, Any]) -> str:
+    """SHA-256 over what text.json says."""
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
 
 
 def _canonical(params: TextParams) -> str:

@@ -147,7 +147,7 @@ class Staging:
 
 
 def read_parts(path: Path, verify: bool = True) -> tuple[Parts, dict[str, Any]]:
-    """Map a model directory: its parts and its manifest. Nothing is copied but the names of a text pipeline.
+    """Map a model directory: its parts and its manifest. Nothing is copied.
 
     verify: compare every file with its SHA-256 and check the structure and finiteness of all weights (one pass over the
     model). Without it the manifest's own seal, file sizes, types and shapes are still checked.
@@ -158,7 +158,7 @@ def read_parts(path: Path, verify: bool = True) -> tuple[Parts, dict[str, Any]]:
     _check_sizes(path, manifest["files"])
     if verify:
         verify_files(path, manifest["files"])
-    parts = _map_files(path, manifest)
+    parts = _map_files(path, manifest, verify)
     if verify:
         check_sound(parts.W, parts.b, "weights.arrow")
         check_sound(parts.postings, parts.b, POSTINGS)
@@ -238,7 +238,7 @@ def _check_sizes(path: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
             raise Corrupt(f"{path.name}: file {name} has {found} bytes, {expected['bytes']} were written", file=name)
 
 
-def _map_files(path: Path, manifest: Mapping[str, Any]) -> Parts:
+def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> Parts:
     """Views of all files, their types and shapes compared with the manifest."""
     n_labels, n_features = manifest["shape"]
     return Parts(
@@ -247,7 +247,7 @@ def _map_files(path: Path, manifest: Mapping[str, Any]) -> Parts:
         b=_column(path, "bias.arrow", "bias", pa.float32(), n_labels),
         label_names=_column(path, "labels.arrow", "name", pa.large_string(), n_labels),
         feature_names=_column(path, "features.arrow", "name", pa.large_string(), n_features),
-        text=TextPipeline.load(path / "text") if manifest["text"] else None,
+        text=TextPipeline.load(path / "text", verify) if manifest["text"] else None,
         classes=read_table(path / "classes.arrow") if "classes.arrow" in manifest["files"] else None,
         calibration=Calibration.load(path / CALIBRATION, n_labels) if CALIBRATION in manifest["files"] else None,
     )
