@@ -1,7 +1,7 @@
 """Models by name, in a folder: numbered versions that never change, aliases that move.
 
     root/NAME/versions/N/     a model directory         root/NAME/aliases.json    aliases, and the highest number given out
-    root/NAME/history.jsonl   one line per change
+    root/NAME/history.jsonl   one line per change    root/NAME/sets/    sets of labels (see `label_sets`)
 
 Changes to one name are serialised by a file lock, which the kernel drops when its holder dies; each is one rename, so
 readers need no lock. A number is given out once, even when its version is deleted later.
@@ -33,6 +33,7 @@ from xcray.files import (
     write_json,
 )
 from xcray.model.directory import MANIFEST, read_manifest
+from xcray.model.label_sets import Known, LabelSets
 
 LATEST = "latest"  # implied: the highest version there is
 
@@ -59,6 +60,7 @@ class Registry:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        self._known: Known = {}
 
     def publish(self, name: str, staged: str | Path) -> int:
         """Move a finished model directory in as the next version of `name`; returns its number.
@@ -154,6 +156,11 @@ class Registry:
             self._write_state(name, state)
             _note(home, "delete_alias", alias=alias, before=version)
 
+    def sets(self, name: str) -> LabelSets:
+        """The sets of labels of a model: `registry.sets("news").put("safe", ["art", "music"])`. Raises ParameterError."""
+        home = self._home(name)
+        return LabelSets(home, lambda: self._change(name), lambda action, **facts: _note(home, action, **facts), self._known)
+
     def delete(self, name: str, version: int) -> None:
         """Delete one version; its number is not used again. Raises NotFound, and Conflict while an alias points to it."""
         self._version_path(name, version)
@@ -170,7 +177,7 @@ class Registry:
         shutil.rmtree(gone, ignore_errors=True)
 
     def history(self, name: str) -> list[dict[str, Any]]:
-        """All changes to a name, oldest first: at (UTC), action, version, alias."""
+        """All changes to a name, oldest first: at (UTC), action, and what it was about (version, alias, set)."""
         path = self._home(name) / "history.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
