@@ -18,7 +18,7 @@ from xcray.metrics import evaluate
 from xcray.model.model import Model
 from xcray.predict.answers import answer_table
 from xcray.predict.explain import Explanation, contributions
-from xcray.predict.labels import Sets, numbers_of, unknown
+from xcray.predict.labels import Filters, Sets, unknown
 
 
 class Scored(NamedTuple):
@@ -38,6 +38,7 @@ class Predictor:
         self.model, self.threads = model, threads
         self.index = InvertedIndex(model.W, model.postings, model.b)
         self.search = SearchIndex(self.index)
+        self._filters = Filters(model)
 
     def predict(self, rows: Any, k: int = 5) -> TopK:
         """The k best labels of each row with their scores, best first, equal scores by lower label number.
@@ -63,7 +64,7 @@ class Predictor:
         allow, deny: lists of label numbers, label names and "set:NAME", the labels kept under a name. sets: gives the labels of a
         set, say `Registry(root).sets(model_name)`; without it "set:NAME" is a label's name like any other. Labels of a set
         that this model has not are passed over (`unknown` tells them). A LabelFilter as `allow` comes back as it is.
-        What this gives can be kept and given to any number of questions as `allow`: making it takes a pass over the label names.
+        The filters made last are remembered: making one takes a pass over the label names.
         Raises NotFound for unknown labels and sets, ParameterError when no label is left.
         """
         if isinstance(allow, LabelFilter):
@@ -72,8 +73,7 @@ class Predictor:
             return allow
         if allow is None and deny is None:
             return None
-        numbers = (numbers_of(self.model, labels, sets) if labels is not None else None for labels in (allow, deny))
-        return LabelFilter.of(self.model.n_labels, *numbers)
+        return self._filters.of(allow, deny, sets)
 
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Those of `names` that no label of this model has, in their order: what a named set has too much."""
