@@ -15,7 +15,7 @@ import numpy as np
 from xcray.arrays import Float32, Float64, Int32, Int64
 from xcray.kernels.vocabulary import Vocabulary, Words, begun, continued, find
 
-BUILT_ON = {"vocabulary": "9cf4a36e"}
+BUILT_ON = {"vocabulary": "432a6ceb"}
 
 BLANK, UNDERSCORE, ZERO, NINE, UPPER_A, UPPER_Z, LOWER_A, LOWER_Z = 32, 95, 48, 57, 65, 90, 97, 122
 _C, _E, _H, _I, _N, _R, _S, _T, _U, _X, _Y = b"cehinrstuxy"
@@ -127,7 +127,10 @@ def _put_word(text: Any, start: int, stop: int, rules: Rules, room: Room, at: in
         alias = find(rules.aliases, w, at, end, state)
         if alias >= 0:
             first, last = rules.read_as.offsets[alias], rules.read_as.offsets[alias + 1]
-            end = _put(rules.read_as.letters, first, last, False, w, at)
+            end = at
+            for p in range(first, last):
+                w[end] = rules.read_as.letters[p]
+                end += 1
     room.ends[n] = end
     w[end] = BLANK
     return end + 1
@@ -146,7 +149,10 @@ def _look_up(vocabulary: Vocabulary, w: Any, start: int, stop: int, found: Int32
 @numba.njit(nogil=True, cache=True)
 def _plain(text: Any, start: int, stop: int, vocabulary: Vocabulary, rules: Rules, room: Room) -> tuple[int, int]:
     """Cut an ASCII text into words; how many, and how many terms were found among the identifiers themselves."""
-    at, n, m, p = 0, 0, 0, start
+    at: Any = np.int64(0)  # not 0: a literal has a type of its own, and what it is handed to is compiled once more for it
+    n: Any = np.int64(0)
+    m: Any = np.int64(0)
+    p = start
     while p < stop:
         first = p
         while p < stop and _kind(text[p]) != NOT:
@@ -178,7 +184,9 @@ def _plain(text: Any, start: int, stop: int, vocabulary: Vocabulary, rules: Rule
 @numba.njit(nogil=True, cache=True)
 def _cut_before(text: Any, start: int, stop: int, vocabulary: Vocabulary, room: Room) -> tuple[int, int]:
     """The words of a text that was cut before; results as `_plain`."""
-    n, m, p = 0, 0, start
+    n: Any = np.int64(0)
+    m: Any = np.int64(0)
+    p = start
     while p < stop and text[p] != OUTSIDE:
         c = text[p]
         if c == END:
@@ -199,7 +207,8 @@ def _cut_before(text: Any, start: int, stop: int, vocabulary: Vocabulary, room: 
 @numba.njit(nogil=True, cache=True)
 def _runs(vocabulary: Vocabulary, n: int, longest: int, room: Room, m: int) -> int:
     """Look up all runs of 1 to `longest` of n words; how many terms are found now."""
-    w, begin = room.letters, 0
+    w = room.letters
+    begin: Any = np.int64(0)
     for i in range(n):
         state, p = begun(vocabulary.seed), begin
         for last in range(i, min(i + longest, n)):
@@ -242,7 +251,8 @@ def _weigh(found: Int32, weighing: Weighing, columns: Int32, weights: Float64, v
 def _longer(items: Any, n: int, least: int) -> Any:
     """The first n items in an array at least twice as long."""
     out = np.empty(max(2 * len(items), least), items.dtype)
-    out[:n] = items[:n]
+    for i in range(n):  # a loop: assigning a slice makes numba compile the words of its error too, which takes seconds
+        out[i] = items[i]
     return out
 
 

@@ -114,6 +114,7 @@ def fill(words: Words, seed: int, slots: Any) -> bool:
 def first_lost(vocabulary: Vocabulary) -> int:
     """The first word that is not found as itself, -1 when all are: the table is the words' own, and no word is there twice."""
     words, longest = vocabulary.words, 0
+    begin: Any = np.int64(0)  # not 0: `find` would be compiled once more for the literal
     for j in range(len(words.offsets) - 1):
         start, stop = words.offsets[j], words.offsets[j + 1]
         if not 0 <= start <= stop <= len(words.letters):
@@ -122,7 +123,8 @@ def first_lost(vocabulary: Vocabulary) -> int:
     word = np.empty(longest, np.uint8)  # a copy: `find` is compiled once, for texts that can be written to
     for j in range(len(words.offsets) - 1):
         start, length = words.offsets[j], words.offsets[j + 1] - words.offsets[j]
-        word[:length] = words.letters[start : start + length]
-        if find(vocabulary, word, 0, length, continued(begun(vocabulary.seed), word, 0, length)) != j:
+        for p in range(length):
+            word[p] = words.letters[start + p]
+        if find(vocabulary, word, begin, length, continued(begun(vocabulary.seed), word, begin, length)) != j:
             return j
     return -1
