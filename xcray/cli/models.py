@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli import output
+from xcray.cli import output, sets
 from xcray.cli.predict import ModelName, is_directory
 from xcray.cli.server import ServerChoice, client_of, located
 from xcray.cli.train import percent, show_measures
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from xcray.model.diff import ModelDiff
     from xcray.model.model import Model
 
-app = typer.Typer(name="models", help="Models: list, show, alias, card, diff.", no_args_is_help=True)
+app = typer.Typer(name="models", help="Models: list, show, alias, card, diff, sets.", no_args_is_help=True)
+app.add_typer(sets.app, name="sets")
 
 SHOWN = 20  # names of a list in a diff
 
@@ -78,7 +79,15 @@ def more_of(model: Model) -> dict[str, Any]:
     missing = model.manifest.get("partial", {}).get("missing", 0)
     partial = {"partial": f"{missing:,} of {model.n_labels:,} labels were not trained: the time was up"} if missing else {}
     steps = [f"{step['operation']} ({step['parent'][:16]})" for step in model.provenance]
-    return {**partial, **({"made by": steps} if steps else {})}
+    return {**partial, **({"made by": steps} if steps else {}), **calibration_of(model.calibrated)}
+
+
+def calibration_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a calibrated model's probabilities are worth, in a line."""
+    if not found:
+        return {}
+    errors = ", ".join(f"@{k} {percent(one['ece_sigmoid'])} -> {percent(one['ece'])}" for k, one in found["report"].items())
+    return {"calibrated": f"ECE {errors} % on {found['rows']['measured']:,} rows (before: sigmoid of the score)"}
 
 
 def of_server(model: str, server: str | None) -> dict[str, Any]:

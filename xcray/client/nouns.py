@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
 from xcray.client.connection import Connection
-from xcray.client.results import Dataset, Event, Job, Model, Timeline, Version
+from xcray.client.results import Dataset, Event, Job, LabelSet, Model, SetSummary, Timeline, Version
 from xcray.errors import InputError, NotFound, Unavailable
 from xcray.files import sha256_file
 
@@ -196,6 +196,26 @@ class Models(Noun):
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias."""
         self._connection.ask("DELETE", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}")
+
+    def sets(self, name: str) -> Sequence[SetSummary]:
+        """Its sets of labels."""
+        return cast("list[SetSummary]", self._connection.ask("GET", f"/v1/models/{part_of(name)}/sets")["sets"])
+
+    def get_set(self, name: str, set: str, *, version: int | None = None) -> LabelSet:
+        """One set, and which of its labels a version (the latest when None) lacks."""
+        return cast(LabelSet, self._connection.ask("GET", self._set(name, set), query={"version": version}))
+
+    def put_set(self, name: str, set: str, labels: Sequence[str]) -> LabelSet:
+        """Keep labels under a name: predictions may then allow or deny "set:NAME"."""
+        return cast(LabelSet, self._connection.ask("PUT", self._set(name, set), body={"labels": [*labels]}))
+
+    def delete_set(self, name: str, set: str) -> None:
+        """Remove a set."""
+        self._connection.ask("DELETE", self._set(name, set))
+
+    def _set(self, name: str, set: str) -> str:
+        """The path of a set."""
+        return f"/v1/models/{part_of(name)}/sets/{part_of(set)}"
 
     def _path(self, name: str, version: int) -> str:
         """The path of a version."""

@@ -75,6 +75,7 @@ class Version(TypedDict):
     n_bytes: int
     measures: dict[str, float]
     dataset_hash: str
+    calibrated: bool
 
 
 class Model(TypedDict):
@@ -84,6 +85,22 @@ class Model(TypedDict):
     versions: list[int]
     aliases: dict[str, int]
     latest: Version
+
+
+class SetSummary(TypedDict):
+    """A set of labels in a line."""
+
+    name: str
+    n_labels: int
+    changed: str
+
+
+class LabelSet(SetSummary):
+    """A set of labels, and those of them that a version lacks."""
+
+    labels: list[str]
+    version: int
+    unknown: list[str]
 
 
 class Answerer(TypedDict):

@@ -32,6 +32,7 @@ from xcray.files import (
     verify_files,
     write_json,
 )
+from xcray.model.calibration import CALIBRATION
 from xcray.model.directory import MANIFEST, read_manifest
 from xcray.model.label_sets import Known, LabelSets
 
@@ -39,7 +40,10 @@ LATEST = "latest"  # implied: the highest version there is
 
 
 class ModelVersion(NamedTuple):
-    """One version, from its manifest. shape: (labels, features); measures: fractions; n_bytes: on disk."""
+    """One version, from its manifest.
+
+    shape: (labels, features); measures: fractions; n_bytes: on disk; calibrated: whether it has probabilities.
+    """
 
     name: str
     version: int
@@ -53,6 +57,7 @@ class ModelVersion(NamedTuple):
     n_bytes: int
     measures: dict[str, float]
     dataset_hash: str
+    calibrated: bool
 
 
 class Registry:
@@ -106,6 +111,7 @@ class Registry:
             aliases=tuple(sorted(alias for alias, number in self.aliases(name).items() if number == version)),
             shape=(manifest["shape"][0], manifest["shape"][1]),
             n_bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
+            calibrated=CALIBRATION in manifest["files"],
             **{key: manifest[key] for key in ("sha256", "created", "solver", "nnz", "measures", "dataset_hash")},
         )
 

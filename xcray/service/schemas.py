@@ -92,6 +92,12 @@ class AliasRequest(Strict):
     version: int = Field(ge=1, le=2**31)
 
 
+class SetRequest(Strict):
+    """The labels of a set from now on, by name; those that a version lacks are passed over by it."""
+
+    labels: list[Annotated[str, Field(min_length=1, max_length=10_000)]] = Field(min_length=1, max_length=1_000_000, fail_fast=True)
+
+
 class View(BaseModel):
     """A part of a reply."""
 
@@ -244,6 +250,7 @@ class VersionView(View):
     n_bytes: int
     measures: dict[str, Any]
     dataset_hash: str
+    calibrated: bool = Field(description="Whether it tells probabilities.")
 
 
 class ModelView(View):
@@ -259,6 +266,28 @@ class ModelPage(View):
     """All models, by name."""
 
     models: list[ModelView]
+
+
+class SetSummary(View):
+    """A set of labels: how many, and when it was changed (UTC)."""
+
+    name: str
+    n_labels: int
+    changed: str
+
+
+class SetView(SetSummary):
+    """A set with the names of its labels; `unknown` are those that a version lacks (the latest when none is named)."""
+
+    labels: list[str]
+    version: int
+    unknown: list[str]
+
+
+class SetPage(View):
+    """All sets of a model, by name."""
+
+    sets: list[SetSummary]
 
 
 class Answerer(View):

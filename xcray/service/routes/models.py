@@ -1,19 +1,22 @@
-"""Models: versions that never change, aliases that move."""
+"""Models: versions that never change, aliases that move, sets of labels."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse
 
 from xcray.errors import NotFound
 from xcray.model.card import card as card_of
 from xcray.model.directory import read_manifest
+from xcray.model.label_sets import LabelSet
+from xcray.model.model import Model
 from xcray.model.registry import ModelVersion, Registry
+from xcray.predict.labels import unknown
 from xcray.service.auth import Reader, Submitter
 from xcray.service.body import described, json_body
-from xcray.service.schemas import AliasRequest, ModelPage, ModelView, VersionView
+from xcray.service.schemas import AliasRequest, ModelPage, ModelView, SetPage, SetRequest, SetSummary, SetView, VersionView
 from xcray.service.state import rooms_of
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
@@ -71,11 +74,64 @@ def delete_alias(request: Request, caller: Submitter, name: str, alias: str) -> 
     rooms_of(request).registry.delete_alias(name, alias)
 
 
+@router.get("/{name:modelname}/sets")
+def sets(request: Request, caller: Reader, name: str) -> SetPage:
+    """The sets of labels that requests may name as set:NAME in allow and deny lists."""
+    registry = rooms_of(request).registry
+    found = registry.sets(_known(registry, name))
+    return SetPage(sets=[_summary(found.get(one)) for one in found.names()])
+
+
+@router.get("/{name:modelname}/sets/{set:modelname}")
+def show_set(request: Request, caller: Reader, name: str, set: str, version: Annotated[int | None, Query(ge=1)] = None) -> SetView:
+    """One set, and which of its labels a version lacks."""
+    return _set(rooms_of(request).registry, name, set, version)
+
+
+@router.put("/{name:modelname}/sets/{set:modelname}", openapi_extra=described(SetRequest))
+def put_set(
+    request: Request,
+    caller: Submitter,
+    name: str,
+    set: str,
+    asked: Annotated[SetRequest, Depends(json_body(SetRequest, "predict_body_bytes"))],
+) -> SetView:
+    """Keep labels under a name; the next request already sees them, whatever version it asks."""
+    registry = rooms_of(request).registry
+    registry.sets(_known(registry, name)).put(set, asked.labels)
+    return _set(registry, name, set, None)
+
+
+@router.delete("/{name:modelname}/sets/{set:modelname}", status_code=204)
+def delete_set(request: Request, caller: Submitter, name: str, set: str) -> None:
+    """Remove a set; requests that name it are then refused."""
+    rooms_of(request).registry.sets(name).delete(set)
+
+
+def _known(registry: Registry, name: str) -> str:
+    """A name that has a version."""
+    if not registry.versions(name):
+        raise NotFound(f"there is no model {name!r}; there are: {', '.join(registry.names()) or 'none'}")
+    return name
+
+
+def _set(registry: Registry, name: str, set: str, version: int | None) -> SetView:
+    """A set beside the labels of a version."""
+    _, number = registry.locate(name if version is None else f"{name}:{version}")
+    found = registry.sets(name).get(set)
+    model = Model.open(registry.resolve(f"{name}:{number}"), verify=False)
+    told = _summary(found).model_dump()
+    return SetView(**told, labels=list(found.labels), version=number, unknown=unknown(model, found.labels))
+
+
+def _summary(found: LabelSet) -> SetSummary:
+    """A set in a line."""
+    return SetSummary(name=found.name, n_labels=len(found.labels), changed=found.changed)
+
+
 def _model(registry: Registry, name: str) -> ModelView:
     """A name with at least one version."""
-    versions = registry.versions(name)
-    if not versions:
-        raise NotFound(f"there is no model {name!r}; there are: {', '.join(registry.names()) or 'none'}")
+    versions = registry.versions(_known(registry, name))
     latest = _version(registry.describe(name, versions[-1]))
     return ModelView(name=name, versions=versions, aliases=registry.aliases(name), latest=latest)
 
