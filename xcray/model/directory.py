@@ -269,5 +269,8 @@ def _column(path: Path, name: str, column: str, kind: pa.DataType, length: int) 
     table = read_table(path / name)
     if table.schema != pa.schema({column: kind}) or table.num_rows != length or table.column(column).null_count:
         raise Corrupt(f"{name} is not {length} values of {column!r} ({kind})", file=name)
-    values = table.column(column).combine_chunks() if length else pa.array([], kind)
+    chunks = table.column(column)
+    if chunks.num_chunks > 1:
+        raise Corrupt(f"{name} holds {column!r} in {chunks.num_chunks} pieces where one was written", file=name)
+    values = chunks.chunk(0) if length else pa.array([], kind)  # the mapped pages themselves; combine_chunks would copy them
     return frozen(values.to_numpy(), np.float32) if kind == pa.float32() else values
