@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("service", "client"),
     ("jobs",),
-    ("train",),
+    ("train", "bulk"),
     ("estimators",),
     ("execution",),
     ("solvers", "predict"),
@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 SIDEWAYS = {("data", "kernels")}  # the one door between rooms of a floor
 ONLY = {"client": {"errors", "arrays", "files"}}  # a client is a guest: it speaks HTTP and knows no other room
 LAZY_ROOMS = {"xcray", "cli"}  # may import rooms late, so that `import xcray` and `xcray --help` start at once
-LAZY_DOORS = {("train", "execution")}  # the Ray pool is the one part of training that needs Ray
+LAZY_DOORS = {("train", "execution"), ("bulk", "execution")}  # the Ray pool is the one part of them that needs Ray
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 HEAVY = ("ray", "fastapi", "uvicorn", "sklearn", "matplotlib", "scipy", "numba")

@@ -12,6 +12,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.execution.memory import Footprint
 from xcray.execution.ray_pool import RayPool
+from xcray.execution.remote import SolverWork, shared_arrays
 from xcray.schedule.messages import Joined
 from xcray.solvers import make_solver
 from xcray.train.preflight import PROCESS, worker_bytes
@@ -32,7 +33,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def test_workers_map_the_data_and_tell_what_they_hold(wide: Dataset) -> None:
-    pool = RayPool("ppdsparse", {}, wide, 2, nullcontext(), "memory")
+    work = SolverWork("ppdsparse", {}, str(wide.path), wide.content_hash)
+    pool = RayPool(work, 2, nullcontext(), "memory", lambda: shared_arrays(wide))
     assert pool.footprints() == {}
     try:
         pool.open()

@@ -44,11 +44,13 @@ def test_the_model_is_the_same_for_any_number_of_workers(tiny, tmp_path, serial_
 def pool_and_schedule(dataset, workers=2, **parameters):
     """A Ray pool inside the test's own Ray, with small batches."""
     from xcray.execution.ray_pool import RayPool
+    from xcray.execution.remote import SolverWork, shared_arrays
 
     solver, t = PPDSparseSolver(**parameters), dataset.train
     costs = solver.cost_terms(t.X, t.XT, t.YT) @ solver.cost_rates
     schedule = Scatter(range(dataset.n_labels), costs / costs.sum(), batch_seconds=0.01, workers=workers)
-    return solver, RayPool("ppdsparse", solver.as_dict(), dataset, workers, nullcontext(), "test"), schedule
+    work = SolverWork("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
+    return solver, RayPool(work, workers, nullcontext(), "test", lambda: shared_arrays(dataset)), schedule
 
 
 def whole(solver, dataset):

@@ -188,13 +188,13 @@ def _json_parts(source: Source, tally: Tally) -> Iterator[tuple[int, dict[str, A
             )
         first = False
         try:
-            yield line.number, _object(source, line)
+            yield line.number, json_object(source, line)
         except DataError as error:
             tally.bad(error)
 
 
-def _object(source: Source, line: TextLine) -> dict[str, Any]:
-    """The object on one line; each name once, nothing after it."""
+def json_object(source: Source, line: TextLine) -> dict[str, Any]:
+    """The object on one line; each name once, nothing after it. Raises DataError."""
     try:
         value = json.loads(line.text, object_pairs_hook=_distinct, parse_constant=_no_constant)
     except json.JSONDecodeError as error:

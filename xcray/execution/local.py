@@ -11,16 +11,16 @@ import numpy as np
 
 from xcray.errors import ParameterError, Stopped
 from xcray.execution.memory import Footprint
-from xcray.execution.pool import Failed, GaveUp, Report, Result, StopFlag
+from xcray.execution.pool import Failed, GaveUp, Report, Result, StopFlag, Work
 from xcray.schedule.messages import Joined, Left, Task
-from xcray.solvers.solver import Local, Solver
+from xcray.solvers.solver import Local
 
 
 class _Bench:
-    """Where tasks are solved in this process: the solver, the clock, and what was called off."""
+    """Where tasks are solved in this process: the work, the clock, and what was called off."""
 
-    def __init__(self, solver: Solver) -> None:
-        self.solver, self.stop = solver, StopFlag()
+    def __init__(self, work: Work) -> None:
+        self.work, self.stop = work, StopFlag()
         self.opened = time.monotonic()
         self.off: set[tuple[str, int]] = set()  # worker and task; added by the pool's thread, looked up by the worker's
 
@@ -32,7 +32,7 @@ class _Bench:
         """Solve one task here and now; whatever it raises becomes a Failed, but for a task called off."""
         started, key = self.now(), (worker, task.id)
         try:
-            block = self.solver.solve(local, np.array(task.labels, np.int32), lambda: self.stop.is_set() or key in self.off)
+            block = self.work.solve(local, np.array(task.labels, np.int32), lambda: self.stop.is_set() or key in self.off)
         except Stopped as error:
             if key in self.off:
                 return GaveUp(worker, task, started, self.now() - started)
@@ -47,8 +47,8 @@ class _Bench:
 class _LocalPool:
     """What the pools of this process share: a bench, and workers that are this process."""
 
-    def __init__(self, solver: Solver, local: Local) -> None:
-        self._bench, self._local = _Bench(solver), local
+    def __init__(self, work: Work, local: Local) -> None:
+        self._bench, self._local = _Bench(work), local
 
     def cancel(self, worker: str, task_id: int) -> None:
         """A task under way is given up at its next slice, a queued one when its turn comes."""
@@ -66,8 +66,8 @@ class _LocalPool:
 class SerialPool(_LocalPool):
     """One worker: the calling thread. A task runs inside `wait`."""
 
-    def __init__(self, solver: Solver, local: Local) -> None:
-        super().__init__(solver, local)
+    def __init__(self, work: Work, local: Local) -> None:
+        super().__init__(work, local)
         self._tasks: deque[tuple[str, Task]] = deque()
         self._reports: list[Report] = []
 
@@ -103,8 +103,8 @@ class ThreadPool(_LocalPool):
     Any thread may `resize` it while it runs.
     """
 
-    def __init__(self, solver: Solver, local: Local, workers: int) -> None:
-        super().__init__(solver, local)
+    def __init__(self, work: Work, local: Local, workers: int) -> None:
+        super().__init__(work, local)
         self._workers = workers
         self._queues: dict[str, queue.SimpleQueue[Task | None]] = {}
         self._threads: dict[str, threading.Thread] = {}
@@ -116,7 +116,7 @@ class ThreadPool(_LocalPool):
     def open(self) -> None:
         """Start the threads."""
         self._bench.opened = time.monotonic()
-        self._bench.solver.warm_up()  # compile once, not in every thread
+        self._bench.work.warm_up()  # compile once, not in every thread
         with self._lock:
             self._is_open = True
             self._hire()

@@ -34,7 +34,7 @@ class Parts:
     def __init__(self, directory: Path, fingerprint: Mapping[str, Any], *, n_labels: int, n_features: int) -> None:
         self._directory, self._n_labels, self._n_features = directory, n_labels, n_features
         directory.mkdir(parents=True, exist_ok=True)
-        self._claim(dict(fingerprint))
+        claim(directory, fingerprint)
         self._names: list[str] = []
         self._part = np.full(n_labels, -1, np.int32)  # which of the names holds a label
         self._row = np.zeros(n_labels, np.int32)  # and where in it
@@ -119,19 +119,6 @@ class Parts:
             records[missing] = untrained(missing, positives, records.dtype)
         return frozen(bias, np.float64), records
 
-    def _claim(self, fingerprint: dict[str, Any]) -> None:
-        """Write the run's fingerprint, or compare with the one that is there."""
-        path = self._directory / "run.json"
-        if not path.exists():
-            write_json(path, fingerprint)
-            return
-        found = read_json(path)
-        if found != json.loads(json.dumps(fingerprint)):
-            changed = sorted(k for k in {*found, *fingerprint} if found.get(k) != fingerprint.get(k))
-            raise Conflict(
-                f"the run directory holds another run (other {', '.join(changed)}); choose a new one, or repeat its settings"
-            )
-
     def _adopt(self, path: Path) -> None:
         """Keep a part of an earlier attempt, or set it aside when its content is not what its name says."""
         try:
@@ -152,6 +139,20 @@ class Parts:
         labels = block.labels[new]
         self._part[labels], self._row[labels], self._length[labels] = len(self._names), np.flatnonzero(new), lengths[new]
         self._names.append(name)
+
+
+def claim(directory: Path, fingerprint: Mapping[str, Any]) -> None:
+    """Write a run's fingerprint (JSON) into its directory, or compare with the one there. Raises Conflict when it is another."""
+    path, wanted = directory / "run.json", json.loads(json.dumps(dict(fingerprint)))
+    if not path.exists():
+        write_json(path, wanted)
+        return
+    found = read_json(path)
+    if found != wanted:
+        changed = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
+        raise Conflict(
+            f"the run directory holds another run (other {', '.join(changed)}); choose a new one, or repeat its settings"
+        )
 
 
 def _changed(part: str) -> Corrupt:

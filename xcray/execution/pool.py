@@ -1,23 +1,57 @@
-"""The contract of pools, and what they report beside schedule events."""
+"""The contract of pools and of the work they do, and what they report beside schedule events."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final, Protocol
 
+from xcray.arrays import Int32
 from xcray.execution.memory import Footprint
 from xcray.schedule.messages import Event, Task
-from xcray.solvers.block import Block
+
+POOLS: Final = ("serial", "threads", "ray")
+
+
+class Work(Protocol):
+    """What tasks are made of. The `labels` of a task are numbers of items: labels that a solver solves, chunks of rows to answer.
+
+    An item gives the same result in any task, at any worker, at any time: that is what makes lost and copied tasks harmless.
+    """
+
+    def solve(self, local: Any, labels: Int32, stopped: Callable[[], bool] = ..., /) -> Any:
+        """The result of items (n,) int32. local: what stays at a worker, it has a `sibling` for each other thread. Raises Stopped
+        soon after `stopped` says True; what else it raises is raised by whoever drives the pool."""
+
+    def warm_up(self) -> None:
+        """Compile or load the kernels."""
+
+
+class RemoteWork(Work, Protocol):
+    """Work that travels to other processes: small, its bulk is in files."""
+
+    @property
+    def counter(self) -> tuple[str, str]:
+        """Name and description of the metric that counts items done by a worker."""
+
+    def open(self) -> Any | None:
+        """What stays at a worker, from files; None where its node does not see them."""
+
+    def load(self, *shared: Any) -> Any:
+        """The same from what the driver shares with nodes that do not see the files."""
+
+    def received(self, result: Any) -> Any:
+        """A result as the driver's process uses it."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished task with its block; `seconds` of work from `started` (seconds since the pool opened)."""
+    """A finished task with what the work made, a solver's is a Block; `seconds` of work from `started` (since the pool opened)."""
 
     worker: str
     task: Task
-    block: Block
+    block: Any
     started: float
     seconds: float
 

@@ -1,10 +1,10 @@
-"""A pool of Ray actors. Each is one worker: it maps the data set, solves batches, and can be told to stop.
+"""A pool of Ray actors. Each is one worker: it maps what its work needs, does batches, and can be told to stop.
 
-X and its transpose exist once per node: actors that see the data set directory map it (the page cache is shared); on
-other nodes the arrays come from the object store, put there once, mapped read-only by all actors of the node. Blocks travel
-back as arrays; the driver commits them to disk, so the object store never holds the only copy of a result.
+A training's X and its transpose exist once per node: actors that see the data set directory map it (the page cache is shared); on
+other nodes the arrays come from the object store, put there once, mapped read-only by all actors of the node. Results travel
+back as arrays; the driver commits them to disk, so the object store never holds the only copy of one.
 
-Failure story: an actor that dies is reported Lost, its batches run again elsewhere (solvers are deterministic, so a batch
+Failure story: an actor that dies is reported Lost, its batches run again elsewhere (work is deterministic, so a batch
 run twice gives the same bits), and another actor takes its place, up to REPLACEMENTS times the number of workers.
 
 An actor joins when the cluster has a CPU for it: with fewer CPUs than workers the others wait, and join in the middle of
@@ -15,26 +15,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 from ray.util.metrics import Counter
 
-from xcray.arrays import CSR, Float32, Pattern, csr, pattern
-from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Stopped, Unavailable, XcrayError
 from xcray.execution.memory import Footprint, footprint
-from xcray.execution.pool import Failed, GaveUp, Report, Result, StopFlag
+from xcray.execution.pool import Failed, GaveUp, RemoteWork, Report, Result, StopFlag
 from xcray.execution.ray_session import connect, local_ray
 from xcray.schedule.messages import Joined, Left, Lost, Task
-from xcray.solvers import make_solver
-from xcray.solvers.block import Block
-from xcray.solvers.solver import keep_in
 
 REPLACEMENTS = 5  # actors that may take a lost one's place, for each worker
 START_SECONDS = 120.0  # the first actor must be ready by then
@@ -53,42 +47,38 @@ def session(address: str | None, workers: int) -> Iterator[None]:
             yield
 
 
-class SolverActor:
-    """The life of one worker: `open` a data set, then `solve` batches one after the other; `stop` and `pid` run beside them."""
+class WorkActor:
+    """The life of one worker: `open` its files, then `solve` batches one after the other; `stop` and `pid` run beside them."""
 
-    def __init__(self, solver: str, parameters: dict[str, Any], job: str, keep: str | None = None) -> None:
-        self._solver, self._keep = make_solver(solver, parameters), Path(keep) if keep is not None else None
+    def __init__(self, work: RemoteWork, job: str) -> None:
+        self._work = work
         self._stop, self._leaving = StopFlag(), False
         self._off: set[int] = set()  # tasks called off
-        self._solved = Counter("xcray_classes_solved", "Classes solved by this worker", tag_keys=("job",))
+        name, description = work.counter
+        self._solved = Counter(name, description, tag_keys=("job",))
         self._solved.set_default_tags({"job": job})
 
-    def open(self, path: str, content_hash: str) -> bool:
-        """Map the data set when this node has it, with this content; False when not."""
-        try:
-            dataset = Dataset.open(Path(path))
-        except XcrayError:
+    def open(self) -> bool:
+        """Map what the work needs when this node has it; False when not."""
+        self._local = self._work.open()
+        if self._local is None:
             return False
-        if dataset.content_hash != content_hash:
-            return False
-        train = dataset.train
-        self.load(train.X, train.XT, train.YT, train.weights)
+        self._work.warm_up()
         return True
 
-    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> None:
-        """Take the arrays, mapped from disk or from the object store."""
-        self._local = self._solver.load(csr(*X), csr(*XT), pattern(*YT), weights)
-        keep_in(self._local, self._keep)
-        self._solver.warm_up()
+    def load(self, *shared: Any) -> None:
+        """Take what the driver shares, from the object store."""
+        self._local = self._work.load(*shared)
+        self._work.warm_up()
 
-    def solve(self, task: int, labels: list[int]) -> tuple[Block | None, float, float]:
+    def solve(self, task: int, labels: list[int]) -> tuple[Any, float, float]:
         """Solve a batch: its block, the wall clock at its start and the seconds it took. No block when it was called off."""
         began, started = time.time(), time.monotonic()
         block = None
         if not self._leaving:
             try:
                 called_off = partial(self._called_off, task)
-                block = self._solver.solve(self._local, np.array(labels, np.int32), called_off)
+                block = self._work.solve(self._local, np.array(labels, np.int32), called_off)
                 self._solved.inc(len(labels))
             except Stopped:
                 if task not in self._off:
@@ -130,21 +120,13 @@ class RayPool:
     """Workers that are Ray actors named `xcray:JOB:worker-N`.
 
     session: a context manager inside which Ray is connected. A worker is an actor of one CPU. Any thread may `resize` it
-    while it runs. keep: the run's directory, where a joint solver keeps its state if its node sees it.
+    while it runs. shared: gives what goes to nodes that do not see the work's files, or raises Unavailable.
     """
 
     def __init__(
-        self,
-        solver: str,
-        parameters: dict[str, Any],
-        dataset: Dataset,
-        workers: int,
-        session: AbstractContextManager[Any],
-        job: str,
-        keep: Path | None = None,
+        self, work: RemoteWork, workers: int, session: AbstractContextManager[Any], job: str, shared: Callable[[], tuple[Any, ...]]
     ) -> None:
-        self._make = (solver, parameters, job, str(keep.resolve()) if keep is not None else None)
-        self._dataset, self._n_workers, self._session, self._job = dataset, workers, session, job
+        self._work, self._n_workers, self._session, self._job, self._give = work, workers, session, job, shared
         self._actors: dict[str, Any] = {}
         self._waiting: dict[Any, tuple[str, Task | None]] = {}  # reference -> worker and its task; None: getting ready
         self._shared: tuple[Any, ...] | None = None
@@ -154,7 +136,7 @@ class RayPool:
 
     def open(self) -> None:
         """Connect to Ray and start the actors. Raises Unavailable when Ray can't be reached."""
-        make_solver(*self._make[:2]).warm_up()  # one process fills numba's disk cache before many read it
+        self._work.warm_up()  # one process fills numba's disk cache before many read it
         self._session.__enter__()
         self._is_open, self._opened = True, time.time()
 
@@ -258,18 +240,17 @@ class RayPool:
         return [Left(worker)]
 
     def _start_actor(self) -> None:
-        """One more actor; it is reported as Joined once it has the data."""
+        """One more actor; it is reported as Joined once it has what it needs."""
         worker = f"worker-{self._started}"
         self._started += 1
         # one thread for batches, which share scratch, and one for control: a worker holds two batches, and solves one at a time
         make: Any = ray.remote  # its types know no concurrency groups
-        remote = make(concurrency_groups={"control": 1})(SolverActor).options(
+        remote = make(concurrency_groups={"control": 1})(WorkActor).options(
             name=f"xcray:{self._job}:{worker}", num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=1
         )
-        actor: Any = remote.remote(*self._make)
+        actor: Any = remote.remote(self._work, self._job)
         self._actors[worker] = actor
-        opened = actor.open.remote(str(self._dataset.path.resolve()), self._dataset.content_hash)
-        self._waiting[opened] = (worker, None)
+        self._waiting[actor.open.remote()] = (worker, None)
 
     def _receive(self, reference: Any) -> list[Report]:
         """What one finished reference means."""
@@ -287,7 +268,7 @@ class RayPool:
             started = began - self._opened
             if block is None:
                 return [GaveUp(worker, task, started, seconds), *self._leave_when_free(worker)]
-            return [Result(worker, task, _frozen(block), started, seconds), *self._leave_when_free(worker)]
+            return [Result(worker, task, self._work.received(block), started, seconds), *self._leave_when_free(worker)]
         if value is False:
             self._waiting[self._actors[worker].load.remote(*self._share())] = (worker, None)
             return []
@@ -308,17 +289,10 @@ class RayPool:
         return [Lost(worker)]
 
     def _share(self) -> tuple[Any, ...]:
-        """References to the arrays in the object store, put there once, for nodes that don't see the directory."""
+        """References to what is shared in the object store, put there once, for nodes that don't see the files."""
         if self._shared is None:
-            train = self._dataset.train
-            matrices = (ray.put(tuple(matrix)) for matrix in (train.X, train.XT, train.YT))
-            self._shared = (*matrices, ray.put(train.weights))
+            self._shared = tuple(ray.put(each) for each in self._give())
         return self._shared
-
-
-def _frozen(block: Block) -> Block:
-    """A received block in the arrays xcray's own code expects."""
-    return Block(block.labels, csr(*block.W), block.bias, block.records)
 
 
 def _cause(error: Any) -> BaseException:

@@ -3,8 +3,9 @@
 `xcray.train.relabel` changes the labels of a model, `xcray.train.path` chooses hyper-parameters.
 """
 
-from xcray.train.progress import Progress
+from xcray.execution.pool import POOLS
+from xcray.execution.progress import Progress
 from xcray.train.run import TrainResult, train
-from xcray.train.spec import POOLS, TrainSpec
+from xcray.train.spec import TrainSpec
 
 __all__ = ["POOLS", "Progress", "TrainResult", "TrainSpec", "train"]

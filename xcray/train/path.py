@@ -19,11 +19,11 @@ import pyarrow as pa
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, ParameterError, Stopped
 from xcray.execution.pool import StopFlag
+from xcray.execution.progress import Progress
 from xcray.files import discard_directory, publish_directory, staging_directory, write_json, write_table
 from xcray.solvers import make_solver
 from xcray.train.grid import Point, checked_grid, key_of, plan
 from xcray.train.points import Bench, hold_out
-from xcray.train.progress import Progress
 from xcray.train.run import TrainResult, train
 from xcray.train.spec import TrainSpec
 

@@ -17,6 +17,7 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ShapeMismatch, Stopped
 from xcray.execution.parts import Parts
 from xcray.execution.pool import StopFlag
+from xcray.execution.progress import Progress
 from xcray.execution.timeline import Timeline, balance, read_streams
 from xcray.files import discard_directory, staging_directory
 from xcray.index.inverted import InvertedIndex
@@ -27,7 +28,6 @@ from xcray.solvers import make_solver
 from xcray.solvers.block import Block
 from xcray.train.compose import compose_bias, compose_classes, compose_weights, missing_classes, overall
 from xcray.train.preflight import merge_budget, workers_of
-from xcray.train.progress import Progress
 from xcray.train.report import by_frequency, class_table, figures
 from xcray.train.run import TrainResult
 from xcray.train.solving import Rows, check_local, local_pool, solve_labels

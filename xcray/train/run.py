@@ -15,6 +15,8 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.parts import Parts
 from xcray.execution.pool import Pool, StopFlag
+from xcray.execution.progress import Progress
+from xcray.execution.remote import SolverWork, shared_arrays
 from xcray.execution.timeline import Timeline, balance, read_streams
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import evaluate
@@ -25,7 +27,6 @@ from xcray.solvers.block import Block, joined
 from xcray.solvers.solver import Solver, keep_in
 from xcray.train.partial import check_some, partial
 from xcray.train.preflight import check, entries_of_labels, estimate, limits_of, merge_budget, workers_of
-from xcray.train.progress import Progress
 from xcray.train.report import by_frequency, class_table, figures
 from xcray.train.solving import Rows, local_pool, solve_labels
 from xcray.train.spec import TrainSpec
@@ -251,4 +252,7 @@ def ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, jo
         from xcray.execution.ray_pool import RayPool, session
     except ModuleNotFoundError as error:
         raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
-    return RayPool(spec.solver, solver.as_dict(), dataset, workers, session(spec.ray_address, workers), job, keep)
+    where = str(dataset.path.resolve())
+    kept = str(keep.resolve()) if keep is not None else None
+    work = SolverWork(spec.solver, solver.as_dict(), where, dataset.content_hash, kept)
+    return RayPool(work, workers, session(spec.ray_address, workers), job, lambda: shared_arrays(dataset))

@@ -10,10 +10,9 @@ from typing import Any
 
 from xcray.errors import ParameterError
 from xcray.execution.memory import parse_bytes
+from xcray.execution.pool import POOLS
 from xcray.files import check_name
 from xcray.solvers import make_solver
-
-POOLS = ("serial", "threads", "ray")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,178 @@
+"""Parquet files: planned from their footers, read a range of rows at a time in slices, so that memory does not grow with them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xcray.bulk.columns import DENSE, SPARSE, TEXT, Form, Rows, dense_rows, form_of, sparse_rows, texts_of
+from xcray.bulk.plan import Chunk, InputFile, Plan, input_file, rows_of_part
+from xcray.bulk.spec import BulkSpec
+from xcray.data.problems import Tally
+from xcray.errors import DataError, NotFound
+
+SLICE: Final = 1024  # rows read at once, at most,
+SLICE_BYTES: Final = 8 << 20  # and bytes, by the file's average, or of dense rows
+BUFFER: Final = 1 << 20  # bytes read ahead of a column
+SUFFIXES: Final = (".parquet", ".pq")
+HIDDEN: Final = (".", "_")  # files that tools leave beside their parts
+
+
+def plan_parquet(spec: BulkSpec, reads_text: bool) -> Plan:
+    """Chunks of a Parquet file, or of a directory of them in order of their names; nothing but footers is read, and checksums made.
+
+    Raises NotFound; DataError: FORMAT_MISMATCH, PARQUET_CORRUPT, FIELD_MISSING, FIELD_TYPE.
+    """
+    files: list[InputFile] = []
+    form: Form | None = None
+    n_rows = 0
+    for path in files_of(Path(spec.input)):
+        with _opened(path) as source:
+            found = _form(source.schema_arrow, spec, reads_text, path.name)
+            if form is not None and found != form:
+                problem = f"column {form.id!r} is {found.id_type} here and {form.id_type} in {files[0].name}"
+                raise DataError("FIELD_TYPE", problem, file=path.name, hint="give the files of one type each")
+            form = found
+            rows = source.metadata.num_rows
+        files.append(input_file(path, rows, n_rows))
+        n_rows += rows
+    if form is None:
+        raise NotFound(f"there is no Parquet file in {Path(spec.input).name}")
+    return Plan(tuple(files), tuple(_chunks(files, rows_of_part(n_rows, spec.k, spec.part_rows))), form)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of an input: itself, or those of a directory. Raises NotFound."""
+    if path.is_dir():
+        return sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(HIDDEN) and p.is_file())
+    if not path.is_file():
+        raise NotFound(f"there is no file {path.name}")
+    return [path]
+
+
+def read_parquet(plan: Plan, chunk: Chunk, spec: BulkSpec, width: int, tally: Tally) -> Iterator[Rows]:
+    """The sound rows of a chunk, slice by slice; `tally` hears of the others. Raises DataErrors when they may not be skipped."""
+    file, form = plan.files[chunk.file], plan.form
+    first, stop = chunk.first_row - file.first_row, chunk.first_row - file.first_row + chunk.n_rows
+    tally.file = file.name
+    with _opened(Path(file.path), file.name) as source, closing(_batches(source, form, first, stop, width)) as batches:
+        for start, batch in batches:
+            fault = partial(_fault, tally, file.name, start)
+            rows, kept = _rows(batch, form, width, fault)
+            if tally.errors and not tally.skip:
+                tally.close()
+            tally.n_rows += int(kept.sum())
+            yield Rows(rows, _ids(batch, form, file.first_row + start, kept))
+
+
+def _chunks(files: list[InputFile], size: int) -> Iterator[Chunk]:
+    """Ranges of rows of each file; one empty range when there is no row at all, so that there is a file to tell the columns."""
+    number = 0
+    for place, file in enumerate(files):
+        for first in range(0, file.n_rows, size):
+            n = min(size, file.n_rows - first)
+            yield Chunk(number, place, file.first_row + first, n, 0, 0, 0, first + n == file.n_rows)
+            number += 1
+    if not number:
+        yield Chunk(0, 0, 0, 0, 0, 0, 0, True)
+
+
+@contextmanager
+def _opened(path: Path, name: str | None = None) -> Iterator[Any]:
+    """A Parquet file; what Arrow says of its bytes as a DataError."""
+    name = name or path.name
+    try:
+        # no read-ahead of whole column chunks: they may be as large as the file
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as source:
+            yield source
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        with open(path, "rb") as raw:
+            whole = raw.read(4) == b"PAR1"
+        code, problem = ("PARQUET_CORRUPT", "can't be read") if whole else ("FORMAT_MISMATCH", "is no Parquet file")
+        raise DataError(code, f"{problem}: {str(error).splitlines()[0][:200]}", file=name, hint="write it again") from None
+
+
+def _form(schema: pa.Schema, spec: BulkSpec, reads_text: bool, file: str) -> Form:
+    """The form of a file's rows, its columns' types checked."""
+    form = form_of(schema.names, spec, reads_text, file)
+    for name in form.columns:
+        kind = schema.field(name).type
+        if name == form.id:
+            sound, wanted = pa.types.is_integer(kind) or _is_string(kind), "whole numbers or strings"
+        elif name in form.text:
+            sound, wanted = _is_string(kind), "strings"
+        else:
+            numbers = _is_list(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
+            whole = name != form.indices or (_is_list(kind) and pa.types.is_integer(kind.value_type))
+            sound, wanted = numbers and whole, f"lists of {'whole ' if name == form.indices else ''}numbers"
+        if not sound:
+            raise DataError("FIELD_TYPE", f"column {name!r} is {kind}, {wanted} are expected", file=file)
+    if form.id is None:
+        return form
+    kind = schema.field(form.id).type
+    return form._replace(id_type="string" if _is_string(kind) else str(kind))
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    """Whether values are strings, however they are stored."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _batches(source: Any, form: Form, first: int, stop: int, width: int) -> Generator[tuple[int, pa.RecordBatch], None, None]:
+    """Rows [first, stop) of a file in slices, and where each begins; only row groups that hold some of them are opened."""
+    meta = source.metadata
+    groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
+    starts = np.concatenate([[0], np.cumsum([group.num_rows for group in groups])]).astype(np.int64)
+    wanted = [i for i in range(len(groups)) if starts[i] < stop and starts[i + 1] > first]
+    if not wanted:
+        return
+    average = sum(groups[i].total_byte_size for i in wanted) / max(1, int(starts[wanted[-1] + 1] - starts[wanted[0]]))
+    row = max(average, 4.0 * width if form.kind == DENSE else 1.0)  # zeros may be packed to nothing
+    size = int(min(SLICE, max(1, SLICE_BYTES // row)))
+    at = int(starts[wanted[0]])
+    for batch in source.iter_batches(size, row_groups=wanted, columns=form.columns, use_threads=False):
+        lo, hi = max(first - at, 0), min(stop - at, batch.num_rows)
+        if lo < hi:
+            yield at + lo, batch.slice(lo, hi - lo)
+        at += batch.num_rows
+        if at >= stop:
+            return
+
+
+def _rows(batch: pa.RecordBatch, form: Form, width: int, fault: Any) -> tuple[Any, Any]:
+    """Texts or feature rows of a slice, and which of its rows they are."""
+    if form.kind == TEXT:
+        rows, kept = texts_of([batch.column(name) for name in form.text], fault)
+        return rows, kept
+    if form.kind == SPARSE:
+        return sparse_rows(batch.column(form.indices), batch.column(form.values), width, fault)
+    return dense_rows(batch.column(form.values), width, fault)
+
+
+def _ids(batch: pa.RecordBatch, form: Form, first_row: int, kept: Any) -> pa.Array:
+    """What the answers of the rows kept are called: the column of ids, else the row's number."""
+    if form.id is None:
+        return pa.array(first_row + np.flatnonzero(kept), pa.int64())
+    return batch.column(form.id).filter(pa.array(kept)).cast(pa.type_for_alias(form.id_type))
+
+
+def _fault(tally: Tally, file: str, start: int, row: int, code: str, problem: str, value: str | None) -> None:
+    """Note a bad row, by its number in the file."""
+    error = DataError(code, f"row {start + row}: {problem}", file=file, value=value)
+    error.details["row"] = start + row
+    tally.bad(error)

@@ -1,0 +1,216 @@
+"""What a worker does with a chunk: read its rows, answer them, encode the answers as a Parquet file.
+
+The bytes of a part depend on the model, the chunk and what is asked, and on nothing else: no clock, no path, no name of a worker.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from xcray.arrays import CSR, Int32, csr
+from xcray.bulk.columns import Rows
+from xcray.bulk.lines import read_lines
+from xcray.bulk.parquet import read_parquet
+from xcray.bulk.plan import Chunk, Plan
+from xcray.bulk.spec import BulkSpec
+from xcray.data.problems import Tally
+from xcray.errors import Stopped, XcrayError
+from xcray.execution.pool import StopFlag
+from xcray.index.answer import Answer
+from xcray.index.filters import LabelFilter
+from xcray.model.model import Model
+from xcray.predict import Predictor
+
+STEP: Final = 256  # rows answered between two looks at the stop flag
+FACTS: Final = b"xcray.part"  # key of a part's facts in its schema's metadata
+REASONS: Final = 20  # bad rows whose reasons are kept
+PHASES: Final = ("reading", "features", "search", "writing")
+
+
+class Part(NamedTuple):
+    """A chunk's answers as a Parquet file: (n,) uint8; rows answered and skipped; seconds of each of PHASES."""
+
+    chunk: int
+    content: NDArray[np.uint8]
+    rows: int
+    skipped: int
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class BulkLocal:
+    """What stays at a worker: the predictor, which many threads may ask, and which labels it may answer."""
+
+    predictor: Predictor
+    among: LabelFilter | None
+    stop: StopFlag
+
+    def sibling(self) -> Self:
+        """The same."""
+        return self
+
+
+@dataclass(frozen=True)
+class BulkWork:
+    """Chunks of a plan to be answered by the model at `model` whose content hash is `sha256`."""
+
+    counter: ClassVar[tuple[str, str]] = ("xcray_chunks_answered", "Chunks of rows answered by this worker")
+
+    spec: BulkSpec
+    plan: Plan
+    model: str
+    sha256: str
+
+    def local(self, predictor: Predictor, stop: StopFlag) -> BulkLocal:
+        """What stays at a worker, with this predictor. Raises NotFound, ParameterError for `allow` and `deny` that do not fit."""
+        return BulkLocal(predictor, predictor.filter(_list(self.spec.allow), _list(self.spec.deny)), stop)
+
+    def open(self) -> BulkLocal | None:
+        """Map the model when this node has it, and the input; None when not."""
+        try:
+            model = Model.open(self.model, verify=False)
+        except XcrayError:
+            return None
+        if model.sha256 != self.sha256 or not all(Path(file.path).is_file() for file in self.plan.files):
+            return None
+        return self.local(Predictor(model), StopFlag())
+
+    def load(self, *_: Any) -> BulkLocal:
+        """Never called: a model is not sent about."""
+        raise NotImplementedError("batch predictions read the model from its directory")
+
+    def warm_up(self) -> None:
+        """Nothing: the first chunk loads the kernels, from numba's disk cache."""
+
+    def received(self, result: list[Part]) -> list[Part]:
+        """The parts as they are."""
+        return result
+
+    def solve(self, local: BulkLocal, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> list[Part]:
+        """The parts of chunks (n,) int32. Raises Stopped, and DataErrors for rows that may not be skipped."""
+        return [self._answer(local, self.plan.chunks[i], lambda: stopped() or local.stop.is_set()) for i in labels.tolist()]
+
+    def _answer(self, local: BulkLocal, chunk: Chunk, stopped: Callable[[], bool]) -> Part:
+        """One chunk, a slice of rows at a time."""
+        spec, watch = self.spec, _Watch()
+        tally = Tally(REASONS, spec.on_error == "skip")
+        tables = []
+        for rows in watch.each("reading", self._read(chunk, local.predictor.model.n_features, tally)):
+            for some in _steps(rows):
+                if stopped():
+                    raise Stopped("stopped on request; finished parts are kept, the next run does the rest")
+                with watch("features"):
+                    X = local.predictor.features(some.rows)
+                with watch("search"):
+                    answer = local.predictor.answer(X, spec.k, allow=local.among)
+                with watch("writing"):
+                    tables.append(self._table(local.predictor, some.ids, answer))
+        with watch("writing"):
+            reasons = [error.as_dict() for error in tally.errors[:REASONS]]
+            facts: dict[str, Any] = {"chunk": chunk.number, "first_row": chunk.first_row, "rows_read": chunk.n_rows}
+            facts |= {"rows": sum(table.num_rows for table in tables), "skipped": tally.n_bad, "skipped_reasons": reasons}
+            schema = self._schema().with_metadata({FACTS: json.dumps(facts, sort_keys=True).encode()})
+            content = encoded(pa.Table.from_batches(tables, self._schema()).replace_schema_metadata(schema.metadata))
+        return Part(chunk.number, content, facts["rows"], tally.n_bad, tuple(watch.seconds[name] for name in PHASES))
+
+    def _read(self, chunk: Chunk, width: int, tally: Tally) -> Iterator[Rows]:
+        """The rows of a chunk."""
+        read = read_parquet if self.spec.format == "parquet" else read_lines
+        return read(self.plan, chunk, self.spec, width, tally)
+
+    def _schema(self) -> pa.Schema:
+        """The columns of the answers."""
+        form = self.plan.form
+        columns: dict[str, pa.DataType] = {"row" if form.id is None else "id": pa.type_for_alias(form.id_type)}
+        columns |= {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
+        if self.spec.probabilities:
+            columns["probabilities"] = pa.list_(pa.float64())
+        if self.spec.certificate:
+            columns |= {"exact": pa.bool_(), "bound_gap": pa.float64()}
+        return pa.schema(columns)
+
+    def _table(self, predictor: Predictor, ids: pa.Array, answer: Answer) -> pa.RecordBatch:
+        """Answers as columns, made of whole arrays."""
+        n, k = answer.labels.shape
+        names = predictor.model.label_names.take(pa.array(answer.labels.ravel())).cast(pa.string())
+        columns = [ids, lists(names, n, k), lists(pa.array(answer.scores.ravel()), n, k)]
+        if self.spec.probabilities:
+            columns.append(lists(pa.array(predictor.probabilities(answer.top).ravel(), pa.float64()), n, k))
+        if self.spec.certificate:
+            columns += [pa.array(answer.exact), pa.array(answer.bound_gap)]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema())
+
+
+class _Watch:
+    """Seconds of each phase of one worker's work."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._phase, self._began = "", 0.0
+
+    def __call__(self, phase: str) -> Self:
+        """`with watch(phase)`: what follows belongs to it."""
+        self._phase = phase
+        return self
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self._phase] += time.perf_counter() - self._began
+
+    def each(self, phase: str, found: Iterator[Rows]) -> Iterator[Rows]:
+        """What an iterator gives; its own time belongs to the phase."""
+        while True:
+            with self(phase):
+                rows = next(found, None)
+            if rows is None:
+                return
+            yield rows
+
+
+def lists(values: pa.Array, n: int, k: int) -> pa.ListArray:
+    """(n * k,) values as n lists of k; nothing is copied."""
+    return pa.ListArray.from_arrays(pa.array(np.arange(n + 1) * k, pa.int32()), values)
+
+
+def encoded(table: pa.Table) -> NDArray[np.uint8]:
+    """A table as the bytes of a Parquet file: (n,) uint8. The same table gives the same bytes, with one version of Arrow.
+
+    Names of labels repeat, so they go through a dictionary; scores do not, and their bytes are put in order of significance.
+    """
+    sink = pa.BufferOutputStream()
+    floats = dict.fromkeys(("scores.list.element", "probabilities.list.element"), "BYTE_STREAM_SPLIT")
+    given = {name: kind for name, kind in floats.items() if name.partition(".")[0] in table.column_names}
+    pq.write_table(table, sink, compression="zstd", use_dictionary=["labels.list.element"], column_encoding=given)
+    return np.frombuffer(sink.getvalue(), np.uint8)
+
+
+def _steps(rows: Rows) -> Iterator[Rows]:
+    """At most STEP rows at a time."""
+    n = len(rows.ids)
+    for lo in range(0, n, STEP):
+        hi = min(lo + STEP, n)
+        some = rows.rows[lo:hi] if isinstance(rows.rows, list) else some_rows(rows.rows, lo, hi)
+        yield Rows(some, rows.ids.slice(lo, hi - lo))
+
+
+def some_rows(rows: CSR, lo: int, hi: int) -> CSR:
+    """Rows [lo, hi) of a matrix; its entries are views."""
+    first, last = int(rows.indptr[lo]), int(rows.indptr[hi])
+    return csr(rows.indptr[lo : hi + 1] - first, rows.indices[first:last], rows.data[first:last], rows.n_cols)
+
+
+def _list(labels: tuple[int | str, ...] | None) -> list[int | str] | None:
+    """Labels as the predictor takes them."""
+    return None if labels is None else list(labels)
