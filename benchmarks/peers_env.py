@@ -15,21 +15,35 @@ PACKAGES = {
     "pecos": ("libpecos==1.2.8",),
     "omikuji": ("omikuji==0.5.2", "cffi==1.17.1", "pycparser==2.22"),
 }
-MODULES = {"napkinxc": "napkinxc.models", "pecos": "pecos.xmc.xlinear.model", "omikuji": "omikuji"}
+# what the search is compared with; nmslib's own last release does not compile on Python 3.11, this build of its source does
+SEARCHERS = {
+    "sparse_dot_topn": ("sparse_dot_topn==1.1.5", "psutil==6.1.0"),
+    "pecos": PACKAGES["pecos"],
+    "napkinxc": PACKAGES["napkinxc"],
+    "nmslib": ("nmslib-metabrainz==2.1.3", "pybind11==2.13.6"),
+}
+MODULES = {
+    "napkinxc": "napkinxc.models",
+    "pecos": "pecos.xmc.xlinear.model",
+    "omikuji": "omikuji",
+    "sparse_dot_topn": "sparse_dot_topn",
+    "nmslib": "nmslib",
+}
 ABSENT = {
     "dismecpp": "not a Python package: no release on PyPI, and its repository builds with CMake from git submodules and Boost",
 }
 DONE = "peers.json"
+LISTED = ("napkinxc", "libpecos", "omikuji", "sparse_dot_topn", "nmslib-metabrainz", "numpy")
 
 
-def environment(folder: Path) -> tuple[Path, dict[str, str]]:
+def environment(folder: Path, packages: dict[str, tuple[str, ...]] = PACKAGES) -> tuple[Path, dict[str, str]]:
     """The environment's Python, and for each package that is not usable there the reason; made when it is not there yet."""
     python = folder / "bin" / "python"
     if (folder / DONE).exists():
         return python, json.loads((folder / DONE).read_text())
     print(f"making the peers' environment in {folder}", flush=True)
     venv.create(folder, with_pip=True, clear=True)
-    reasons = {name: install(python, COMMON + pins) or imported(python, MODULES[name]) for name, pins in PACKAGES.items()}
+    reasons = {name: install(python, COMMON + pins) or imported(python, MODULES[name]) for name, pins in packages.items()}
     found = {name: reason for name, reason in reasons.items() if reason} | ABSENT
     (folder / DONE).write_text(json.dumps(found))
     return python, found
@@ -59,5 +73,5 @@ def versions(python: Path) -> dict[str, str]:
     import sklearn
 
     found = {entry["name"]: entry["version"] for entry in json.loads(listed.stdout)}
-    kept = {name: found[name] for name in ("napkinxc", "libpecos", "omikuji", "numpy") if name in found}
+    kept = {name: found[name] for name in LISTED if name in found}
     return {**kept, "scikit-learn": sklearn.__version__, "python": sys.version.split()[0]}

@@ -131,7 +131,7 @@ def same(found: TopK, expected: TopK) -> bool:
 
 
 def many(wanted: int, seed: int = 0, families: tuple[str, ...] = tuple(FAMILIES)) -> dict[str, Any]:
-    """Compare `wanted` queries or more, all families in turn with fresh seeds; "wrong" tells the first and the seeds that make them."""
+    """Compare `wanted` queries or more, all families in turn with fresh seeds; "wrong" tells the first and how to make them."""
     compared: Counter[str] = Counter()
     wrong: list[str] = []
     mismatches, round_, began = 0, 0, perf_counter()

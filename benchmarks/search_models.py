@@ -1,0 +1,102 @@
+"""The models that a search is measured on, each with queries it was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.common import dataset
+from xcray.arrays import CSR, csr, csr_from
+from xcray.data.build import BuildOptions, build
+from xcray.data.dataset import Dataset
+from xcray.data.synthetic import SyntheticParams
+from xcray.errors import NotFound
+from xcray.model.model import Model
+from xcray.train import TrainSpec, train
+
+SMALL = SyntheticParams(rows=20_000, features=30_000, labels=4_000, nnz_per_row=60, labels_per_row=3, seed=4)
+
+
+class Subject(NamedTuple):
+    """A model with its queries: X (n, D), rows that are not empty, in random order."""
+
+    name: str
+    model: Model
+    X: CSR
+
+
+def subjects(models: Path | None, pydocs: bool, only: list[str] | None, queries: int, folder: Path) -> Iterator[Subject]:
+    """The models of a directory that holds NAME/model with NAME/dataset, NAME/queries or NAME/queries.npz; a small trained one
+    without a directory; pydocs if asked for. `queries`: how many rows at most."""
+    for place in sorted(path.parent for path in models.glob("*/model")) if models else []:
+        if only is None or place.name in only:
+            yield Subject(place.name, Model.open(place / "model", verify=False), some(rows_of(place), queries))
+    made = [] if models else ["small"]
+    for name in [*made, *(["pydocs"] if pydocs else [])]:
+        if name == "small":
+            data = build("synthetic", {}, folder / name, BuildOptions(test_fraction=0.2, synthetic=SMALL))
+        else:
+            data = dataset(name, None, folder)
+        result = train(TrainSpec(str(data.path), pool="serial"), run_dir=folder / f"{name}-run", out=folder / f"{name}-model")
+        yield Subject(name, Model.open(result.model_path), some(data["test"].X, queries))
+
+
+def rows_of(place: Path) -> CSR:
+    """The queries beside a model. Raises NotFound, which says where they may be."""
+    if (place / "queries.npz").exists():
+        import scipy.sparse as sp
+
+        return csr_from(sp.load_npz(place / "queries.npz"))
+    for name in ("queries", "dataset"):
+        if (place / name).exists():
+            data = Dataset.open(place / name)
+            return (data.test or data.train).X
+    raise NotFound(f"{place} holds a model without queries; put a data set at {place / 'dataset'} or rows at queries.npz")
+
+
+def some(X: CSR, n: int) -> CSR:
+    """At most n rows of X that are not empty, in random order, the same each time."""
+    filled = np.flatnonzero(np.diff(X.indptr))
+    chosen = np.random.default_rng(0).permutation(filled)[:n]
+    return csr_from(X.to_scipy()[chosen])
+
+
+def repeated(X: CSR, n: int) -> CSR:
+    """n rows: those of X, again and again."""
+    whole = X.to_scipy()
+    return csr_from(whole[np.arange(n) % X.n_rows])
+
+
+def row(X: CSR, i: int) -> CSR:
+    """One row of X, as a service gets it: arrays of its own."""
+    indices, data = X.row(i)
+    return csr([0, len(indices)], indices.copy(), data.copy(), X.n_cols)
+
+
+def arrays_of(thing: Any, seen: set[int]) -> Iterator[Any]:
+    """Every numpy array that an object holds, however deep, each once."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, np.ndarray):
+        yield thing
+    elif isinstance(thing, tuple | list):
+        for part in thing:
+            yield from arrays_of(part, seen)
+    elif type(thing).__module__.startswith("xcray."):
+        for part in vars(thing).values() if hasattr(thing, "__dict__") else ():
+            yield from arrays_of(part, seen)
+
+
+def index_bytes(search: Any) -> int:
+    """Bytes of the arrays that a search reads, rows for rescoring included; memory that two views share counts once."""
+    spans = {(array.__array_interface__["data"][0], array.nbytes) for array in arrays_of(search, set())}
+    return sum(size for _, size in spans)
+
+
+def csr_bytes(model: Model) -> int:
+    """Bytes of the weights by label: 4 a label number, 4 a value, 8 an offset."""
+    return 8 * model.nnz + 8 * (model.n_labels + 1)
