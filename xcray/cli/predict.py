@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,7 +17,9 @@ from xcray.errors import InputError
 if TYPE_CHECKING:
     from xcray.arrays import CSR
     from xcray.model.model import Model
+    from xcray.predict import Sets
 
+PROOF = ("exact", "labels_scored", "postings_read", "bound_gap")
 BATCH = 256  # instances of one request to a server
 
 ModelName = Annotated[
@@ -29,6 +32,17 @@ def is_directory(model: str, server: str | None) -> bool:
     return server is None and (Path(model) / "manifest.json").is_file()
 
 
+class Wanted(NamedTuple):
+    """How to answer: how many labels, among which, in what time, and what to tell of them."""
+
+    k: int
+    allow: list[str] | None
+    deny: list[str] | None
+    deadline_ms: float | None
+    probabilities: bool
+    certificate: bool
+
+
 def predict(
     model: ModelName,
     text: Annotated[
@@ -37,16 +51,30 @@ def predict(
     file: Annotated[Path | None, typer.Option(help="Rows of an svmlight file instead of texts.")] = None,
     zero_based: Annotated[bool, typer.Option("--zero-based", help="The file's feature indices start at 0.")] = False,
     k: Annotated[int, typer.Option("-k", min=1, help="How many labels for each.")] = 5,
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL", help="Answer only this label, or those of set:NAME; repeat it.")
+    ] = None,
+    deny: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL", help="Never answer this label, or those of set:NAME; repeat it.")
+    ] = None,
+    deadline_ms: Annotated[
+        float | None, typer.Option(metavar="MS", help="Time for the answers; then the best found so far.")
+    ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="How likely each label is right (calibrated models).")
+    ] = False,
+    certificate: Annotated[bool, typer.Option("--certificate", help="Whether each answer is proven, and what it took.")] = False,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
     """The best labels with their scores, best first."""
     if file is not None and text:
         raise InputError("give texts or --file, not both", code="USAGE")
+    wanted = Wanted(k, allow or None, deny or None, deadline_ms, probabilities, certificate)
     if is_directory(model, server):
-        answers = predict_here(model, text, file, zero_based, k)
+        answers = predict_here(model, text, file, zero_based, wanted)
     else:
-        answers = predict_there(model, text, file, zero_based, k, server)
+        answers = predict_there(model, text, file, zero_based, wanted, server)
     if json:
         output.emit({"model": model, "predictions": list(answers)})
         return
@@ -54,8 +82,10 @@ def predict(
         show_answer(answer)
 
 
-def predict_here(model: str, text: list[str] | None, file: Path | None, zero_based: bool, k: int) -> Iterator[dict[str, Any]]:
-    """Answers of a model directory."""
+def predict_here(
+    model: str, text: list[str] | None, file: Path | None, zero_based: bool, wanted: Wanted
+) -> Iterator[dict[str, Any]]:
+    """Answers of a model directory; sets are known when it lies in a registry."""
     from xcray.model.model import Model
     from xcray.predict import Predictor
 
@@ -63,12 +93,34 @@ def predict_here(model: str, text: list[str] | None, file: Path | None, zero_bas
     predictor = Predictor(opened)
     rows: Any = texts_of(text) if file is None else rows_of(file, zero_based, opened)
     names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
-    for name, scored in zip(names, predictor.named(predictor.predict(rows, k)), strict=True):
-        yield {"input": name, "labels": [{"label": one.label, "score": one.score} for one in scored]}
+    among = predictor.filter(wanted.allow, wanted.deny, sets=sets_around(Path(model)))
+    answer = predictor.answer(rows, wanted.k, deadline_ms=wanted.deadline_ms, allow=among)
+    told = predictor.probabilities(answer, filtered=among is not None).tolist() if wanted.probabilities else None
+    for i, (name, scored) in enumerate(zip(names, predictor.named(answer.top), strict=True)):
+        proof = {part: getattr(answer, part)[i].item() for part in PROOF} if wanted.certificate else None
+        yield entry(name, [one.label for one in scored], [one.score for one in scored], told and told[i], proof)
+
+
+def sets_around(model: Path) -> Sets | None:
+    """The sets of a model directory that is a version in a registry: root/NAME/versions/N."""
+    from xcray.model.registry import Registry
+
+    versions = model.resolve().parent
+    return Registry(versions.parent.parent).sets(versions.parent.name) if versions.name == "versions" else None
+
+
+def entry(
+    name: str, labels: list[str], scores: list[float], probabilities: list[float] | None, proof: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """One answer as it is told."""
+    found = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=True)]
+    for one, probability in zip(found, probabilities or (), strict=False):
+        one["probability"] = probability
+    return {"input": name, "labels": found, **({"certificate": dict(proof)} if proof is not None else {})}
 
 
 def predict_there(
-    model: str, text: list[str] | None, file: Path | None, zero_based: bool, k: int, server: str | None
+    model: str, text: list[str] | None, file: Path | None, zero_based: bool, wanted: Wanted, server: str | None
 ) -> Iterator[dict[str, Any]]:
     """Answers of a server, a batch of instances a request."""
     if file is None:
@@ -76,13 +128,13 @@ def predict_there(
         named = [(each, {"text": each}) for each in texts]
     else:
         named = [(f"row {i + 1}", row) for i, row in enumerate(instances_of(rows_of(file, zero_based, None)))]
+    how = {name: value for name, value in wanted._asdict().items() if name != "k"}
     with client_of(server) as client:
         for start in range(0, len(named), BATCH):
             batch = named[start : start + BATCH]
-            reply = client.predict(model, [instance for _, instance in batch], top_k=k)
+            reply = client.predict(model, [instance for _, instance in batch], top_k=wanted.k, **how)
             for (name, _), found in zip(batch, reply["predictions"], strict=True):
-                pairs = zip(found["labels"], found["scores"], strict=True)
-                yield {"input": name, "labels": [{"label": label, "score": score} for label, score in pairs]}
+                yield entry(name, found["labels"], found["scores"], found.get("probabilities"), found.get("certificate"))
 
 
 def texts_of(given: Sequence[str] | None) -> list[str]:
@@ -123,7 +175,21 @@ def show_answer(answer: dict[str, Any]) -> None:
     """The input, and its labels below."""
     output.say(answer["input"])
     for place, found in enumerate(answer["labels"], 1):
-        output.say(f"  {place:>2}  {found['score']:>9.4f}  {found['label']}")
+        likely = f"  {100 * found['probability']:>5.1f} %" if "probability" in found else ""
+        output.say(f"  {place:>2}  {found['score']:>9.4f}{likely}  {found['label']}")
+    if "certificate" in answer:
+        output.say(f"      {proof_line(answer['certificate'])}")
+
+
+def proof_line(proof: Mapping[str, Any]) -> str:
+    """A certificate in a line."""
+    gap = proof["bound_gap"]
+    known = gap is not None and math.isfinite(gap)
+    if proof["exact"]:
+        what = f"exact: no other label comes nearer than {gap:.4f}" if known else "exact: no other label is allowed"
+    else:
+        what = f"time was up: a label left out may be better by {-gap:.4f}" if known else "time was up: nothing is proven"
+    return f"{what}; {proof['labels_scored']:,} labels scored, {proof['postings_read']:,} weights read"
 
 
 def explain(

@@ -58,12 +58,27 @@ class Client:
         """Close its connections."""
         self._connection.close()
 
-    def predict(self, model: str, instances: Sequence[Instance], *, top_k: int = 5) -> Predictions:
+    def predict(
+        self,
+        model: str,
+        instances: Sequence[Instance],
+        *,
+        top_k: int = 5,
+        allow: Sequence[str] | None = None,
+        deny: Sequence[str] | None = None,
+        deadline_ms: float | None = None,
+        probabilities: bool = False,
+        certificate: bool = False,
+    ) -> Predictions:
         """The best labels of texts, or of sparse rows {"indices": [...], "values": [...]}.
 
-        model: name, name@alias or name:version.
+        model: name, name@alias or name:version. allow, deny: names of labels, and "set:NAME" for a set of the model's.
+        deadline_ms: time for all instances; then the best found so far. probabilities, certificate: tell these, too.
         """
+        wanted = {"allow": allow and [*allow], "deny": deny and [*deny], "deadline_ms": deadline_ms}
+        told = {"probabilities": probabilities or None, "certificate": certificate or None}
         body = {"instances": [_instance(each) for each in instances], "top_k": top_k}
+        body |= {name: value for name, value in {**wanted, **told}.items() if value is not None}
         return cast(Predictions, self._connection.ask("POST", f"/v1/models/{_reference(model)}:predict", body=body, again=True))
 
     def explain(self, model: str, instance: Instance, *, label: str | None = None, top: int = 10) -> Explanation:

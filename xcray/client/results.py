@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class Dataset(TypedDict):
@@ -111,11 +111,22 @@ class Answerer(TypedDict):
     sha256: str
 
 
+class Certificate(TypedDict):
+    """Whether an answer is proven, what it took, and by how much the last score told is above what any other label could have."""
+
+    exact: bool
+    labels_scored: int
+    postings_read: int
+    bound_gap: float | None
+
+
 class Prediction(TypedDict):
-    """The best labels of one instance, best first, with their scores."""
+    """The best labels of one instance, best first, with their scores; probabilities and certificate when they were asked for."""
 
     labels: list[str]
     scores: list[float]
+    probabilities: NotRequired[list[float]]
+    certificate: NotRequired[Certificate]
 
 
 class Predictions(TypedDict):
