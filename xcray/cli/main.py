@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from xcray import __version__
-from xcray.cli import data, demo, doctor, jobs, labels, models, path, predict, report, serve, train
+from xcray.cli import calibrate, data, demo, doctor, jobs, labels, models, path, predict, report, serve, train
 from xcray.cli.output import BAD_INPUT, FAILURE, INTERRUPTED, OK, fail, say, status_of
 from xcray.errors import XcrayError
 
@@ -27,6 +27,7 @@ app.command("train")(train.train)
 app.command("retrain", cls=labels.ByLabels)(labels.retrain)
 app.add_typer(labels.app, name="labels")
 app.command("path", cls=path.ByValues)(path.path)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(models.app, name="models")
 app.command("predict")(predict.predict)
