@@ -17,6 +17,7 @@ WHOLE = [
     ["benchmarks.schedule"],
     ["benchmarks.kills"],
     ["benchmarks.memory"],
+    ["benchmarks.shapes"],
     ["benchmarks.convergence", "--sets", "synthetic"],
     ["benchmarks.ancestor", "--sets", "synthetic"],
     ["benchmarks.path", "--sets", "synthetic", "--repeats", "1"],

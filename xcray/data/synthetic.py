@@ -87,7 +87,7 @@ def chunks(params: SyntheticParams, rows_per_chunk: int) -> Iterator[tuple[CSR, 
 
 def _tables(params: SyntheticParams) -> _Tables:
     """The shared tables, from the stream before the first block's."""
-    rng = _stream(params.seed, 0)
+    rng = stream(params.seed, 0)
     shape = (params.labels, min(params.own_features, params.features))
     own = rng.integers(0, params.features, shape)
     return _Tables(_cumulative(params.features, params.feature_exponent), _cumulative(params.labels, params.label_exponent), own)
@@ -103,7 +103,7 @@ def _piece(params: SyntheticParams, tables: _Tables, block: int, start: int, sto
 
 def _block(params: SyntheticParams, tables: _Tables, block: int) -> tuple[Any, Any, Any]:
     """A whole block; always BLOCK rows, so that its draws do not depend on how many rows are wanted."""
-    rng = _stream(params.seed, block + 1)
+    rng = stream(params.seed, block + 1)
     rows = block * BLOCK + np.arange(BLOCK, dtype=np.int64)
     n_labels = 1 + rng.poisson(params.labels_per_row - 1.0, BLOCK)
     true = _draw(rng, tables.labels, int(n_labels.sum()))
@@ -145,6 +145,6 @@ def _draw(rng: np.random.Generator, cumulative: Float64, size: int) -> Any:
     return np.searchsorted(cumulative, rng.random(size), side="right")
 
 
-def _stream(seed: int, number: int) -> np.random.Generator:
+def stream(seed: int, number: int) -> np.random.Generator:
     """An independent random stream: the seed is the key, the number the high word of the counter."""
     return np.random.Generator(np.random.Philox(key=seed, counter=number << 192))
