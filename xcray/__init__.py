@@ -91,10 +91,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its room on first use (PEP 562)."""
+    """Load a public name from its room on first use (PEP 562). Raises Unavailable when it needs an extra that is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module 'xcray' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        raise import_module("xcray.errors").lacking(error) from error
     globals()[name] = value
     return value
 

@@ -7,12 +7,13 @@ arrays, and two processes compiling both at once can corrupt its disk cache. One
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xcray.errors import ShapeMismatch
+from xcray.errors import ShapeMismatch, lacking
 
 if TYPE_CHECKING:
     import scipy.sparse as sp
@@ -63,9 +64,8 @@ class CSR(NamedTuple):
         return self.indices[lo:hi], self.data[lo:hi]
 
     def to_scipy(self) -> sp.csr_matrix:
-        """The same matrix for scipy; shares memory."""
-        import scipy.sparse as sp
-
+        """The same matrix for scipy; shares memory. Raises Unavailable without scipy."""
+        sp = _scipy_sparse()
         return sp.csr_matrix((self.data, self.indices, self.indptr), shape=self.shape, copy=False)
 
 
@@ -99,9 +99,8 @@ class Pattern(NamedTuple):
         return self.indices[self.indptr[i] : self.indptr[i + 1]]
 
     def to_scipy(self) -> sp.csr_matrix:
-        """The same matrix for scipy, with ones (float32) as values."""
-        import scipy.sparse as sp
-
+        """The same matrix for scipy, with ones (float32) as values. Raises Unavailable without scipy."""
+        sp = _scipy_sparse()
         return sp.csr_matrix((np.ones(self.nnz, np.float32), self.indices, self.indptr), shape=self.shape)
 
 
@@ -138,11 +137,7 @@ def csr_from(matrix: Any, n_cols: int | None = None) -> CSR:
 
     Raises ShapeMismatch when it is not 2-d, or has other columns than `n_cols`.
     """
-    if isinstance(matrix, CSR):
-        out = matrix
-    else:
-        canonical = _canonical(matrix)
-        out = csr(canonical.indptr, canonical.indices, canonical.data, canonical.shape[1])
+    out = matrix if isinstance(matrix, CSR) else _canonical(matrix)
     if n_cols is not None and out.n_cols != n_cols:
         raise ShapeMismatch(f"X has {out.n_cols} features, {n_cols} were expected; read it with n_features={n_cols}")
     return out
@@ -152,23 +147,34 @@ def pattern_from(matrix: Any) -> Pattern:
     """A Pattern of the non-zero cells of a scipy sparse matrix, a dense 0/1 array, or a Pattern itself."""
     if isinstance(matrix, Pattern):
         return matrix
-    canonical = _canonical(matrix)
-    if not canonical.data.all():
-        canonical = canonical.copy()  # copy: dropping zeros works in place, and the caller's matrix is not ours
-        canonical.eliminate_zeros()
-    return pattern(canonical.indptr, canonical.indices, canonical.shape[1])
+    cells = _canonical(matrix)
+    ones = cells.data != 0
+    return pattern(np.concatenate(([0], np.cumsum(ones)))[cells.indptr], cells.indices[ones], cells.n_cols)
 
 
-def _canonical(matrix: Any) -> sp.csr_matrix:
-    """A scipy CSR with sorted indices and no duplicates, sharing nothing that must be changed."""
-    import scipy.sparse as sp
+def _scipy_sparse() -> Any:
+    """The module `scipy.sparse`, imported when first asked for: predicting does without."""
+    try:
+        import scipy.sparse
+    except ModuleNotFoundError as error:
+        raise lacking(error) from None
+    return scipy.sparse
 
-    if not sp.issparse(matrix) and np.ndim(matrix) != 2:
+
+def _canonical(matrix: Any) -> CSR:
+    """A CSR with sorted indices and no duplicates; shares memory where nothing must be changed. Dense arrays need no scipy."""
+    scipy = sys.modules.get("scipy.sparse")  # who never imported it has no matrix of it
+    if scipy is not None and scipy.issparse(matrix):
+        out = scipy.csr_matrix(matrix, dtype=np.float32)
+        if not out.has_canonical_format:
+            out = out.copy()  # copy: summing duplicates works in place, and the caller's matrix is not ours
+            out.sum_duplicates()
+        return csr(out.indptr, out.indices, out.data, out.shape[1])
+    if np.ndim(matrix) != 2:
         raise ShapeMismatch(
             f"a matrix with 2 dimensions was expected, this has {np.ndim(matrix)}; use X.reshape(1, -1) for one row"
         )
-    out = sp.csr_matrix(matrix, dtype=np.float32)
-    if not out.has_canonical_format:
-        out = out.copy()  # copy: summing duplicates works in place, and the caller's matrix is not ours
-        out.sum_duplicates()
-    return out
+    dense = np.asarray(matrix)
+    rows, columns = np.nonzero(dense)
+    starts = np.searchsorted(rows, np.arange(dense.shape[0] + 1))
+    return csr(starts, columns, dense[rows, columns], dense.shape[1])

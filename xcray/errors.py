@@ -19,6 +19,15 @@ from __future__ import annotations
 
 from typing import Any
 
+EXTRAS = {  # top-level module -> the extra that brings it (see pyproject.toml)
+    **dict.fromkeys(("scipy", "sklearn"), "sklearn"),
+    **dict.fromkeys(
+        ("fastapi", "prometheus_client", "pydantic", "pydantic_settings", "sqlalchemy", "starlette", "uvicorn"), "serve"
+    ),
+    "httpx": "client",
+    "matplotlib": "plots",
+    "ray": "ray",
+}
 EXCERPT = 80  # characters of foreign input an error may repeat
 
 
@@ -128,6 +137,15 @@ class Unavailable(XcrayError):
     """Something needed is not there now."""
 
     code = "UNAVAILABLE"
+
+
+def lacking(error: ModuleNotFoundError) -> Exception:
+    """Unavailable with the command that installs what an import lacks; the error itself when it is not of an extra of xcray."""
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRAS:
+        return error
+    extra = EXTRAS[module]
+    return Unavailable(f"this needs {module}, which is not installed: pip install 'xcray[{extra}]'", code="NOT_INSTALLED")
 
 
 def excerpt(text: str) -> str:

@@ -18,7 +18,11 @@ import typer
 
 from xcray.cli import output
 
-LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "scikit-learn", "fastapi", "uvicorn", "SQLAlchemy", "httpx", "typer", "rich")
+LIBRARIES = ("numpy", "numba", "pyarrow", "typer", "rich")
+EXTRAS = {  # by what they are for: the extra, and its libraries
+    "service": ("serve", ("fastapi", "uvicorn", "SQLAlchemy", "httpx")),
+    "scikit-learn": ("sklearn", ("scikit-learn", "scipy")),
+}
 GB = 1e9
 
 
@@ -48,6 +52,16 @@ def check_libraries() -> Check:
     if missing:
         return Check("libraries", "fail", f"missing: {', '.join(missing)}", "install again: pip install xcray")
     return Check("libraries", "ok", ", ".join(f"{name} {number}" for name, number in found.items()))
+
+
+def check_extra(name: str) -> Check:
+    """The libraries of one extra, which predicting and training on threads do without."""
+    extra, libraries = EXTRAS[name]
+    found = {library: version_of(library) for library in libraries}
+    missing = [library for library, number in found.items() if number is None]
+    if missing:
+        return Check(name, "warn", f"not installed: {', '.join(missing)}", f"only needed if used: pip install 'xcray[{extra}]'")
+    return Check(name, "ok", ", ".join(f"{library} {number}" for library, number in found.items()))
 
 
 def version_of(distribution: str) -> str | None:
@@ -181,7 +195,8 @@ def doctor(
     json: output.AsJson = False,
 ) -> None:
     """Check this machine: one line a check with the mend. Ends with 1 when something must be mended."""
-    quick = [check_python(), check_libraries(), check_ray(), check_cores(), check_memory(), check_shared_memory()]
+    extras = [*map(check_extra, EXTRAS), check_ray()]
+    quick = [check_python(), check_libraries(), *extras, check_cores(), check_memory(), check_shared_memory()]
     checks = [*quick, check_disk(home.expanduser()), tried("kernel cache", check_kernel_cache), check_port(port)]
     if not json:
         for check in checks:

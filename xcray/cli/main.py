@@ -12,7 +12,7 @@ import typer
 from xcray import __version__
 from xcray.cli import calibrate, data, demo, doctor, jobs, labels, models, path, predict, report, serve, train
 from xcray.cli.output import BAD_INPUT, FAILURE, INTERRUPTED, OK, fail, say, status_of
-from xcray.errors import XcrayError
+from xcray.errors import XcrayError, lacking
 
 app = typer.Typer(
     name="xcray",
@@ -90,11 +90,13 @@ def debug(error: Exception) -> None:
 
 
 def problem_of(error: Exception) -> tuple[dict[str, Any], int]:
-    """Errors that are not ours: of usage (they know their exit code), of the system, and bugs."""
+    """Errors that are not ours: of usage (they know their exit code), a missing extra, of the system, and bugs."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's, whichever click it carries
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "xcray"
         return {"code": "USAGE", "message": error.format_message(), "hint": f"{command} --help"}, int(error.exit_code)
+    if isinstance(error, ModuleNotFoundError) and isinstance(found := lacking(error), XcrayError):
+        return found.as_dict(), status_of(found)
     if isinstance(error, OSError):
         place = f": {error.filename}" if error.filename else ""
         return {"code": "SYSTEM", "message": f"{error.strerror or error}{place}"}, FAILURE
