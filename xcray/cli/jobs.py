@@ -37,6 +37,7 @@ def submit(
     memory_limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory the training may take, as 4GiB; it fails at once when it needs more.")
     ] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Fit probabilities too, on the held-out part.")] = False,
     name: Annotated[str | None, typer.Option(help="A readable name. [default: the model's]")] = None,
     priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same one again gives the same job.")] = None,
@@ -46,7 +47,7 @@ def submit(
 ) -> None:
     """Queue a training."""
     spec: dict[str, Any] = {"dataset": dataset, "model": model, "solver": solver, "params": read(solver, param), "workers": workers}
-    more = {"pool": pool, "name": name, "priority": priority or None, "max_seconds": max_seconds}
+    more = {"pool": pool, "name": name, "priority": priority or None, "max_seconds": max_seconds, "calibrate": calibrate or None}
     if memory_limit is not None:
         from xcray.execution.memory import parse_bytes
 

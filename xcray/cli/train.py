@@ -63,6 +63,9 @@ def train(
         typer.Option(metavar="S", help="Begin no class after so long; publish what is done, most frequent labels first."),
     ] = None,
     memory_limit: Annotated[str | None, typer.Option(help="Refuse to take more memory than this, say 4GiB.")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit probabilities too: half of the held-out rows fits, the other measures.")
+    ] = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="Show what memory, disk and time it would take, and end.")] = False,
     parameters: Annotated[bool, typer.Option("--parameters", help="Show the solver's parameters and end.")] = False,
     json: output.AsJson = False,
@@ -85,6 +88,7 @@ def train(
             "ray_address": ray_address,
             "memory_limit": memory_limit,
             "max_seconds": max_seconds,
+            "calibrate": calibrate,
             **named,
         }
     )
@@ -118,6 +122,8 @@ def report(result: TrainResult, as_json: bool) -> None:
     took = duration(sum(result.report["seconds"].values()))
     if "partial" in result.report:
         output.say(partial_line(result.report["partial"]))
+    if "not_calibrated" in result.report:
+        output.note(f"without probabilities: {result.report['not_calibrated']}")
     output.say(f"model {result.model_path} in {took}, sha256 {result.sha256[:16]}")
 
 

@@ -110,7 +110,7 @@ class Jobs(Noun):
         """Queue a training.
 
         dataset: id or name; model: the name to publish under; params: of the solver; more: name, pool, workers, max_seconds,
-            memory_limit, ks, priority.
+            memory_limit, calibrate, ks, priority.
         A key is made when none is given, so that a lost answer does not become a second job.
         """
         body = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {}), **more}

@@ -72,6 +72,7 @@ class JobRequest(Strict):
     memory_limit: int | None = Field(
         None, ge=1, le=2**60, description="Bytes the training may take: what is foreseen to need more fails before it starts."
     )
+    calibrate: bool = Field(False, description="Fit probabilities too, on the held-out part: half fits, the other half measures.")
     ks: list[Annotated[int, Field(ge=1, le=100)]] = Field([1, 3, 5], min_length=1, max_length=10, description="k of P@k.")
     priority: int = Field(0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission.")
 

@@ -22,6 +22,7 @@ from xcray.execution.timeline import Timeline, balance, read_streams
 from xcray.files import discard_directory, staging_directory
 from xcray.index.inverted import InvertedIndex
 from xcray.kernels.sparse import take_rows
+from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.model import Model, write_model
 from xcray.solvers import make_solver
@@ -201,9 +202,17 @@ class _Remaking:
             timeline=None if self.timeline is None else plain(self.timeline),
             provenance=[*old.provenance, self._account()],
             missing=missing_classes(classes),
+            calibration=self._calibration(),
             **settings,
         )
         return TrainResult(model.path, model.sha256, measures, report)
+
+    def _calibration(self) -> tuple[Calibration, dict[str, Any]] | None:
+        """That of the old model when only names change; none otherwise: it was fitted to scores and places among the old labels."""
+        old = self.old
+        if self.change.operation != "rename" or old.calibration is None:
+            return None
+        return old.calibration, {**old.calibrated, "measures": {name: old.measures[name] for name in old.calibrated["measured"]}}
 
     def _measure(self, index: InvertedIndex) -> dict[str, float]:
         """Measures on the data set's held-out part; those of the old model when only names change; else none."""

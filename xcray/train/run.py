@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial as partial_of
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from xcray.execution.remote import SolverWork, shared_arrays
 from xcray.execution.timeline import Timeline, balance, read_streams
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import evaluate
+from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.model import write_model
 from xcray.solvers import make_solver
@@ -27,6 +29,7 @@ from xcray.solvers.block import Block, joined
 from xcray.solvers.solver import Solver, keep_in
 from xcray.train.partial import check_some, partial
 from xcray.train.preflight import check, entries_of_labels, estimate, limits_of, merge_budget, workers_of
+from xcray.train.probabilities import calibrated, held_out
 from xcray.train.report import by_frequency, class_table, figures
 from xcray.train.solving import Rows, local_pool, solve_labels
 from xcray.train.spec import TrainSpec
@@ -92,9 +95,12 @@ class _Run:
         self.finished: list[Block] = []  # and not yet on disk
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
         self.notes: dict[str, Any] = {}
+        self.calibration: tuple[Calibration, dict[str, Any]] | None = None
 
     def prepare(self, out: Path) -> None:
-        """Foresee what the training takes; refuse it when it can't fit."""
+        """Foresee what the training takes; refuse it when it can't fit, or can't be calibrated."""
+        if self.spec.calibrate:
+            held_out(self.dataset)
         found = estimate(self.spec, self.dataset, self.solver, self.parts.missing, workers=self.workers, terms=self.terms)
         check(found, limits_of(self.spec), self.run_dir, out)
         self.watch = Watch(found, np.sqrt(entries_of_labels(self.dataset.train)), self.parts, self.run_dir, out)
@@ -142,7 +148,10 @@ class _Run:
             block = self.parts.merge(staging.weights, budget=budget, tick=lambda: self._at("MERGING"), **allowed)
             W, postings, b = staging.index(block.bias)
             self.seconds["MERGING"] = time.monotonic() - began
-            measures = self._measure(InvertedIndex(W, postings, b))
+            index = InvertedIndex(W, postings, b)
+            measures = self._measure(index)
+            if self.spec.calibrate:
+                self._calibrate(index)
             self._at("PUBLISHING")
             return self._write(staging, block._replace(W=W), b, measures)
 
@@ -167,8 +176,9 @@ class _Run:
             classes=class_table(block, self.solver.eps, timeline),
             timeline=plain(timeline) if timeline.num_rows else None,
             missing=len(self.parts.missing),
+            calibration=self.calibration,
         )
-        return TrainResult(model.path, model.sha256, measures, report)
+        return TrainResult(model.path, model.sha256, model.measures, report)
 
     def tell(self, phase: str, done: int, total: int, rate: float = 0.0, eta: float | None = None, note: str = "") -> None:
         """Report progress. Raises Stopped when a stop was asked for: between phases, finished batches are all on disk."""
@@ -221,6 +231,19 @@ class _Run:
         measures: dict[str, float] = evaluate(top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train)
         self.seconds["EVALUATING"] = time.monotonic() - began
         return measures
+
+    def _calibrate(self, index: InvertedIndex) -> None:
+        """Probabilities, fitted on the held-out part; with too few right answers the model goes without, and its report says so."""
+        self._at("CALIBRATING")
+        began, test = time.monotonic(), held_out(self.dataset)
+        query = partial_of(index.query, threads=os.cpu_count() or 1)
+        how: dict[str, Any] = {"seed": self.solver.seed or 0, "ks": self.spec.ks}
+        try:
+            curves, facts = calibrated(query, test.X, test.Y, self.dataset.label_counts, self.dataset.train.X, **how)
+            self.calibration = curves, {**facts, "dataset_hash": self.dataset.content_hash, "part": "test"}
+        except InputError as error:
+            self.notes["not_calibrated"] = error.message
+        self.seconds["CALIBRATING"] = time.monotonic() - began
 
     def _report(self, block: Block, staged: Path, spread: dict[str, Any]) -> dict[str, Any]:
         """Figures people ask for after a training; JSON. spread: how the work was spread over workers."""

@@ -25,6 +25,7 @@ class TrainSpec:
     what is foreseen to need more is refused, and merging keeps within it (data and finished weights are mapped files and
     don't count); max_seconds: from the start until no label is begun any more: what is done by then is published as a
     partial model, labels with the most training rows first (merging and measuring come on top); None: until all are done.
+    calibrate: whether to fit probabilities on the held-out part, see `xcray.train.probabilities`.
     """
 
     dataset: str
@@ -37,6 +38,7 @@ class TrainSpec:
     ks: tuple[int, ...] = (1, 3, 5)
     memory_limit: int | str | None = None
     max_seconds: float | None = None
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without the data."""
@@ -50,6 +52,8 @@ class TrainSpec:
             parse_bytes(self.memory_limit)
         if self.max_seconds is not None:
             check_seconds(self.max_seconds)
+        if type(self.calibrate) is not bool:
+            raise ParameterError(f"calibrate must be true or false, not {str(self.calibrate)[:80]!r}")
         object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
         if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
             raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")

@@ -175,7 +175,7 @@ def _spec(rooms: Rooms, asked: JobRequest, dataset: str) -> dict[str, Any]:
     """The training that a request means, checked as a whole. Raises ParameterError."""
     fields = {"solver": asked.solver, "params": asked.params, "workers": asked.workers, "ks": list(asked.ks), "name": asked.model}
     limits = {"max_seconds": asked.max_seconds, "memory_limit": asked.memory_limit}
-    given = {name: limit for name, limit in limits.items() if limit is not None}
+    given = {name: limit for name, limit in limits.items() if limit is not None} | ({"calibrate": True} if asked.calibrate else {})
     return rooms.check_spec({"dataset": dataset, "pool": asked.pool or rooms.settings.pool, **fields, **given})
 
 
