@@ -27,7 +27,7 @@ labels with the highest scores are the answer. The search is exact; equal scores
 ## Measures
 
 {measures}
-
+{calibration}
 ## Parameters
 
 {params}
@@ -43,11 +43,16 @@ predictor.named(predictor.predict({example}, k=5))
 
 ## Limits
 
-- Scores are margins, not probabilities; compare them within one query only.
+- Scores are margins, not probabilities; compare them within one query only.{probabilities}
 - It knows the labels it was trained on, and answers with k of them even when none fits.
 - Rare labels were seen a few times only; the propensity-scored measures (PSP@k), where given, say how it does on those.
 - Words and habits of its training data are in its weights: `explain` shows which features made an answer.
 """
+
+
+BRIER = ("brier", "brier_sigmoid", "brier_constant")
+PROBABILITIES = """
+- Probabilities hold for rows like those they were fitted on; they do not reorder answers, and need not add up to one."""
 
 
 def card(manifest: Mapping[str, Any]) -> str:
@@ -63,6 +68,8 @@ def card(manifest: Mapping[str, Any]) -> str:
         measures=_table("measure", {name: _percent(value) for name, value in manifest["measures"].items()}, "not measured"),
         params=_table("parameter", manifest["params"], "none"),
         certificates=_certificates(manifest["report"], manifest["params"].get("eps")),
+        calibration=_calibration(manifest["stages"][0]["calibration"]),
+        probabilities=PROBABILITIES if manifest["stages"][0]["calibration"] else "",
         partial=_partial(manifest.get("partial"), n_labels),
         history=_history(manifest.get("provenance", ())),
         **{name: manifest[name] for name in ("solver", "created", "dataset_hash", "nnz", "seed", "sha256")},
@@ -88,6 +95,32 @@ def _partial(partial: Mapping[str, Any] | None, n_labels: int) -> str:
 > training rows). They have no weights and a bias of -1, so they are the last to be answered. Train again with the same run
 > directory and more time to complete it.
 """
+
+
+def _calibration(facts: Mapping[str, Any] | None) -> str:
+    """What a calibrated model's probabilities are worth; nothing for others."""
+    if not facts:
+        return ""
+    rows, bins, places = facts["rows"], facts["bins"], facts["places"]
+    left = f" ({rows['left_out']:,} that equal a training row were left out)" if rows["left_out"] else ""
+    groups = " and by place in the answer" if places else ""
+    ranges = ", ".join(f"{b['least']:,} to {b['most']:,}: {b['labels']:,} labels" for b in bins)
+    names = {"ece": "calibrated", "ece_sigmoid": "sigmoid of the score", "floor": "a perfect forecast"}
+    lines = [
+        f"| @{k} | " + " | ".join([_percent(one[name]) for name in names] + [f"{one[name]:.4f}" for name in BRIER]) + " |"
+        for k, one in facts["report"].items()
+    ]
+    head = "| | " + " | ".join(f"ECE, {name}" for name in names.values()) + " | Brier, calibrated | sigmoid | constant |"
+    return "\n".join(
+        [
+            "\n## Probabilities\n",
+            f"How likely an answered label is right: isotonic regression on {rows['fitted']:,} held-out rows{left}, measured on "
+            f"{rows['measured']:,} others. Labels share curves by training rows ({ranges}){groups}.\n",
+            *(head, "|" + "---|" * (len(names) + 4), *lines),
+            "\nECE: mean difference of probability and share right, in groups of equal mass. Data "
+            f"`{str(facts.get('dataset_hash', ''))[:16]}`, scores of `{facts['model'][:16]}`.\n",
+        ]
+    )
 
 
 def _history(steps: Sequence[Mapping[str, Any]]) -> str:
