@@ -2,7 +2,8 @@
 
 `python -m benchmarks.search [--models DIR] [--only NAME ...] [--pydocs] [--peers] [--picture FILE] [--json FILE]`
 `python -m benchmarks.search --equality 100000` compares queries with brute force instead, and tells the mismatches.
-`python -m benchmarks.search --profile FILE.svg` draws where the time of the search goes, with perf where there is one.
+`python -m benchmarks.search_profile FILE.svg` draws where the time goes, `python -m benchmarks.search_instructions` counts what
+the processor does.
 
 DIR holds NAME/model beside NAME/dataset (its test part is asked), NAME/queries or NAME/queries.npz. Without it a small model is
 trained on the spot. Engines take turns on blocks of queries; see `search_timing` for what is counted.

@@ -169,7 +169,7 @@ class Graph(Nmslib):
     """nmslib's navigable graph, searched with a list of 200."""
 
     method = "hnsw"
-    build: ClassVar[dict[str, int]] = {"M": 16, "efConstruction": 200, "indexThreadQty": 1, "post": 0}
+    build: ClassVar[dict[str, int]] = {"M": 16, "efConstruction": 100, "indexThreadQty": 1, "post": 0}
     ask: ClassVar[dict[str, int]] = {"efSearch": 200}
 
     def fill(self, task: Task) -> None:

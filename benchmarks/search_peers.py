@@ -28,8 +28,8 @@ PEERS = {
     "pecos_hash": ("pecos", None),
     "napkinxc": ("napkinxc", 50_000),
     "nmslib_inverted": ("nmslib", None),
-    "nmslib_hnsw": ("nmslib", 50_000),
-    "nmslib_hnsw_wide": ("nmslib", 50_000),
+    "nmslib_hnsw": ("nmslib", 10_000),
+    "nmslib_hnsw_wide": ("nmslib", 10_000),
 }
 LARGE = 50_000_000  # weights
 
