@@ -571,7 +571,7 @@ def test_too_many_waiting_predictions_are_told_to_come_again(tmp_path: Path) -> 
         free.wait(20)
         raise Unavailable("never mind")
 
-    app = create_app(settings_for(tmp_path / "home", predict_threads=1), opener=slow)
+    app = create_app(settings_for(tmp_path / "home", predict_rows=33), opener=slow)
     publish(app.state.rooms.registry, "docs", tmp_path / "staged")
     with client_of(app) as http, ThreadPoolExecutor(40) as pool:
         body = {"instances": [{"text": "a"}]}
@@ -652,7 +652,8 @@ def test_the_description_is_whole(service: Service) -> None:
         assert reference in description["components"]["schemas"], reference
     post = description["paths"]["/v1/models/{reference}:predict"]["post"]
     assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("PredictRequest")
-    assert {"instances", "top_k"} == set(description["components"]["schemas"]["PredictRequest"]["properties"])
+    known = {"instances", "top_k", "allow", "deny", "deadline_ms", "certificate", "probabilities"}
+    assert known == set(description["components"]["schemas"]["PredictRequest"]["properties"])
 
 
 def test_every_route_asks_who_calls(tmp_path: Path) -> None:

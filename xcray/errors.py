@@ -22,7 +22,11 @@ from typing import Any
 EXTRAS = {  # top-level module -> the extra that brings it (see pyproject.toml)
     **dict.fromkeys(("scipy", "sklearn"), "sklearn"),
     **dict.fromkeys(
-        ("fastapi", "prometheus_client", "pydantic", "pydantic_settings", "sqlalchemy", "starlette", "uvicorn"), "serve"
+        (
+            *("fastapi", "httptools", "msgspec", "prometheus_client", "pydantic", "pydantic_settings"),
+            *("sqlalchemy", "starlette", "uvicorn", "uvloop"),
+        ),
+        "serve",
     ),
     "httpx": "client",
     "matplotlib": "plots",
@@ -42,6 +46,10 @@ class XcrayError(Exception):
         self.code = code or type(self).code
         self.hint = hint
         self.details = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes, whatever their constructors ask for."""
+        return _again, (type(self), self.args, self.__dict__)
 
     def as_dict(self) -> dict[str, Any]:
         """Code, message, hint and details, without empty entries."""
@@ -152,3 +160,10 @@ def excerpt(text: str) -> str:
     """At most EXCERPT characters of foreign text, control and non-printing characters escaped."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: EXCERPT + 1])
     return shown if len(shown) <= EXCERPT else shown[: EXCERPT - 3] + "..."
+
+
+def _again(kind: type[XcrayError], args: tuple[Any, ...], state: dict[str, Any]) -> XcrayError:
+    """An error as it was in another process."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error

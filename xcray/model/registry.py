@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ from xcray.model.directory import MANIFEST, read_manifest
 from xcray.model.label_sets import Known, LabelSets
 
 LATEST = "latest"  # implied: the highest version there is
+SETTLED = 2.0  # seconds after which the next change gets another time, whatever the file system's clock
 
 
 class ModelVersion(NamedTuple):
@@ -140,6 +142,21 @@ class Registry:
         if (alias or LATEST) not in known:
             raise NotFound(f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(known))}")
         return name, known[alias or LATEST]
+
+    def stamp(self, name: str) -> tuple[int, ...] | None:
+        """Figures that differ once a version of `name` is published or deleted, or an alias moved: two questions to the system.
+
+        None when they can't be trusted: something changed so lately that the file system's clock may not see the next change.
+        Raises ParameterError for a name that can't be one.
+        """
+        home = f"{self.root}/{check_name(name, 'model name')}"
+        try:
+            folder, state = os.stat(f"{home}/versions"), os.stat(f"{home}/aliases.json")
+        except FileNotFoundError:
+            return None
+        if max(folder.st_mtime, state.st_mtime) > time.time() - SETTLED:
+            return None
+        return folder.st_mtime_ns, folder.st_nlink, state.st_mtime_ns, state.st_ino, state.st_size
 
     def set_alias(self, name: str, alias: str, version: int) -> None:
         """Point an alias at a version. Raises NotFound when there is no such version, ParameterError for a bad alias."""

@@ -14,18 +14,19 @@ from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
 from xcray.service import auth, building, problems
+from xcray.service.desk import Desk
 from xcray.service.gauges import Gauges
 from xcray.service.guard import Guard
 from xcray.service.logs import LOGGER
 from xcray.service.predictors import Opener, PredictorCache, open_predictor
 from xcray.service.routes import datasets, health, jobs, models, predict
-from xcray.service.schemas import AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, Problem
+from xcray.service.schemas import AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, Problem, SetRequest
 from xcray.service.settings import Settings
 from xcray.service.state import Rooms, Supervising
 from xcray.service.uploads import UploadDesk
 from xcray.train import TrainSpec
 
-BODIES: tuple[type[BaseModel], ...] = (AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest)
+BODIES: tuple[type[BaseModel], ...] = (AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, SetRequest)
 TITLE = "xcray"
 SUMMARY = "Extreme classification: data sets, trainings, models, exact predictions."
 
@@ -60,7 +61,8 @@ def create_app(
         registry=known,
         uploads=UploadDesk(home.path / "uploads", settings),
         builder=building.Builder(home, kept, settings, gauges, build_command),
-        predictors=PredictorCache(known, gauges, settings.models_loaded, opener, threads=settings.predict_threads),
+        predictors=PredictorCache(known, gauges, settings.models_loaded, opener),
+        desk=Desk(settings.predict_threads, settings.predict_rows, settings.predict_batch_ms / 1e3),
         gauges=gauges,
         check_spec=check_spec or _checked,
         supervisor=supervisor,
@@ -76,6 +78,7 @@ def create_app(
         lifespan=_life(store is None),
     )
     app.state.rooms, app.state.settings, app.state.authenticate = rooms, settings, authenticate
+    app.add_middleware(predict.PredictDoor)
     app.add_middleware(Guard, settings=settings, gauges=gauges)
     problems.install(app)
     for room in (predict, datasets, jobs, models, health):
@@ -108,6 +111,7 @@ def _life(own_store: bool) -> Callable[[FastAPI], Any]:
                 rooms.supervisor.stop()
             await rooms.builder.close()
             rooms.predictors.close()
+            rooms.desk.close()
             if own_store:
                 rooms.store.close()
             LOGGER.info("ended")

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from xcray.errors import InputError, excerpt
 from xcray.service.problems import from_validation
@@ -64,10 +66,10 @@ def parse(model: type[M], body: bytes, check: Callable[[dict[str, Any]], None] |
 
 def check_type(request: Request, allowed: tuple[str, ...]) -> str:
     """The media type of a request, when it is one of `allowed`. Raises InputError CONTENT_TYPE or CONTENT_ENCODING."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    encoding = (header(request, b"content-encoding") or "identity").strip().lower()
     if encoding != "identity":
         raise InputError(f"Content-Encoding {excerpt(encoding)!r} is not accepted: send the body as it is", code="CONTENT_ENCODING")
-    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    kind, _, parameters = (header(request, b"content-type") or "").partition(";")
     kind = kind.strip().lower()
     if kind not in allowed:
         found = f"Content-Type is {excerpt(kind)!r}" if kind else "there is no Content-Type"
@@ -76,6 +78,14 @@ def check_type(request: Request, allowed: tuple[str, ...]) -> str:
     if kind == "application/json" and charset not in ("", "utf-8", "utf8"):
         raise InputError(f"charset {excerpt(charset)!r} is not accepted: send JSON as UTF-8", code="CONTENT_TYPE")
     return kind
+
+
+def header(request: Request, name: bytes) -> str | None:
+    """The first header of a name in lower case; None when there is none."""
+    for found, value in request.scope["headers"]:
+        if found == name:
+            return str(value, "latin-1")
+    return None
 
 
 async def collect(request: Request, limit: int, pause: float) -> bytes:
@@ -89,26 +99,46 @@ async def collect(request: Request, limit: int, pause: float) -> bytes:
         if size > limit:
             raise too_large(limit)
         parts.append(chunk)
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def chunks(request: Request, pause: float) -> AsyncIterator[bytes]:
-    """The pieces of a body as they come, none later than `pause` seconds after the one before."""
-    stream = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(pause):
-                chunk = await anext(stream, None)
-        except TimeoutError:
-            raise InputError(f"no byte of the body came for {pause:g} s", code="SLOW_BODY") from None
-        if chunk is None:
-            return
-        yield chunk
+    """The pieces of a body as they come, none later than `pause` seconds after the one before. Raises ClientDisconnect."""
+    more = True
+    while more:
+        message = await _received(request, pause)
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        more = message.get("more_body", False)
+        if chunk := message.get("body", b""):
+            yield chunk
+
+
+async def _received(request: Request, pause: float) -> Message:
+    """The next message, when it comes in time. As asyncio.timeout, which takes 10 us where this takes 2."""
+    task = asyncio.current_task()
+    assert task is not None
+    late = False
+
+    def fire() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(pause, fire)
+    try:
+        return await request.receive()
+    except asyncio.CancelledError:
+        if not late or task.uncancel() > 0:  # another's wish
+            raise
+        raise InputError(f"no byte of the body came for {pause:g} s", code="SLOW_BODY") from None
+    finally:
+        timer.cancel()
 
 
 def declared_length(request: Request) -> int:
     """Content-Length, or 0 when it is not told."""
-    told = request.headers.get("content-length", "")
+    told = header(request, b"content-length") or ""
     return int(told) if told.isascii() and told.isdecimal() and len(told) < 19 else 0
 
 

@@ -9,29 +9,30 @@ from __future__ import annotations
 import logging
 import re
 import time
-from typing import Any
+from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcray.errors import InputError, XcrayError, excerpt
 from xcray.service import problems
 from xcray.service.gauges import Gauges
-from xcray.service.logs import LOGGER, REQUEST_ID, new_request_id
+from xcray.service.logs import LOGGER, REQUEST_ID, new_request_id, note
+from xcray.service.problems import status_of
 from xcray.service.settings import Settings
 
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds: logged at debug level
 MAX_HEADERS = 100
-SECURE = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+SECURE = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
 
 
 class Guard:
@@ -48,23 +49,24 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if GIVEN_ID.fullmatch(given) else new_request_id()
+        head = _Head.of(scope["headers"])
+        request_id = head.request_id if GIVEN_ID.fullmatch(head.request_id) else new_request_id()
         REQUEST_ID.set(request_id)
         answer = _Answer(send, request_id)
         started = time.perf_counter()
         try:
-            await self._checked(scope, headers, receive, answer)
+            await self._checked(scope, head, receive, answer)
         finally:
             self._note(scope, answer.status, time.perf_counter() - started)
 
-    async def _checked(self, scope: Scope, headers: Headers, receive: Receive, answer: _Answer) -> None:
+    async def _checked(self, scope: Scope, head: _Head, receive: Receive, answer: _Answer) -> None:
         """The app's answer, or a problem document in its place."""
         try:
-            self._check(scope, headers)
+            self._check(scope["method"], head)
             await self._app(scope, receive, answer)
         except XcrayError as error:
+            if status_of(error) >= 500:
+                LOGGER.warning("request failed", extra={"code": error.code, "detail": error.message})
             await problems.response(error)(scope, receive, answer)
         except ClientDisconnect:
             answer.status = answer.status or 499  # nobody is there to answer
@@ -74,20 +76,19 @@ class Guard:
                 raise
             await problems.unexpected(Request(scope), error)(scope, receive, answer)
 
-    def _check(self, scope: Scope, headers: Headers) -> None:
+    def _check(self, method: str, head: _Head) -> None:
         """Raise InputError for what no route should see."""
-        raw = scope["headers"]
-        if len(raw) > MAX_HEADERS or sum(len(name) + len(value) for name, value in raw) > self._header_bytes:
+        if head.headers > MAX_HEADERS or head.size > self._header_bytes:
             limits = f"{MAX_HEADERS} of {self._header_bytes} bytes together"
             raise InputError(f"the headers are too large: send at most {limits}", code="HEADERS_TOO_LARGE")
-        if "content-length" in headers and "transfer-encoding" in headers:
+        if head.framed_twice:
             raise InputError("Content-Length and Transfer-Encoding exclude each other: send one", code="BAD_HEADER")
-        host = headers.get("host", "")
-        if "*" not in self._hosts and _hostname(host) not in self._hosts:
+        if head.hosts > 1:
+            raise InputError("there is more than one Host header: send one", code="BAD_HEADER")
+        if "*" not in self._hosts and _hostname(head.host) not in self._hosts:
             hint = "the operator can add it: XCRAY_ALLOWED_HOSTS='[\"name\"]'"
-            raise InputError(f"host {excerpt(host)!r} is not served here", code="HOST", hint=hint)
-        origin = headers.get("origin")
-        if scope["method"] not in SAFE and origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            raise InputError(f"host {excerpt(head.host)!r} is not served here", code="HOST", hint=hint)
+        if method not in SAFE and head.origin is not None and urlsplit(head.origin).netloc.lower() != head.host.lower():
             raise InputError("a page of another origin may not change things here", code="ORIGIN")
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
@@ -95,8 +96,43 @@ class Guard:
         route = getattr(scope.get("route"), "path_format", "unmatched")
         self._gauges.requests.labels(route, scope["method"] if route != "unmatched" else "any", f"{status // 100}xx").inc()
         self._gauges.seconds.labels(route).observe(seconds)
-        facts: dict[str, Any] = {"method": scope["method"], "path": scope["path"], "status": status, "ms": round(seconds * 1000, 2)}
-        LOGGER.log(logging.DEBUG if scope["path"] in QUIET else logging.INFO, "request", extra=facts)
+        level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
+        if LOGGER.isEnabledFor(level):
+            ms = round(seconds * 1000, 2)
+            note(level, "request", {"method": scope["method"], "path": scope["path"], "status": status, "ms": ms})
+
+
+class _Head(NamedTuple):
+    """What the guard looks at, read in one pass over the headers."""
+
+    headers: int
+    size: int
+    hosts: int
+    host: str
+    origin: str | None
+    request_id: str
+    framed_twice: bool
+
+    @classmethod
+    def of(cls, raw: list[tuple[bytes, bytes]]) -> _Head:
+        """raw: (lower-case name, value) of each header."""
+        size = hosts = 0
+        host, origin, request_id, by_length, by_chunks = b"", None, b"", False, False
+        for name, value in raw:
+            size += len(name) + len(value)
+            if name == b"host":
+                host = host if hosts else value
+                hosts += 1
+            elif name == b"origin":
+                origin = value if origin is None else origin
+            elif name == b"x-request-id":
+                request_id = request_id or value
+            elif name == b"content-length":
+                by_length = True
+            elif name == b"transfer-encoding":
+                by_chunks = True
+        told = None if origin is None else origin.decode("latin-1")
+        return cls(len(raw), size, hosts, host.decode("latin-1"), told, request_id.decode("latin-1"), by_length and by_chunks)
 
 
 class _Answer:
@@ -111,13 +147,15 @@ class _Answer:
         """Pass a message on."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["X-Request-ID"] = self._request_id
-            for name, value in SECURE.items():
-                headers.setdefault(name, value)
+            headers = list(message.get("headers", ()))
+            given = {name.lower() for name, _ in headers}
+            headers += [pair for pair in SECURE if pair[0] not in given]
+            headers.append((b"x-request-id", self._request_id.encode()))
+            message["headers"] = headers
         await self._send(message)
 
 
+@lru_cache(256)
 def _hostname(host: str) -> str:
     """Host header -> name without port, lower case; an IPv6 address without brackets."""
     try:

@@ -6,39 +6,65 @@ anew for each request. A request holds its predictor until it is answered: dropp
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
-from xcray.errors import Corrupt, NotFound, Unavailable, XcrayError
+import msgspec
+
+from xcray.arrays import csr
+from xcray.errors import Corrupt, NotFound, XcrayError
+from xcray.index.filters import LabelFilter
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
+from xcray.predict.labels import SET
 from xcray.service.gauges import Gauges
 from xcray.service.logs import LOGGER
 
 Opener: TypeAlias = Callable[[Path], Predictor]
 
+LOADERS: Final = 2  # models that are loaded at the same time
+PLACES: Final = 1024  # references whose place is remembered
+FILTERS: Final = 8  # label filters that are kept for each model
+FilterKey: TypeAlias = tuple[tuple[str, ...] | None, tuple[str, ...] | None]
 
-WAITING = 32  # requests per thread that may wait; more are told to come again, which is kinder than a queue without end
 
+class Loaded:
+    """A predictor with the version it is. `answerer`: what replies say of it, as JSON."""
 
-class Loaded(NamedTuple):
-    """A predictor with the version it is."""
+    def __init__(self, name: str, version: int, predictor: Predictor) -> None:
+        self.name, self.version, self.predictor = name, version, predictor
+        self.answerer = msgspec.json.encode({"name": name, "version": version, "sha256": predictor.model.sha256})
+        self._filters: OrderedDict[FilterKey, LabelFilter] = OrderedDict()
+        self._lock = threading.Lock()
 
-    name: str
-    version: int
-    predictor: Predictor
+    def filter(self, allow: list[str] | None, deny: list[str] | None, registry: Registry) -> LabelFilter | None:
+        """Which labels may be answered, see `Predictor.filter`; the last few are kept, but those of sets, which may change."""
+        key = (tuple(allow) if allow is not None else None, tuple(deny) if deny is not None else None)
+        with self._lock:
+            if key in self._filters:
+                self._filters.move_to_end(key)
+                return self._filters[key]
+        found = self.predictor.filter(allow, deny, sets=registry.sets(self.name))
+        if found is not None and not any(label.startswith(SET) for label in (*(allow or ()), *(deny or ()))):
+            with self._lock:
+                self._filters[key] = found
+                while len(self._filters) > FILTERS:
+                    self._filters.popitem(last=False)
+        return found
 
 
 def open_predictor(path: Path) -> Predictor:
     """Map a model and warm it up: the first real question should not wait for kernels to load."""
     predictor = Predictor(Model.open(path, verify=True))
-    if predictor.model.text is not None:
+    model = predictor.model
+    predictor.predict(csr([0, 1], [0], [1.0], model.n_features) if model.n_features else csr([0, 0], [], [], 0), 1)
+    if model.text is not None:
         predictor.predict(["warm up"], 1)
     return predictor
 
@@ -46,22 +72,27 @@ def open_predictor(path: Path) -> Predictor:
 class PredictorCache:
     """The predictors used last, at most `capacity`. Safe for many threads; one model is loaded once, others meanwhile answer."""
 
-    def __init__(
-        self, registry: Registry, gauges: Gauges, capacity: int, opener: Opener = open_predictor, *, threads: int = 1
-    ) -> None:
+    def __init__(self, registry: Registry, gauges: Gauges, capacity: int, opener: Opener = open_predictor) -> None:
         self._registry = registry
         self._gauges = gauges
         self._capacity = capacity
-        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="xcray-predict")
-        self._places = threading.Semaphore(threads * (1 + WAITING))
+        self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="xcray-load")
         self._open = opener
         self._lock = threading.Lock()
         self._loaded: OrderedDict[tuple[str, int], Loaded] = OrderedDict()
         self._loading: dict[tuple[str, int], threading.Lock] = {}
+        self._located: dict[str, tuple[tuple[int, ...], tuple[str, int]]] = {}
+
+    async def find(self, reference: str) -> Loaded:
+        """`get` on the event loop: at once when it is loaded, else a thread loads it."""
+        found = self._known(self._locate(reference))
+        if found is None:
+            found = await asyncio.get_running_loop().run_in_executor(self._loaders, self.get, reference)
+        return found
 
     def get(self, reference: str) -> Loaded:
         """The predictor of "name", "name@alias" or "name:3", as it stands now. Raises NotFound, ParameterError, Corrupt."""
-        key = self._registry.locate(reference)
+        key = self._locate(reference)
         found = self._known(key)
         if found is not None:
             return found
@@ -70,26 +101,37 @@ class PredictorCache:
         with turn:
             return self._known(key) or self._load(key)
 
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place among those that compute or wait. Raises Unavailable BUSY when there is none."""
-        if not self._places.acquire(blocking=False):
-            raise Unavailable("too many predictions are waiting: try again in a second", code="BUSY", retry_after=1)
-        try:
-            yield
-        finally:
-            self._places.release()
-
     def forget(self, name: str, version: int) -> None:
         """Drop one; requests that hold it finish with it."""
         with self._lock:
             self._loaded.pop((name, version), None)
 
+    def forget_deleted(self) -> None:
+        """Drop those whose version another process has deleted: while it is mapped, its space is not free."""
+        with self._lock:
+            held = list(self._loaded)
+        for name, version in held:
+            if version not in self._registry.versions(name):
+                self.forget(name, version)
+
     def close(self) -> None:
-        """Drop all; no more are computed."""
-        self.pool.shutdown(wait=True, cancel_futures=True)
+        """Drop all; no more are loaded."""
+        self._loaders.shutdown(wait=True, cancel_futures=True)
         with self._lock:
             self._loaded.clear()
+
+    def _locate(self, reference: str) -> tuple[str, int]:
+        """What a reference stands for now: as remembered, while nothing has changed for its name."""
+        stamp = self._registry.stamp(reference.partition(":")[0].partition("@")[0])
+        known = self._located.get(reference)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        found = self._registry.locate(reference)
+        if stamp is not None:
+            if len(self._located) >= PLACES:
+                self._located.clear()
+            self._located[reference] = (stamp, found)
+        return found
 
     def _known(self, key: tuple[str, int]) -> Loaded | None:
         """One that is loaded, marked as used."""

@@ -12,6 +12,9 @@ INDEX_LIMIT = 2**31 - 2
 FLOAT32_MAX = 3.4028234663852886e38
 TEXT_LIMIT = 1_000_000  # characters
 MOST_SECONDS = 366 * 86400.0
+MOST_MILLISECONDS = 600_000.0
+LABEL_LIMIT = 10_000  # characters of a label's name
+LABELS_LIMIT = 100_000  # labels of an allow or deny list
 
 Name = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"pattern": f"^{NAME.pattern}$"}, examples=["pydocs"])]
 Index = Annotated[int, Field(ge=0, le=INDEX_LIMIT)]
@@ -21,6 +24,9 @@ Value = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=Fa
 # fail_fast: of a million wrong numbers the first is told; collecting all would take a minute and two gigabytes
 Indices = Annotated[list[Index], Field(fail_fast=True)]
 Values = Annotated[list[Value], Field(fail_fast=True)]
+Labels = Annotated[
+    list[Annotated[str, Field(max_length=LABEL_LIMIT)]], Field(min_length=1, max_length=LABELS_LIMIT, fail_fast=True)
+]
 
 
 class Strict(BaseModel):
@@ -39,17 +45,24 @@ class Instance(Strict):
 
 
 class PredictRequest(Strict):
-    """Which instances, and how many labels for each (clipped to the number of labels)."""
+    """Which instances, how many labels for each (clipped to the number of labels), among which labels, and what to tell of them."""
 
     instances: list[Instance] = Field(min_length=1, fail_fast=True)
     top_k: int = Field(5, ge=1)
+    allow: Labels | None = Field(None, description="Answer only these: names of labels, and set:NAME for the labels of a set.")
+    deny: Labels | None = Field(None, description="Never answer these, named in the same way.")
+    deadline_ms: float | None = Field(
+        None, gt=0, le=MOST_MILLISECONDS, description="Time to answer: then the best found so far; see `certificate`."
+    )
+    certificate: bool = Field(False, description="Tell for each instance whether the answer is proven, and what it took.")
+    probabilities: bool = Field(False, description="Tell the probability of each label; the model must be calibrated.")
 
 
 class ExplainRequest(Strict):
     """One instance; the label to explain (by name; the best one when left out); how many features to show."""
 
     instance: Instance
-    label: str | None = Field(None, max_length=10_000)
+    label: str | None = Field(None, max_length=LABEL_LIMIT)
     top: int = Field(10, ge=1, le=1000)
 
 
@@ -299,15 +312,28 @@ class Answerer(View):
     sha256: str
 
 
+class CertificateView(View):
+    """The proof of an answer: `exact` when no label allowed has a larger score than those told. `labels_scored`: how many in full;
+    `postings_read`: weights looked at; `bound_gap`: the last score told less the most that any other label could have, below 0
+    only when not exact, null when there is no other label."""
+
+    exact: bool
+    labels_scored: int
+    postings_read: int
+    bound_gap: float | None
+
+
 class PredictionView(View):
     """The best labels of an instance, best first; equal scores by lower label number. Scores are margins, not probabilities."""
 
     labels: list[str]
     scores: list[float]
+    probabilities: list[float] | None = Field(None, description="There when asked for.")
+    certificate: CertificateView | None = Field(None, description="There when asked for.")
 
 
 class PredictReply(View):
-    """One prediction for each instance, in order. The search is exact."""
+    """One prediction for each instance, in order. The search is exact, unless a deadline ended it and the certificate says so."""
 
     model: Answerer
     predictions: list[PredictionView]

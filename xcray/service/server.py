@@ -5,7 +5,6 @@ HOME/serve.json tells the address and the process; HOME/serve.lock admits one se
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from xcray import __version__
@@ -28,12 +28,12 @@ from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.service.app import create_app
 from xcray.service.logs import log_to
+from xcray.service.protocol import BoundedProtocol
 from xcray.service.running import supervision
 from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms
 
 KEEP_ALIVE = 75  # seconds an idle connection may stay
-HEADERS_READ = 65_536  # bytes of headers that are read at all; the guard answers above its own, lower limit
 
 
 def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
@@ -51,7 +51,7 @@ def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> 
             app = create_app(settings, store=store, supervisor=supervisor, checks=checks)
             server = Server(app, settings, lambda: _announce(home, url, ready))
             try:
-                asyncio.run(server.serve(sockets=[listener]))
+                uvloop.run(server.serve(sockets=[listener]))
             finally:
                 (home.path / "serve.json").unlink(missing_ok=True)
 
@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=BoundedProtocol,
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -71,7 +71,6 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=settings.grace_seconds,
-                h11_max_incomplete_event_size=HEADERS_READ,
             )
         )
         self._rooms: Rooms = app.state.rooms

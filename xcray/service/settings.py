@@ -49,7 +49,15 @@ class Settings(BaseSettings):
     build_seconds: int = Field(3600, ge=1, description="Processor seconds of a process that builds a data set.")
     builds_at_once: int = Field(1, ge=1, description="Data sets built at the same time.")
     models_loaded: int = Field(4, ge=1, description="Models kept mapped at the same time.")
-    predict_threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, description="Threads that answer predictions.")
+    predict_threads: int = Field(
+        default_factory=lambda: os.cpu_count() or 1, ge=1, description="Threads of a process for predictions that are not cheap."
+    )
+    predict_batch_ms: float = Field(
+        2.0, ge=0, le=1000, description="Predictions foreseen to take no longer are computed at once, and no more of it in one go."
+    )
+    predict_rows: int = Field(
+        2048, ge=1, description="Instances that wait or are computed; beyond, requests are answered 503 with Retry-After."
+    )
 
     heartbeat_seconds: float = Field(15.0, gt=0, description="Longest silence of an event stream.")
     poll_seconds: float = Field(0.25, gt=0, description="How often an event stream looks for events.")

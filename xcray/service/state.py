@@ -12,6 +12,7 @@ from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
 from xcray.service.building import Builder
+from xcray.service.desk import Desk
 from xcray.service.gauges import Gauges
 from xcray.service.predictors import PredictorCache
 from xcray.service.settings import Settings
@@ -39,6 +40,7 @@ class Rooms:
     uploads: UploadDesk
     builder: Builder
     predictors: PredictorCache
+    desk: Desk
     gauges: Gauges
     check_spec: Callable[[dict[str, Any]], dict[str, Any]]
     supervisor: Supervising | None = None

@@ -1,16 +1,18 @@
-"""Predictions and their reasons. The computing is done in threads of its own: kernels release the interpreter."""
+"""Predictions and their reasons.
+
+Predict requests do not pass through the framework: `PredictDoor` sees them first, because routing a request, resolving what its
+handler depends on and writing its reply takes FastAPI longer than the answer takes. The route below is the same, described.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import time
-from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, TypeVar
+import re
+from typing import Annotated, Any, Final, TypeAlias
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from xcray.errors import InputError
+from xcray.service import auth, predicting
 from xcray.service.auth import Asker
 from xcray.service.body import described, json_body
 from xcray.service.instances import rows_of
@@ -20,78 +22,77 @@ from xcray.service.schemas import (
     Contribution,
     ExplainReply,
     ExplainRequest,
-    PredictionView,
     PredictReply,
     PredictRequest,
 )
-from xcray.service.settings import Settings
 from xcray.service.state import Rooms, rooms_of
 
 router = APIRouter(prefix="/v1/models", tags=["predictions"])
-T = TypeVar("T")
 
-
-def _check_count(settings: Settings, value: dict[str, Any]) -> None:
-    """Refuse too many instances before a million of them are looked at."""
-    instances = value.get("instances")
-    if isinstance(instances, list) and len(instances) > settings.max_instances:
-        raise InputError(
-            f"{len(instances):,} instances are more than the {settings.max_instances:,} of one request: send several",
-            code="INSTANCES",
-            limit=settings.max_instances,
-        )
-
-
-PredictBody: TypeAlias = Annotated[PredictRequest, Depends(json_body(PredictRequest, "predict_body_bytes", _check_count))]
 ExplainBody: TypeAlias = Annotated[ExplainRequest, Depends(json_body(ExplainRequest, "predict_body_bytes"))]
+_PATH: Final = re.compile(r"/v1/models/([^/:@]+(?:@[^/:@]+|:[0-9]+)?):predict")
+_caller: Final = auth.needs("predict")
 
 
-@router.post("/{reference:modelref}:predict", openapi_extra=described(PredictRequest))
-async def predict(request: Request, caller: Asker, reference: str, asked: PredictBody) -> PredictReply:
+@router.post(
+    "/{reference:modelref}:predict",
+    openapi_extra=described(PredictRequest),
+    response_model=PredictReply,
+    response_model_exclude_unset=True,
+)
+async def predict(request: Request, caller: Asker, reference: str) -> Response:
     """The best labels of each instance. `reference` is name, name@alias or name:3; the reply says which version answered."""
-    rooms = rooms_of(request)
-    if asked.top_k > rooms.settings.max_top_k:
-        raise InputError(f"top_k must be 1 to {rooms.settings.max_top_k}", code="K_RANGE", loc="top_k")
-    return await _computed(rooms, lambda: _predict(rooms, reference, asked))
+    return Response(await predicting.answer(request, rooms_of(request), reference), media_type="application/json")
+
+
+class PredictDoor:
+    """ASGI middleware: answers what the route `predict` would answer, and passes everything else on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._route = next(route for route in router.routes if getattr(route, "endpoint", None) is predict)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a predict request. Raises XcrayError, which the guard outside turns into a problem."""
+        found = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        scope["route"] = self._route  # for the guard's figures
+        await _caller(request)
+        body = await predicting.answer(request, rooms_of(request), found[1])
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 @router.post("/{reference:modelref}:explain", openapi_extra=described(ExplainRequest))
 async def explain(request: Request, caller: Asker, reference: str, asked: ExplainBody) -> ExplainReply:
     """Which features made the score of a label (the best one when none is named), and what it lacks to be among the best."""
     rooms = rooms_of(request)
-    return await _computed(rooms, lambda: _explain(rooms, reference, asked))
+    with rooms.desk.place(1):
+        loaded = await rooms.predictors.find(reference)
+        return await _explained(rooms, loaded, asked)
 
 
-async def _computed(rooms: Rooms, work: Callable[[], T]) -> T:
-    """Run in the pool of prediction threads, with the request's id; refused while too many wait."""
-    context = contextvars.copy_context()
-    with rooms.predictors.place():
-        return await asyncio.get_running_loop().run_in_executor(rooms.predictors.pool, context.run, work)
+async def _explained(rooms: Rooms, loaded: Loaded, asked: ExplainRequest) -> ExplainReply:
+    """An explanation, computed at the desk."""
+
+    def work(_: list[Any]) -> list[ExplainReply]:
+        return [_explain(loaded, asked)]
+
+    reply: ExplainReply = await rooms.desk.compute(("explain", loaded.name, loaded.version), None, work, joins=False)
+    return reply
 
 
-def _predict(rooms: Rooms, reference: str, asked: PredictRequest) -> PredictReply:
-    """Answer wholly from one version."""
-    loaded, started = rooms.predictors.get(reference), time.perf_counter()
-    predictor = loaded.predictor
-    named = predictor.named(predictor.predict(rows_of(predictor.model, asked.instances), asked.top_k))
-    rooms.gauges.instances.inc(len(named))
-    rooms.gauges.predict_seconds.observe(time.perf_counter() - started)
-    predictions = [PredictionView(labels=[one.label for one in row], scores=[one.score for one in row]) for row in named]
-    return PredictReply(model=_answerer(loaded), predictions=predictions)
-
-
-def _explain(rooms: Rooms, reference: str, asked: ExplainRequest) -> ExplainReply:
-    """Explain by the version that `reference` means now."""
-    loaded = rooms.predictors.get(reference)
+def _explain(loaded: Loaded, asked: ExplainRequest) -> ExplainReply:
+    """Explain by one version."""
     predictor = loaded.predictor
     row = rows_of(predictor.model, [asked.instance], "instance")
     label = asked.label if asked.label is not None else int(predictor.predict(row, 1).labels[0, 0])
     found = predictor.explain(row, label, asked.top)
     fields = {name: getattr(found, name) for name in ("score", "bias", "rest", "n_rest", "rank", "gap_to_top", "gap_to_kth")}
     contributions = [Contribution(**part._asdict()) for part in found.contributions]
-    return ExplainReply(model=_answerer(loaded), label=found.name, contributions=contributions, **fields)
-
-
-def _answerer(loaded: Loaded) -> Answerer:
-    """Which version it is."""
-    return Answerer(name=loaded.name, version=loaded.version, sha256=loaded.predictor.model.sha256)
+    answerer = Answerer(name=loaded.name, version=loaded.version, sha256=predictor.model.sha256)
+    return ExplainReply(model=answerer, label=found.name, contributions=contributions, **fields)

@@ -1,0 +1,192 @@
+"""The other end of `benchmarks.serving`: requests to a service from a process, and a core, of its own.
+
+Reads one JSON object from standard input and answers with one on standard output. Two ways to ask:
+
+closed  `connections` clients, each asks again as soon as it has been answered: what the service can do at most.
+open    requests are due at random moments (a Poisson process of `rate` a second, from `seed`), whatever the service does. A time
+        is counted from the moment a request was due, also when all connections were busy then: waiting is never left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import uvloop
+
+PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "p999": 99.9}
+
+
+class Connection(asyncio.Protocol):
+    """One connection: a request at a time, `done(self, due, status)` when it is answered."""
+
+    def __init__(self, done: Callable[[Connection, float, int], None]) -> None:
+        self._done = done
+        self._buffer = b""
+        self._due = 0.0
+        self._asked = False
+        self.transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Remember where to write."""
+        self.transport = transport
+
+    def ask(self, request: bytes, due: float) -> None:
+        """Send a request that was due at `due` (monotonic seconds)."""
+        self._due, self._asked = due, True
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        """Collect an answer; it is whole when its body is as long as its head says."""
+        self._buffer = self._buffer + data if self._buffer else data
+        head = self._buffer.find(b"\r\n\r\n")
+        if head < 0:
+            return
+        at = self._buffer.index(b"content-length: ") + 16
+        length = int(self._buffer[at : self._buffer.index(b"\r", at)])
+        if len(self._buffer) < head + 4 + length:
+            return
+        status, self._buffer, self._asked = int(self._buffer[9:12]), b"", False
+        self._done(self, self._due, status)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """A connection that goes while an answer is awaited is a failure, status 0."""
+        if self._asked:
+            self._asked = False
+            self._done(self, self._due, 0)
+
+
+class Load:
+    """Counts what is answered; keeps the seconds of those answered 200."""
+
+    def __init__(self, requests: list[bytes], seconds: float, warm: float) -> None:
+        self._requests, self._next = requests, 0
+        self.begin = time.perf_counter() + warm  # what is due before is not counted
+        self.end = self.begin + seconds
+        self.seconds: list[float] = []
+        self.statuses: Counter[int] = Counter()
+        self.under_way = 0
+
+    def request(self) -> bytes:
+        """The next request, in turn."""
+        self._next = (self._next + 1) % len(self._requests)
+        return self._requests[self._next]
+
+    def ask(self, connection: Connection, due: float) -> None:
+        """Send the next request."""
+        self.under_way += 1
+        connection.ask(self.request(), due)
+
+    def note(self, due: float, status: int) -> float:
+        """Count an answer; the time it came."""
+        now = time.perf_counter()
+        self.under_way -= 1
+        if self.begin <= due < self.end:
+            self.statuses[status] += 1
+            if status == 200:
+                self.seconds.append(now - due)
+        return now
+
+    async def settled(self) -> None:
+        """When nothing is under way any more, or after ten seconds."""
+        for _ in range(1000):
+            if not self.under_way:
+                return
+            await asyncio.sleep(0.01)
+
+    def result(self) -> dict[str, Any]:
+        """Requests a second and milliseconds."""
+        milliseconds = np.array(self.seconds) * 1e3
+        shown = (
+            {name: round(float(np.percentile(milliseconds, q)), 3) for name, q in PERCENTILES.items()} if len(milliseconds) else {}
+        )
+        return {
+            "requests_a_second": round(len(self.seconds) / (self.end - self.begin), 1),
+            "answered": len(self.seconds),
+            "statuses": {str(status): count for status, count in sorted(self.statuses.items())},
+            **shown,
+            **({"mean": round(float(milliseconds.mean()), 3), "max": round(float(milliseconds.max()), 3)} if shown else {}),
+        }
+
+
+async def connections(host: str, port: int, count: int, done: Callable[[Connection, float, int], None]) -> list[Connection]:
+    """So many connections."""
+    loop = asyncio.get_running_loop()
+    return [(await loop.create_connection(lambda: Connection(done), host, port))[1] for _ in range(count)]
+
+
+async def closed(host: str, port: int, load: Load, count: int) -> None:
+    """Each connection asks, waits, asks."""
+
+    def done(connection: Connection, due: float, status: int) -> None:
+        now = load.note(due, status)
+        if now < load.end and status:
+            load.ask(connection, now)
+
+    for connection in await connections(host, port, count, done):
+        load.ask(connection, time.perf_counter())
+    await asyncio.sleep(max(0.0, load.end - time.perf_counter()))
+    await load.settled()
+
+
+async def opened(host: str, port: int, load: Load, count: int, rate: float, seed: int) -> None:
+    """Requests when they are due, on a free connection, or on the next one that falls free."""
+    free: deque[Connection] = deque()
+    late: deque[float] = deque()
+
+    def done(connection: Connection, due: float, status: int) -> None:
+        load.note(due, status)
+        if not status:
+            return
+        if late:
+            load.ask(connection, late.popleft())
+        else:
+            free.append(connection)
+
+    free.extend(await connections(host, port, count, done))
+    rng = np.random.default_rng(seed)
+    due = time.perf_counter()
+    while due < load.end:
+        due += rng.exponential(1.0 / rate)
+        wait = due - time.perf_counter()
+        if wait > 0.0:
+            await asyncio.sleep(wait)
+        if free:
+            load.ask(free.popleft(), due)
+        else:
+            late.append(due)
+    await load.settled()
+
+
+def http_request(url: str, path: str, body: str) -> bytes:
+    """A request as bytes."""
+    content = body.encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
+    return head.encode() + b"\r\n\r\n" + content
+
+
+def main() -> None:
+    """One measurement."""
+    asked = json.load(sys.stdin)
+    place = urlsplit(asked["url"])
+    requests = [http_request(asked["url"], asked["path"], body) for body in asked["bodies"]]
+    load = Load(requests, asked["seconds"], asked.get("warm", 1.0))
+    host, port, count = str(place.hostname), int(place.port or 80), asked["connections"]
+    if "rate" in asked:
+        uvloop.run(opened(host, port, load, count, asked["rate"], asked.get("seed", 0)))
+    else:
+        uvloop.run(closed(host, port, load, count))
+    print(json.dumps(load.result()))
+
+
+if __name__ == "__main__":
+    main()

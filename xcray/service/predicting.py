@@ -1,0 +1,133 @@
+"""A predict request from its body to the bytes of its answer: read, find the model, compute at the desk, write."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+from fastapi import Request
+
+from xcray.arrays import CSR, Float64, TopK, csr
+from xcray.errors import InputError
+from xcray.index.answer import Answer
+from xcray.service import quick
+from xcray.service.body import check_type, collect, parse
+from xcray.service.instances import taken
+from xcray.service.predictors import Loaded
+from xcray.service.quick import Ask
+from xcray.service.replies import predict_reply
+from xcray.service.schemas import PredictRequest
+from xcray.service.settings import Settings
+from xcray.service.state import Rooms
+
+INLINE: Final = 262_144  # bytes of a body that are read on the event loop: a millisecond; more go to a thread
+STRICT_INLINE: Final = 32_768  # the same for the strict reader
+TYPICAL: Final = 4_096  # bytes of a body that weigh as much as a row
+LEAST_MS: Final = 0.01  # of a deadline that passed while the request waited: the search then tells what it has
+
+NOTHING: Final = TopK(np.empty((0, 0), np.int32), np.empty((0, 0), np.float64))
+
+Given = list[str] | CSR
+Answered = tuple[Answer, Float64 | None]  # and the probabilities, when they were asked for
+
+
+async def answer(request: Request, rooms: Rooms, reference: str) -> bytes:
+    """The reply to a predict request, as `schemas.PredictReply` describes it. Raises XcrayError."""
+    begun = time.perf_counter()
+    settings = rooms.settings
+    check_type(request, ("application/json",))
+    body = await collect(request, settings.predict_body_bytes, settings.body_seconds)
+    asked = await _read(body, settings)
+    if asked.top_k > settings.max_top_k:
+        raise InputError(f"top_k must be 1 to {settings.max_top_k}", code="K_RANGE", loc="top_k")
+    n_rows = len(asked.instances)
+    with rooms.desk.place(n_rows):
+        loaded = await rooms.predictors.find(reference)
+        weight = n_rows + len(body) / TYPICAL
+        found, probabilities = await _computed(rooms, loaded, asked, weight, begun)
+        rooms.gauges.instances.inc(n_rows)
+        rooms.gauges.predict_seconds.observe(time.perf_counter() - begun)
+        return predict_reply(loaded, found, asked.certificate, probabilities)
+
+
+async def _read(body: bytes, settings: Settings) -> Ask:
+    """A body as a request: quickly when that can be, else strictly; large ones in a thread."""
+    if len(body) > INLINE:
+        found = await asyncio.to_thread(quick.read, body, settings.max_instances)
+    else:
+        found = quick.read(body, settings.max_instances)
+    if found is not None:
+        return found
+    strictly = partial(parse, PredictRequest, body, partial(_check_count, settings))
+    return quick.strictly(strictly() if len(body) <= STRICT_INLINE else await asyncio.to_thread(strictly))
+
+
+def _check_count(settings: Settings, value: dict[str, Any]) -> None:
+    """Refuse too many instances before a million of them are looked at."""
+    instances = value.get("instances")
+    if isinstance(instances, list) and len(instances) > settings.max_instances:
+        raise InputError(
+            f"{len(instances):,} instances are more than the {settings.max_instances:,} of one request: send several",
+            code="INSTANCES",
+            limit=settings.max_instances,
+        )
+
+
+async def _computed(rooms: Rooms, loaded: Loaded, asked: Ask, weight: float, begun: float) -> Answered:
+    """The answer by one version: together with others when nothing but rows and top_k was asked, else alone."""
+    model = (loaded.name, loaded.version)
+    given = taken(loaded.predictor.model, asked.instances)
+    if asked.probabilities and loaded.predictor.model.calibration is None:
+        loaded.predictor.probabilities(NOTHING)  # raises, before anything is searched
+    if asked.allow is None and asked.deny is None and asked.deadline_ms is None:
+        key = (model, asked.top_k, asked.probabilities, type(given))
+        together = partial(_together, loaded, asked.top_k, asked.probabilities)
+        return await rooms.desk.compute(key, given, together, weight=weight)  # type: ignore[no-any-return]
+    alike = (model, asked.top_k.bit_length(), asked.allow is not None, asked.deny is not None, asked.deadline_ms is not None)
+    alone = partial(_alone, rooms, loaded, asked, begun)
+    return await rooms.desk.compute(alike, given, alone, weight=weight, joins=False)  # type: ignore[no-any-return]
+
+
+def _alone(rooms: Rooms, loaded: Loaded, asked: Ask, begun: float, given: list[Given]) -> list[Answered]:
+    """The answer to one request with a filter or a deadline; its time runs since the request began."""
+    among = loaded.filter(asked.allow, asked.deny, rooms.registry)
+    left = asked.deadline_ms
+    if left is not None:
+        left = max(LEAST_MS, left - 1e3 * (time.perf_counter() - begun))
+    found = loaded.predictor.answer(given[0], asked.top_k, deadline_ms=left, allow=among)
+    return [(found, loaded.predictor.probabilities(found, filtered=among is not None) if asked.probabilities else None)]
+
+
+def _together(loaded: Loaded, k: int, probable: bool, given: list[Given]) -> list[Answered]:
+    """The answers to several requests by one call."""
+    predictor = loaded.predictor
+    found = predictor.answer(given[0] if len(given) == 1 else _joined(given), k)
+    shares = predictor.probabilities(found) if probable else None
+    if len(given) == 1:
+        return [(found, shares)]
+    ends = np.cumsum([len(each) if isinstance(each, list) else each.n_rows for each in given]).tolist()
+    spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    return [(_part(found, span), None if shares is None else shares[span]) for span in spans]
+
+
+def _part(found: Answer, rows: slice) -> Answer:
+    """Some rows of an answer."""
+    return Answer._make([part[rows] for part in found])
+
+
+def _joined(given: list[Given]) -> Given:
+    """Texts, or rows, of several requests one after the other."""
+    if isinstance(given[0], list):
+        return list(chain.from_iterable(each for each in given if isinstance(each, list)))
+    rows = [each for each in given if not isinstance(each, list)]
+    lengths = np.concatenate([np.diff(each.indptr) for each in rows])
+    return csr(
+        np.concatenate(([0], np.cumsum(lengths))),
+        np.concatenate([each.indices for each in rows]),
+        np.concatenate([each.data for each in rows]),
+        rows[0].n_cols,
+    )
