@@ -14,10 +14,13 @@ from naive import search
 
 from xcray.arrays import TopK, csr, csr_from, pattern_from
 from xcray.data.text import TextPipeline
-from xcray.errors import InputError, NotFound, ParameterError, ShapeMismatch
+from xcray.errors import InputError, NotCalibrated, NotFound, ParameterError, ShapeMismatch
+from xcray.model.calibration import Calibration
+from xcray.model.derived import with_calibration
 from xcray.model.model import Model, write_model
-from xcray.predict import Contribution, Predictor, Scored
+from xcray.predict import Contribution, Predictor, Scored, answer_table
 
+FACTS: dict[str, Any] = {"rows": {"fitted": 1, "measured": 1, "left_out": 0}, "bins": [], "places": [1, 2], "report": {}}
 TEXTS = ["read rows of a csv file", "write rows to a csv file", "parse a date and a time", "local time zone"]
 
 
@@ -176,3 +179,41 @@ def test_evaluate_measures_the_best_labels(random: Predictor, rng: np.random.Gen
     assert measures["P@3"] == pytest.approx(1 / 3)
     with pytest.raises(ShapeMismatch, match="rows x labels"):
         random.evaluate(rows[:5], pattern_from(truth))
+
+
+def test_answers_as_arrow(random: Predictor, rng: np.random.Generator) -> None:
+    rows = np.where(rng.random((6, 30)) < 0.4, rng.normal(size=(6, 30)), 0).astype(np.float32)
+    answer = random.answer(rows, 4)
+    table, named = random.table(answer), random.named(answer.top)
+    assert table.column_names == ["labels", "scores", "exact", "bound_gap", "labels_scored", "postings_read"]
+    assert table.column("labels").to_pylist() == [[one.label for one in row] for row in named]
+    assert table.column("scores").to_pylist() == answer.scores.tolist()
+    assert table.column("exact").to_pylist() == [True] * 6
+    assert table.column("labels_scored").to_pylist() == answer.labels_scored.tolist()
+    told = rng.random((6, 4))
+    numbered = answer_table(answer._replace(bound_gap=np.array([0.5, np.inf, -1, np.nan, 0, 2])), None, told)
+    assert numbered.column("labels").to_pylist() == answer.labels.tolist()
+    assert numbered.column("probabilities").to_pylist() == told.tolist()
+    assert numbered.column("bound_gap").to_pylist() == [0.5, None, -1, None, 0, 2]
+    with pytest.raises(ShapeMismatch, match="probabilities"):
+        answer_table(answer, None, told[:, :3])
+    nothing = random.table(random.answer(np.zeros((0, 30)), 4))
+    assert (nothing.num_rows, nothing.schema) == (0, table.schema)
+
+
+def test_probabilities_of_a_calibrated_model(random: Predictor, rng: np.random.Generator, tmp_path: Path) -> None:
+    parts = [np.array(values) for values in ([1, 2], [0, 2, 4, 6], [-1.0, 1, -1, 1, -1, 1], [0.1, 0.9, 0.5, 0.6, 0.2, 0.3])]
+    curves = Calibration(np.zeros(50, np.int32), *parts)
+    calibrated = Predictor(with_calibration(random.model, tmp_path / "calibrated", curves, {"measures": {"ECE@1": 0.5}, **FACTS}))
+    rows = rng.normal(size=(9, 30)).astype(np.float32)
+    answer = calibrated.answer(rows, 3)
+    np.testing.assert_array_equal(answer.scores, random.answer(rows, 3).scores)
+    told = calibrated.probabilities(answer)
+    clipped = np.clip(answer.scores, -1, 1)
+    np.testing.assert_allclose(told[:, 0], 0.55 + 0.05 * clipped[:, 0])
+    np.testing.assert_allclose(told[:, 1:], 0.25 + 0.05 * clipped[:, 1:])
+    np.testing.assert_allclose(calibrated.probabilities(answer.top, filtered=True), 0.5 + 0.4 * clipped)
+    assert calibrated.table(answer).column("probabilities").to_pylist() == told.tolist()
+    assert calibrated.table(answer, filtered=True).column("probabilities").to_pylist() == (0.5 + 0.4 * clipped).tolist()
+    with pytest.raises(NotCalibrated, match="xcray calibrate"):
+        random.probabilities(answer)

@@ -24,8 +24,8 @@ COLUMNS = {"bins": pa.int32(), "places": pa.int64(), "starts": pa.int64(), "scor
 class Calibration(NamedTuple):
     """Curves by place and frequency bin, piecewise linear, flat beyond their ends.
 
-    bins: (K,) int32, the frequency bin of each label, 0 the rarest. places: (p,) int64, ascending from 1, where a group of places
-    begins: [1, 2] has the first place and all others; group 0 is any place, for answers whose place means nothing because
+    bins: (K,) int32, the frequency bin of each label, 0 the rarest. places: (p,) int64, ascending from 1, where each group of
+    places begins; [1, 2] has the first place and all others; group 0 is any place, for answers whose place means nothing because
     not all labels were allowed. Curve (group g of 0 to p) * n_bins + bin has the knots starts[c] to starts[c + 1] of
     scores and probabilities, both float64: scores ascend strictly, probabilities never fall and lie in 0 to 1.
     """

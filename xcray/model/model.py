@@ -145,11 +145,10 @@ def write_model(
     solver, params, seed, dataset_hash: where it came from; measures: fractions by name; report: what the training wants to
     keep (timings and the like, JSON); classes: one row per label; timeline: one row per batch; provenance: what was done to
     an earlier model to make this one, oldest first (JSON); missing: labels of a partial model that were not trained.
-    calibration: from scores to probabilities, and how it was fitted (JSON). Its curves enter the content hash, because they
-    change answers; timings, measures and provenance do not. staged: an entered `Staging` of this path that
-    has been asked for its `index`; W and b are what that gave, and are not written again.
-    Raises ShapeMismatch when sizes disagree, Corrupt when a weight is not finite, ParameterError when something is not
-    JSON, Conflict when `path` exists.
+    calibration: from scores to probabilities, and how it was fitted (JSON). Its curves enter the content hash, because they change
+    answers; timings, measures and provenance do not. staged: an entered `Staging` of this path that has been asked for its
+    `index`; W and b are what that gave, and are not written again. Raises ShapeMismatch when sizes disagree, Corrupt when a
+    weight is not finite, ParameterError when something is not JSON, Conflict when `path` exists.
     """
     settings = {"solver": solver, "params": _plain(params)}
     manifest = {
