@@ -10,6 +10,7 @@ QUICK = [
     ["benchmarks.quality", "--sets", "synthetic", "--repeats", "1"],
     ["benchmarks.balance", "--sets", "synthetic", "--workers", "2"],
     ["benchmarks.schedule", "--largest", "5000"],
+    ["benchmarks.search", "--queries", "200", "--repeats", "2", "--budget", "2"],
 ]
 WHOLE = [
     ["benchmarks.quality", "--sets", "synthetic"],
@@ -17,11 +18,14 @@ WHOLE = [
     ["benchmarks.schedule"],
     ["benchmarks.kills"],
     ["benchmarks.memory"],
+    ["benchmarks.footprint"],
     ["benchmarks.shapes"],
     ["benchmarks.convergence", "--sets", "synthetic"],
     ["benchmarks.ancestor", "--sets", "synthetic"],
     ["benchmarks.path", "--sets", "synthetic", "--repeats", "1"],
     ["benchmarks.objective", "--sets", "synthetic"],
+    ["benchmarks.search"],
+    ["benchmarks.search", "--equality", "20000"],
 ]
 
 
