@@ -53,7 +53,11 @@ class Peer:
             text=True,
             env={**os.environ, **{key: value for key, value in ONE_THREAD.items() if key != "OMP_NUM_THREADS"}},
         )
-        self.account = self._read()
+        try:
+            self.account = self._read()
+        except Unusable:
+            self.close()
+            raise
 
     def tell(self, **asked: int) -> dict[str, Any]:
         """Ask, and wait for the answer."""
