@@ -237,7 +237,8 @@ def _json_form(source: Source, block: Block, found: _Lines, spec: BulkSpec, read
     tally = Tally(keep=1)
     text = _decoded(source, block, found, 0, tally) or ""
     first = json_object(source, TextLine(text, int(found.numbers[0])))
-    return form_of(list(first), spec, reads_text, source.name)._replace(id_type="string")
+    form = form_of(list(first), spec, reads_text, source.name)
+    return form if form.id is None else form._replace(id_type="string")
 
 
 def _json_rows(piece: Source, block: Block, found: _Lines, form: Form, width: int, tally: Tally) -> Rows:

@@ -104,20 +104,20 @@ class OutputParts:
             check()
             publish_directory(staged, out)
         except Conflict:
-            found = published(out, self._fingerprint)  # another attempt of the same work was quicker
-            if found is None:
+            other = published(out, self._fingerprint)  # another attempt of the same work was quicker
+            if other is None:
                 raise
-            return found
+            return other
         finally:
             discard_directory(staged)
         return manifest
 
     def _adopt(self, path: Path) -> None:
         """Take up a part of an earlier run, or set it aside."""
-        found = KEPT.fullmatch(path.name)
+        named = KEPT.fullmatch(path.name)
         digest = sha256_file(path)
-        number = int(found[1]) if found else -1
-        if found and digest.startswith(found[2]) and number < len(self._plan.chunks):
+        number = int(named[1]) if named else -1
+        if named and digest.startswith(named[2]) and number < len(self._plan.chunks):
             self._kept[number] = _described(path, digest)
         else:
             path.rename(path.with_suffix(".damaged"))
@@ -143,25 +143,28 @@ class OutputParts:
 
 def read_manifest(path: Path, verify: bool = False) -> dict[str, Any]:
     """The manifest of an output directory; verify: compare every part with its checksum. Raises NotFound, Corrupt."""
-    found: dict[str, Any] = read_json(path / MANIFEST)
+    manifest: dict[str, Any] = read_json(path / MANIFEST)
     try:
-        known = found["schema_version"] == SCHEMA_VERSION
-        files = {part["file"]: {"bytes": part["bytes"], "sha256": part["sha256"]} for part in found["parts"]}
+        known = manifest["schema_version"] == SCHEMA_VERSION
+        files = {part["file"]: {"bytes": part["bytes"], "sha256": part["sha256"]} for part in manifest["parts"]}
     except (KeyError, TypeError) as error:
         raise Corrupt(f"{MANIFEST} of {path.name} lacks {error}") from None
     if not known:
-        raise Corrupt(f"{MANIFEST} has schema version {found['schema_version']}, this xcray reads {SCHEMA_VERSION}")
+        raise Corrupt(f"{MANIFEST} has schema version {manifest['schema_version']}, this xcray reads {SCHEMA_VERSION}")
     if verify:
         verify_files(path, files)
-    return found
+    return manifest
+
+
+def found(path: Path) -> dict[str, Any] | None:
+    """The manifest of an output that is there; None when there is none. Raises Corrupt."""
+    return read_manifest(path) if (path / MANIFEST).is_file() else None
 
 
 def published(path: Path, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:
     """The manifest of an output that is this very work's; None when there is none, or another's."""
-    if not (path / MANIFEST).is_file():
-        return None
-    found = read_manifest(path)
-    return found if found.get("fingerprint") == digest_of(fingerprint) else None
+    manifest = found(path)
+    return manifest if manifest is not None and manifest.get("fingerprint") == digest_of(fingerprint) else None
 
 
 def digest_of(fingerprint: Mapping[str, Any]) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,12 +13,12 @@ import numpy as np
 from xcray.arrays import Float64, Int32, TopK, frozen
 from xcray.bulk.columns import TEXT
 from xcray.bulk.lines import plan_lines
-from xcray.bulk.output import OutputParts, read_manifest
+from xcray.bulk.output import OutputParts
 from xcray.bulk.parquet import plan_parquet
 from xcray.bulk.plan import Plan
 from xcray.bulk.spec import BulkSpec
 from xcray.bulk.work import PHASES, BulkWork
-from xcray.errors import Conflict, InputError, NotFound, Stopped, Unavailable
+from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
 from xcray.execution.pool import Pool, Result, StopFlag
@@ -187,18 +185,6 @@ def ray_pool(spec: BulkSpec, work: BulkWork, workers: int, job: str) -> Pool:
     except ModuleNotFoundError as error:
         raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
     return RayPool(work, workers, session(spec.ray_address, workers), job, _unseen)
-
-
-def found(out: Path) -> dict[str, Any] | None:
-    """The manifest of an output that is there already; None when there is none."""
-    with suppress(NotFound):
-        return read_manifest(out)
-    return None
-
-
-def clear(run_dir: Path) -> None:
-    """Remove a run directory whose output was published."""
-    shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def _unseen() -> tuple[Any, ...]:

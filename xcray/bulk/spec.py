@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from xcray.errors import ParameterError
+from xcray.errors import NotFound, ParameterError
 from xcray.execution.pool import POOLS
+from xcray.predict.labels import SET
 
 FORMATS: Final = ("parquet", "svmlight", "xc", "jsonl", "text")
 SUFFIXES: Final = {
@@ -36,7 +38,8 @@ class BulkSpec:
     model: path of a model directory; input: path of a file, or of a directory of Parquet files (in order of their names);
     format: one of FORMATS, by the name's suffix when None: parquet; svmlight; xc, with its header; jsonl, an object a line;
     text, a text a line. k: labels for each row, clipped to the number there is.
-    allow, deny: label names or numbers that may, or may not, be answered. probabilities, certificate: more columns.
+    allow, deny: label names or numbers that may, or may not, be answered, and set:NAME for those of a set; label_sets: the labels
+    of these sets, by name, so that an answer begun goes on with the sets as they were. probabilities, certificate: more columns.
     text_columns: columns (fields, in jsonl) joined by blanks to the text; indices_column, values_column: lists of a sparse
     row; values_column alone: a dense row. None: by the names there are: text; indices and values; values.
     id_column: copied to the answers, which else have the number of the row, from 0. zero_based: svmlight's indices start at 0.
@@ -50,6 +53,7 @@ class BulkSpec:
     k: int = 5
     allow: tuple[int | str, ...] | None = None
     deny: tuple[int | str, ...] | None = None
+    label_sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     probabilities: bool = False
     certificate: bool = False
     text_columns: tuple[str, ...] | None = None
@@ -81,7 +85,16 @@ class BulkSpec:
         for name in NAMED:
             if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
                 raise ParameterError(f"{name} must be the name of a column, not {_shown(getattr(self, name))}")
+        _sets(self.label_sets)
         self._check_columns()
+
+    def labels_of_set(self, name: str) -> Sequence[str]:
+        """The labels of a set. Raises NotFound when the spec has none of that name."""
+        if name not in self.label_sets:
+            raise NotFound(
+                f"there is no set of labels {name[:80]!r} here; there are: {', '.join(sorted(self.label_sets)) or 'none'}"
+            )
+        return self.label_sets[name]
 
     def _check_columns(self) -> None:
         """Names of columns go together, and with the format."""
@@ -110,7 +123,8 @@ class BulkSpec:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         lists = {name: list(getattr(self, name)) for name in LISTS if getattr(self, name) is not None}
-        return {**dataclasses.asdict(self), **lists}
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**plain, **lists, "label_sets": {name: list(labels) for name, labels in self.label_sets.items()}}
 
     def question(self) -> dict[str, Any]:
         """What is asked, without where the files lie and where the work is done; JSON."""
@@ -127,6 +141,19 @@ def format_of(path: str) -> str:
     if suffix not in SUFFIXES:
         raise ParameterError(f"the name {place.name[:80]!r} does not tell a format: give format, one of {', '.join(FORMATS)}")
     return SUFFIXES[suffix]
+
+
+def sets_named(labels: Iterable[int | str], sets: Callable[[str], Iterable[str]]) -> dict[str, list[str]]:
+    """The sets of labels that a list names, as they are now, for `label_sets`; sets: gives the labels of one, or raises NotFound.
+
+    A label may be called set:NAME too: what is no set is left to the model.
+    """
+    named = {label.removeprefix(SET) for label in labels if isinstance(label, str) and label.startswith(SET)}
+    found = {}
+    for name in sorted(named):
+        with suppress(NotFound, ParameterError):
+            found[name] = list(sets(name))
+    return found
 
 
 def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -147,6 +174,16 @@ def _sequence(name: str, value: Any, kinds: tuple[type, ...]) -> None:
     if value is not None and not sound:
         what = "label names or numbers" if int in kinds else "column names"
         raise ParameterError(f"{name} must be a list of {what}, not {_shown(value)}")
+
+
+def _sets(value: Any) -> None:
+    """Raise ParameterError unless a value is label names by the names of sets."""
+    sound = isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
+        for name, labels in value.items()
+    )
+    if not sound:
+        raise ParameterError(f"label_sets must be lists of label names by the names of sets, not {_shown(value)}")
 
 
 def _shown(value: Any) -> str:

@@ -30,6 +30,7 @@ from xcray.index.answer import Answer
 from xcray.index.filters import LabelFilter
 from xcray.model.model import Model
 from xcray.predict import Predictor
+from xcray.predict.answers import answer_table
 
 STEP: Final = 256  # rows answered between two looks at the stop flag
 FACTS: Final = b"xcray.part"  # key of a part's facts in its schema's metadata
@@ -73,7 +74,8 @@ class BulkWork:
 
     def local(self, predictor: Predictor, stop: StopFlag) -> BulkLocal:
         """What stays at a worker, with this predictor. Raises NotFound, ParameterError for `allow` and `deny` that do not fit."""
-        return BulkLocal(predictor, predictor.filter(_list(self.spec.allow), _list(self.spec.deny)), stop)
+        allow, deny = (None if labels is None else list(labels) for labels in (self.spec.allow, self.spec.deny))
+        return BulkLocal(predictor, predictor.filter(allow, deny, sets=self.spec.labels_of_set), stop)
 
     def open(self) -> BulkLocal | None:
         """Map the model when this node has it, and the input; None when not."""
@@ -114,13 +116,13 @@ class BulkWork:
                 with watch("search"):
                     answer = local.predictor.answer(X, spec.k, allow=local.among)
                 with watch("writing"):
-                    tables.append(self._table(local.predictor, some.ids, answer))
+                    tables.append(self._table(local.predictor, some.ids, answer, local.among is not None))
         with watch("writing"):
             reasons = [error.as_dict() for error in tally.errors[:REASONS]]
             facts: dict[str, Any] = {"chunk": chunk.number, "first_row": chunk.first_row, "rows_read": chunk.n_rows}
             facts |= {"rows": sum(table.num_rows for table in tables), "skipped": tally.n_bad, "skipped_reasons": reasons}
-            schema = self._schema().with_metadata({FACTS: json.dumps(facts, sort_keys=True).encode()})
-            content = encoded(pa.Table.from_batches(tables, self._schema()).replace_schema_metadata(schema.metadata))
+            whole = pa.concat_tables([self._schema().empty_table(), *tables])
+            content = encoded(whole.replace_schema_metadata({FACTS: json.dumps(facts, sort_keys=True).encode()}))
         return Part(chunk.number, content, facts["rows"], tally.n_bad, tuple(watch.seconds[name] for name in PHASES))
 
     def _read(self, chunk: Chunk, width: int, tally: Tally) -> Iterator[Rows]:
@@ -139,16 +141,12 @@ class BulkWork:
             columns |= {"exact": pa.bool_(), "bound_gap": pa.float64()}
         return pa.schema(columns)
 
-    def _table(self, predictor: Predictor, ids: pa.Array, answer: Answer) -> pa.RecordBatch:
+    def _table(self, predictor: Predictor, ids: pa.Array, answer: Answer, filtered: bool) -> pa.Table:
         """Answers as columns, made of whole arrays."""
-        n, k = answer.labels.shape
-        names = predictor.model.label_names.take(pa.array(answer.labels.ravel())).cast(pa.string())
-        columns = [ids, lists(names, n, k), lists(pa.array(answer.scores.ravel()), n, k)]
-        if self.spec.probabilities:
-            columns.append(lists(pa.array(predictor.probabilities(answer.top).ravel(), pa.float64()), n, k))
-        if self.spec.certificate:
-            columns += [pa.array(answer.exact), pa.array(answer.bound_gap)]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema())
+        told = predictor.probabilities(answer, filtered=filtered) if self.spec.probabilities else None
+        table = answer_table(answer, predictor.model.label_names, told)
+        schema = self._schema()
+        return pa.Table.from_arrays([ids, *(table.column(name) for name in schema.names[1:])], schema.names).cast(schema)
 
 
 class _Watch:
@@ -179,11 +177,6 @@ class _Watch:
             yield rows
 
 
-def lists(values: pa.Array, n: int, k: int) -> pa.ListArray:
-    """(n * k,) values as n lists of k; nothing is copied."""
-    return pa.ListArray.from_arrays(pa.array(np.arange(n + 1) * k, pa.int32()), values)
-
-
 def encoded(table: pa.Table) -> NDArray[np.uint8]:
     """A table as the bytes of a Parquet file: (n,) uint8. The same table gives the same bytes, with one version of Arrow.
 
@@ -209,8 +202,3 @@ def some_rows(rows: CSR, lo: int, hi: int) -> CSR:
     """Rows [lo, hi) of a matrix; its entries are views."""
     first, last = int(rows.indptr[lo]), int(rows.indptr[hi])
     return csr(rows.indptr[lo : hi + 1] - first, rows.indices[first:last], rows.data[first:last], rows.n_cols)
-
-
-def _list(labels: tuple[int | str, ...] | None) -> list[int | str] | None:
-    """Labels as the predictor takes them."""
-    return None if labels is None else list(labels)

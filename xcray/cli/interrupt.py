@@ -29,7 +29,7 @@ def stopping(flag: Flag) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(number: int, frame: FrameType | None) -> None:
-        note("stopping: the classes under way are finished and kept; once more to leave at once")
+        note("stopping: what is finished is kept; once more to leave at once")
         flag.set()
         restore()
 

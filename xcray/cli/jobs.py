@@ -1,9 +1,10 @@
-"""`xcray jobs`: trainings on a server, over REST."""
+"""`xcray jobs`: trainings and batch predictions on a server, over REST."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +17,11 @@ from xcray.cli.train import Parameters, partial_line, show_measures
 
 if TYPE_CHECKING:
     from xcray.client import Client
+    from xcray.client.results import Job as ClientJob
 
-app = typer.Typer(name="jobs", help="Trainings on a server: submit, watch, stop, resume.", no_args_is_help=True)
+app = typer.Typer(
+    name="jobs", help="Trainings and batch predictions on a server: submit, watch, stop, resume.", no_args_is_help=True
+)
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job.")]
 
@@ -109,12 +113,34 @@ def watch(job: JobId, server: ServerChoice = None, json: output.AsJson = False) 
         raise typer.Exit(follow(client, job, json))
 
 
-def follow(client: Client, job: str, as_json: bool) -> int:
-    """Show progress until the job has ended; the exit code."""
+@app.command("output")
+def fetch(
+    job: JobId,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory to write; it must not exist.")],
+    server: ServerChoice = None,
+    json: output.AsJson = False,
+) -> None:
+    """Fetch the answers of a batch prediction."""
+    with client_of(server) as client:
+        client.jobs.download(job, folder)
+        found = client.jobs.output(job)
+    if json:
+        output.emit({"output": str(folder), **found})
+    else:
+        output.say(f"{folder}: {found['answered']:,} rows answered, {len(found['parts']):,} files")
+
+
+def follow_quietly(client: Client, job: str, as_json: bool) -> ClientJob:
+    """Show progress until the job has ended; the job as it is then."""
     with reporter(quiet=as_json) as report:
         for event in client.jobs.events(job):
             tell(report, event)
-    found = client.jobs.get(job)
+    return client.jobs.get(job)
+
+
+def follow(client: Client, job: str, as_json: bool) -> int:
+    """Show progress until the job has ended, and the job; the exit code."""
+    found = follow_quietly(client, job, as_json)
     if as_json:
         output.emit(found)
     else:
@@ -144,6 +170,8 @@ def show(job: Mapping[str, Any]) -> None:
     output.pairs({name: value for name, value in lines.items() if value is not None})
     if result.get("model"):
         output.pairs({"model": f"{result['model']}:{result.get('version', '')}".rstrip(":")})
+    if result.get("output"):
+        output.say(f"{result['answered']:,} rows answered; xcray jobs output {job['id']} DIR fetches the answers")
     if result.get("partial"):
         output.say(partial_line(result["partial"]))
     if result.get("measures"):
@@ -207,7 +235,7 @@ def resume(job: JobId, server: ServerChoice = None, json: output.AsJson = False)
 
 @app.command()
 def delete(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """Forget an ended job, its events, log and finished parts. The model stays."""
+    """Forget an ended job, its events, log and finished parts, and the answers of a batch prediction. The model stays."""
     with client_of(server) as client:
         client.jobs.delete(job)
     if json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ KINDS: Final[dict[str, type[XcrayError]]] = {
         errors.Corrupt,
         errors.Fenced,
         errors.InputError,
+        errors.NotCalibrated,
         errors.NotFound,
         errors.ParameterError,
         errors.Refused,
@@ -88,6 +90,24 @@ class Connection:
                     raise
                 time.sleep(min(LONGEST_PAUSE, float(error.details.get("retry_after", _pause(tries - left)))))
         raise AssertionError("the last try returns or raises")
+
+    def fetch(self, path: str, to: Path) -> None:
+        """Download into a file, block by block; begun again when the connection breaks. Raises what is answered."""
+        for left in range(self._retries, -1, -1):
+            try:
+                with self._http.stream("GET", path) as found, open(to, "wb") as out:
+                    if found.is_error:
+                        found.read()
+                        _raise(found)
+                    for block in found.iter_bytes(BLOCK):
+                        out.write(block)
+                    out.flush()
+                    os.fsync(out.fileno())
+                return
+            except httpx.HTTPError as error:
+                if not left:
+                    raise self._unreachable(error) from error
+                time.sleep(_pause(self._retries - left))
 
     def stream(self, path: str, after: int) -> Iterator[Event]:
         """Server-sent events after a number; taken up again wherever the connection breaks, until the service says that is all."""

@@ -6,13 +6,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 from xcray.client.connection import Connection
-from xcray.client.results import Dataset, Event, Job, LabelSet, Model, SetSummary, Timeline, Version
-from xcray.errors import InputError, NotFound, Unavailable
-from xcray.files import sha256_file
+from xcray.client.results import Dataset, Event, Job, LabelSet, Model, Output, SetSummary, Timeline, Version
+from xcray.errors import Conflict, Corrupt, InputError, NotFound, Unavailable
+from xcray.files import discard_directory, publish_directory, sha256_file, staging_directory
 
 
 class Noun:
@@ -20,6 +20,13 @@ class Noun:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    def _upload(self, file: Path) -> str:
+        """Send one file; its id."""
+        if not file.is_file():
+            raise NotFound(f"there is no file {file}")
+        query = {"sha256": sha256_file(file)}
+        return str(self._connection.ask("POST", "/v1/uploads", content=file, query=query)["id"])
 
     def _pages(self, path: str, key: str, query: Mapping[str, Any] | None = None) -> Iterator[Any]:
         """All entries of a list, page after page."""
@@ -82,20 +89,16 @@ class Datasets(Noun):
         """Remove a data set."""
         self._connection.ask("DELETE", f"/v1/datasets/{part_of(dataset_id)}")
 
-    def _upload(self, file: Path) -> str:
-        """Send one file; its id."""
-        if not file.is_file():
-            raise NotFound(f"there is no file {file}")
-        query = {"sha256": sha256_file(file)}
-        return str(self._connection.ask("POST", "/v1/uploads", content=file, query=query)["id"])
-
     def _create(self, body: Mapping[str, Any]) -> Dataset:
         """POST /v1/datasets."""
         return cast(Dataset, self._connection.ask("POST", "/v1/datasets", body=body))
 
 
+MANIFEST: Final = "_manifest.json"  # of the files of a batch prediction
+
+
 class Jobs(Noun):
-    """/v1/jobs."""
+    """/v1/jobs, and batch predictions, which are jobs."""
 
     def submit(
         self,
@@ -116,6 +119,54 @@ class Jobs(Noun):
         body = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {}), **more}
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return cast(Job, self._connection.ask("POST", "/v1/jobs", body=body, headers=headers, again=True))
+
+    def predict(
+        self,
+        model: str,
+        *,
+        format: str,
+        file: str | Path | None = None,
+        path: str | None = None,
+        idempotency_key: str | None = None,
+        **more: Any,
+    ) -> Job:
+        """Queue a batch prediction of a file that is sent, or of a path of the server that its operator opened.
+
+        model: name, name@alias or name:version; format: parquet, svmlight, xc, jsonl or text; more: top_k, allow, deny,
+            probabilities, certificate, text_columns, indices_column, values_column, id_column, zero_based, on_error, part_rows,
+            pool, workers, name, priority.
+        """
+        if (file is None) == (path is None):
+            raise InputError("give a file to send, or a path of the server; one of them", code="INPUT")
+        given = {"path": path} if file is None else {"upload": self._upload(Path(file))}
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        body = {"format": format, **given, **more}
+        place = f"/v1/models/{reference_of(model)}:batchPredict"
+        return cast(Job, self._connection.ask("POST", place, body=body, headers=headers, again=True))
+
+    def output(self, job_id: str) -> Output:
+        """What a batch prediction made: its files and what was skipped."""
+        return cast(Output, self._connection.ask("GET", f"{self._path(job_id)}/output"))
+
+    def download(self, job_id: str, folder: str | Path) -> Path:
+        """Fetch all files of a batch prediction into a new directory, which appears whole; each is compared with its checksum.
+
+        Raises Conflict when the directory exists, Corrupt when a file is not what was made.
+        """
+        target = Path(folder)
+        if target.exists():
+            raise Conflict(f"{target.name} exists already; choose another directory, or remove it first")
+        parts, staged = self.output(job_id)["parts"], staging_directory(target)
+        try:
+            for part in [*parts, {"file": MANIFEST}]:
+                to = staged / part_of(str(part["file"]))
+                self._connection.fetch(f"{self._path(job_id)}/output/{to.name}", to)
+                if "sha256" in part and sha256_file(to) != part["sha256"]:
+                    raise Corrupt(f"{to.name} is not what the job made (its checksum differs); fetch it again", file=to.name)
+            publish_directory(staged, target)
+        finally:
+            discard_directory(staged)
+        return target
 
     def list(self, *, status: str | None = None) -> Iterator[Job]:
         """Jobs, newest first; only those of a status when it is given."""
@@ -220,6 +271,12 @@ class Models(Noun):
     def _path(self, name: str, version: int) -> str:
         """The path of a version."""
         return f"/v1/models/{part_of(name)}/versions/{int(version)}"
+
+
+def reference_of(model: str) -> str:
+    """name, name@alias or name:version as part of a path. Raises InputError when it can't be one."""
+    part_of(model)
+    return quote(model, safe="@:")
 
 
 def part_of(name: str) -> str:

@@ -16,7 +16,7 @@ class Dataset(TypedDict):
 
 
 class Job(TypedDict):
-    """A job: status is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED; phase says more; times are UTC."""
+    """A job: status is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED; phase says more; times are UTC; kind is train or predict."""
 
     id: str
     name: str
@@ -33,6 +33,19 @@ class Job(TypedDict):
     created: str
     started: str | None
     finished: str | None
+    kind: str
+
+
+class Output(TypedDict):
+    """The answers of a batch prediction: files in the order of the input, each with the rows it answers and its checksum."""
+
+    job: str
+    rows: int
+    answered: int
+    skipped: int
+    skipped_reasons: list[dict[str, Any]]
+    columns: dict[str, str]
+    parts: list[dict[str, Any]]
 
 
 class Event(TypedDict):

@@ -9,15 +9,20 @@ import json
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+
+TRAIN: Final = "train"
+PREDICT: Final = "predict"
+KINDS: Final = (TRAIN, PREDICT)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training that somebody asked for. Times are UTC, ISO 8601, ending in Z.
+    """One thing that somebody asked for: a training, or a batch prediction (`kind`). Times are UTC, ISO 8601, ending in Z.
 
     `attempt` counts the claims and fences: only the newest attempt may write. `progress` is the last one reported
-    (phase, done, total, seconds, rate, eta, note); `result` is there when it SUCCEEDED (model, version, sha256, measures, ...).
+    (phase, done, total, seconds, rate, eta, note); `result` is there when it SUCCEEDED: of a training model, version, sha256,
+    measures, ...; of a batch prediction output, rows, answered, skipped, parts, ...
     """
 
     id: str
@@ -37,6 +42,7 @@ class Job:
     started: str | None
     finished: str | None
     idempotency_key: str | None
+    kind: str = TRAIN
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary of all fields."""

@@ -11,6 +11,7 @@ import errno
 import faulthandler
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -19,9 +20,10 @@ from typing import Any, Final
 
 from xcray.errors import Fenced, Stopped, Unavailable, XcrayError
 from xcray.execution.pool import StopFlag
+from xcray.jobs import answering
 from xcray.jobs.heart import Heart
 from xcray.jobs.home import Home
-from xcray.jobs.job import Job
+from xcray.jobs.job import PREDICT, TRAIN, Job
 from xcray.jobs.launch import STORE_VARIABLE
 from xcray.jobs.publish import Outcome, PublishDesk
 from xcray.jobs.states import FAILED, STOPPED, SUCCEEDED
@@ -31,7 +33,8 @@ from xcray.train import TrainResult, TrainSpec, train
 
 LOG: Final = logging.getLogger(__name__)
 FENCED: Final = "FENCED"  # what `run_attempt` returns when the job is another attempt's
-NOT_THE_SPECS: Final = ("dataset_id",)  # what the service notes in a spec for itself
+NOT_THE_SPECS: Final = ("dataset_id", "shown")  # what the service notes in a spec for itself
+PUBLISH: Final = "publish"
 LARGEST_FIGURE: Final = 4000  # characters of JSON that one entry of a report may take in a job's record
 
 Train = Callable[..., TrainResult]
@@ -71,12 +74,17 @@ class _Attempt:
     def __init__(self, store: JobStore, home: Home, job: Job, heart: Heart, ray_address: str | None) -> None:
         self.store, self.home, self.job, self.heart, self.ray_address = store, home, job, heart, ray_address
         self.folder = home.run(job.id)
-        self.desk = PublishDesk(self.folder / "publish", Registry(home.models), job.id, job.spec.get("name", job.name))
 
     def run(self, training: Train) -> str:
-        """Train, publish, finish; every end of it as a status. Raises Fenced."""
+        """Do the work, publish, finish; every end of it as a status. Raises Fenced."""
+        work: dict[str, Callable[[], dict[str, Any]]] = {
+            TRAIN: lambda: self._train_and_publish(training),
+            PREDICT: self._predict_and_publish,
+        }
+        if self.job.kind not in work:
+            return self._fail("KIND", f"this xcray does not know jobs of kind {self.job.kind[:20]!r}: let a newer one run it")
         try:
-            result = self._train_and_publish(training)
+            result = work[self.job.kind]()
         except Fenced:
             raise
         except Stopped:
@@ -87,35 +95,49 @@ class _Attempt:
             return self._fail(error.code, error.message)
         except MemoryError:
             LOG.exception("out of memory")
-            return self._fail("OUT_OF_MEMORY", "the training needs more memory than there is: use fewer workers or less data")
+            return self._fail("OUT_OF_MEMORY", "the job needs more memory than there is: use fewer workers or less data")
         except OSError as error:
             return self._system_error(error)
         except Exception:
-            LOG.exception("the training failed")
+            LOG.exception("the job failed")
             return self._fail("INTERNAL", "something in xcray went wrong; the log of the job says where")
-        LOG.info("published %s version %d", result["model"], result["version"])  # before the job ends: then its log is whole
         self._finish(SUCCEEDED, result=result)
-        self.desk.clear()
+        shutil.rmtree(self.folder / PUBLISH, ignore_errors=True)  # what only publishing needed
+        if self.job.kind == PREDICT:
+            answering.clear(self.folder)
         return SUCCEEDED
 
     def _train_and_publish(self, training: Train) -> dict[str, Any]:
         """The job's result."""
-        spec = self._spec()
-        found = self.desk.found()
+        spec = TrainSpec.from_dict(self._spec())
+        desk = PublishDesk(self.folder / PUBLISH, Registry(self.home.models), self.job.id, self.job.spec.get("name", self.job.name))
+        found = desk.found()
         if found is not None:
             LOG.info("an earlier attempt has published version %d", found["version"])
             return found
-        staged = self.desk.staged(self.job.attempt)
+        staged = desk.staged(self.job.attempt)
         given = training(spec, run_dir=self.folder, out=staged, progress=self.heart.progress, stop=self.heart.flag, job=self.job.id)
         outcome = Outcome(given.sha256, given.measures, summary(given.report))
-        return self.desk.publish(given.model_path, outcome, self.job.attempt, self.heart.beat)
+        result = desk.publish(given.model_path, outcome, self.job.attempt, self.heart.beat)
+        LOG.info("published %s version %d", result["model"], result["version"])  # before the job ends: then its log is whole
+        return result
 
-    def _spec(self) -> TrainSpec:
-        """The training's spec, from what was submitted."""
+    def _predict_and_publish(self) -> dict[str, Any]:
+        """The job's result: where the answers are, and what they are."""
+        manifest = answering.found(self.folder)
+        if manifest is not None:
+            LOG.info("an earlier attempt has published the answers")
+        else:
+            manifest = answering.answer(self.job, self._spec(), self.folder, self.heart)
+        LOG.info("answered %d rows", manifest["answered"])
+        return answering.result_of(self.job, manifest)
+
+    def _spec(self) -> dict[str, Any]:
+        """The spec of the work, from what was submitted."""
         values = {name: value for name, value in self.job.spec.items() if name not in NOT_THE_SPECS}
         if values.get("pool") == "ray" and self.ray_address and not values.get("ray_address"):
             values["ray_address"] = self.ray_address
-        return TrainSpec.from_dict(values)
+        return values
 
     def _finish(self, status: str, **more: Any) -> None:
         """End the job, after everything that the heart has still to say."""

@@ -44,6 +44,7 @@ JOBS: Final = Table(
     Column("created", Text, nullable=False),
     Column("started", Text),
     Column("finished", Text),
+    Column("kind", Text, nullable=False, server_default="train"),  # what it does: see `xcray.jobs.job.KINDS`
     UniqueConstraint("tenant", "idempotency_key"),
     Index("jobs_queue", "status", sa.desc("priority"), "seq"),
     Index("jobs_tenant", "tenant", "seq"),
@@ -82,8 +83,14 @@ def _first(connection: Connection) -> None:
     METADATA.create_all(connection)
 
 
+def _kinds(connection: Connection) -> None:
+    """Version 2: jobs have a kind; those that were there are trainings. A store made just now has the column already."""
+    if "kind" not in {column["name"] for column in sa.inspect(connection).get_columns("jobs")}:
+        connection.exec_driver_sql("ALTER TABLE jobs ADD COLUMN kind TEXT NOT NULL DEFAULT 'train'")
+
+
 # UPGRADES[i] lifts version i to i + 1. Published steps never change; later steps name their columns, not the tables above.
-UPGRADES: Final[tuple[Callable[[Connection], None], ...]] = (_first,)
+UPGRADES: Final[tuple[Callable[[Connection], None], ...]] = (_first, _kinds)
 VERSION: Final = len(UPGRADES)
 
 

@@ -18,7 +18,7 @@ from xcray.errors import Conflict, ParameterError
 from xcray.jobs.attempts import AttemptTable
 from xcray.jobs.datasets import DatasetTable
 from xcray.jobs.engine import Database
-from xcray.jobs.job import Event, Job, body_digest, new_id, utc
+from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, new_id, utc
 from xcray.jobs.paging import page_start, page_token_after
 from xcray.jobs.rows import JOB_COLUMNS, change, find, job_of, move, note
 from xcray.jobs.schema import EVENTS, JOBS, upgrade
@@ -62,26 +62,38 @@ class JobStore(AttemptTable, DatasetTable):
         idempotency_key: str | None = None,
         priority: int = 0,
         digest: str | None = None,
+        kind: str = TRAIN,
+        job_id: str | None = None,
     ) -> tuple[Job, bool]:
         """Accept a job, durably: (job, True), or (the first job, False) when the tenant used the key before with the same body.
 
-        `digest` stands for the body where the caller knows it better than spec, name and priority do. Raises Conflict when the key
-        was used with another body.
+        `digest` stands for the body where the caller knows it better than spec, name and priority do. `kind`: one of KINDS.
+        `job_id` is a server-made `new_id("job")` when its folder had to be named before. Raises Conflict when the key was used with
+        another body.
         """
+        if kind not in KINDS:
+            raise ParameterError(f"kind {kind[:20]!r} is unknown: use one of {', '.join(KINDS)}")
         digest = digest or body_digest({"spec": spec, "name": name, "priority": priority})
-        if idempotency_key is not None:
-            known = self._same_key(tenant, idempotency_key, digest)
-            if known is not None:
-                return known, False
+        known = self.same_key(tenant, idempotency_key, digest)
+        if known is not None:
+            return known, False
+        asked = {"tenant": tenant, "name": name, "spec": spec, "digest": digest, "priority": priority, "kind": kind}
         try:
-            return self._insert(spec, name, tenant, idempotency_key, priority, digest), True
+            return self._insert({**asked, "id": job_id or new_id("job"), "idempotency_key": idempotency_key}), True
         except IntegrityError:  # the same key came through another door in between
             if idempotency_key is None:
                 raise
-            known = self._same_key(tenant, idempotency_key, digest)
+            known = self.same_key(tenant, idempotency_key, digest)
             if known is None:
                 raise
             return known, False
+
+    def same_key(self, tenant: str, key: str | None, digest: str) -> Job | None:
+        """The job that was submitted with this key, None when there is none; Conflict when its body was another one."""
+        if key is None:
+            return None
+        with self._database.read() as connection:
+            return _keyed(connection, tenant, key, digest)
 
     def get(self, job_id: str, tenant: str = "default") -> Job:
         """One job. NotFound when there is none, or when it is another tenant's."""
@@ -162,20 +174,14 @@ class JobStore(AttemptTable, DatasetTable):
         """Close all connections; the store may not be used after it."""
         self._database.close()
 
-    def _same_key(self, tenant: str, key: str, digest: str) -> Job | None:
-        """The job that was submitted with this key; Conflict when its body was another one."""
-        with self._database.read() as connection:
-            return _keyed(connection, tenant, key, digest)
-
-    def _insert(self, spec: dict[str, Any], name: str, tenant: str, key: str | None, priority: int, digest: str) -> Job:
+    def _insert(self, asked: dict[str, Any]) -> Job:
         """A new row and its first event."""
         with self._database.write() as connection:
-            job_id, created = new_id("job"), utc(self._now())
-            asked = {"tenant": tenant, "name": name, "spec": spec, "digest": digest, "idempotency_key": key, "priority": priority}
-            connection.execute(sa.insert(JOBS).values(id=job_id, created=created, **asked, **_FRESH))
+            created = utc(self._now())
+            connection.execute(sa.insert(JOBS).values(created=created, **asked, **_FRESH))
             first = {"status": PENDING, "phase": QUEUED, "attempt": 0}
-            connection.execute(sa.insert(EVENTS).values(job_id=job_id, seq=1, time=created, kind="status", data=first))
-            return job_of(find(connection, job_id, tenant))
+            connection.execute(sa.insert(EVENTS).values(job_id=asked["id"], seq=1, time=created, kind="status", data=first))
+            return job_of(find(connection, asked["id"], asked["tenant"]))
 
 
 def _keyed(connection: Connection, tenant: str, key: str, digest: str) -> Job | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +12,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 
 from xcray import __version__
+from xcray.errors import XcrayError
 from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
@@ -19,15 +22,20 @@ from xcray.service.gauges import Gauges
 from xcray.service.guard import Guard
 from xcray.service.logs import LOGGER
 from xcray.service.predictors import Opener, PredictorCache, open_predictor
-from xcray.service.routes import datasets, health, jobs, models, predict
+from xcray.service.routes import batch, datasets, health, jobs, models, predict
 from xcray.service.schemas import AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, Problem, SetRequest
 from xcray.service.settings import Settings
 from xcray.service.state import Rooms, Supervising
 from xcray.service.uploads import UploadDesk
 from xcray.train import TrainSpec
 
-BODIES: tuple[type[BaseModel], ...] = (AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, SetRequest)
+BODIES: tuple[type[BaseModel], ...] = (
+    *(AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, SetRequest),
+    batch.BatchRequest,
+)
 TITLE = "xcray"
+TEND_SECONDS = 0.25
+MODELS_TURNS = 20  # every five seconds
 SUMMARY = "Extreme classification: data sets, trainings, models, exact predictions."
 
 
@@ -42,13 +50,15 @@ def create_app(
     opener: Opener = open_predictor,
     build_command: Sequence[str] = building.INGEST,
     checks: Mapping[str, Callable[[], None]] | None = None,
+    leads: bool = True,
 ) -> FastAPI:
     """The service as an ASGI app.
 
     settings: see Settings. store, registry: those of the home when not given; a store made here is closed at the end.
     supervisor: started and stopped with the app. authenticate: finds the caller of a request. check_spec: a job's spec as a
     dictionary -> the same, validated and whole. opener: model directory -> predictor. build_command: runs `ingest`.
-    checks: by reason code, what readiness reports as degraded. Raises Conflict when the store is newer than this program.
+    checks: by reason code, what readiness reports as degraded. leads: whether this is the one process of the home that builds data
+    sets and sweeps what was left. Raises Conflict when the store is newer than this program.
     """
     home = Home(settings.home)
     kept = store or JobStore(home.store_url)
@@ -60,9 +70,9 @@ def create_app(
         store=kept,
         registry=known,
         uploads=UploadDesk(home.path / "uploads", settings),
-        builder=building.Builder(home, kept, settings, gauges, build_command),
+        builder=building.Builder(home, kept, settings, gauges, build_command, leads=leads),
         predictors=PredictorCache(known, gauges, settings.models_loaded, opener),
-        desk=Desk(settings.predict_threads, settings.predict_rows, settings.predict_batch_ms / 1e3),
+        desk=Desk(settings.threads, settings.predict_rows, settings.predict_batch_ms / 1e3),
         gauges=gauges,
         check_spec=check_spec or _checked,
         supervisor=supervisor,
@@ -75,13 +85,13 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=_life(store is None),
+        lifespan=_life(store is None, leads),
     )
     app.state.rooms, app.state.settings, app.state.authenticate = rooms, settings, authenticate
     app.add_middleware(predict.PredictDoor)
     app.add_middleware(Guard, settings=settings, gauges=gauges)
     problems.install(app)
-    for room in (predict, datasets, jobs, models, health):
+    for room in (predict, batch, datasets, jobs, models, health):
         app.include_router(room.router, responses={"default": {"model": Problem, "description": "A problem document."}})
     app.include_router(health.pages)
     _describe_bodies(app)
@@ -93,20 +103,22 @@ def _checked(spec: dict[str, Any]) -> dict[str, Any]:
     return TrainSpec.from_dict(spec).as_dict()
 
 
-def _life(own_store: bool) -> Callable[[FastAPI], Any]:
+def _life(own_store: bool, leads: bool) -> Callable[[FastAPI], Any]:
     """What happens around serving: take up what was left, start the supervisor; end both, close what is ours."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         rooms: Rooms = app.state.rooms
-        swept, left = rooms.uploads.sweep(), await rooms.builder.take_up()
+        swept, left = (rooms.uploads.sweep(), await rooms.builder.take_up()) if leads else (0, 0)
         LOGGER.info("started", extra={"uploads_swept": swept, "builds_taken_up": left})
+        tending = asyncio.create_task(_tend(rooms, leads), name="tend")
         if rooms.supervisor is not None:
             rooms.supervisor.start()
         try:
             yield
         finally:
             rooms.draining = True
+            tending.cancel()
             if rooms.supervisor is not None:
                 rooms.supervisor.stop()
             await rooms.builder.close()
@@ -117,6 +129,19 @@ def _life(own_store: bool) -> Callable[[FastAPI], Any]:
             LOGGER.info("ended")
 
     return life
+
+
+async def _tend(rooms: Rooms, leads: bool) -> None:
+    """What other processes of the home bring about: models they delete, data sets they accept or delete."""
+    for turn in itertools.count():
+        await asyncio.sleep(TEND_SECONDS)
+        try:
+            if leads and rooms.settings.workers > 1:
+                await rooms.builder.look()
+            if turn % MODELS_TURNS == 0:
+                await asyncio.to_thread(rooms.predictors.forget_deleted)
+        except (XcrayError, OSError) as error:  # the next turn comes soon
+            LOGGER.warning("tending failed", extra={"detail": str(error)})
 
 
 def _describe_bodies(app: FastAPI) -> None:

@@ -177,6 +177,7 @@ class JobView(View):
     created: str
     started: str | None
     finished: str | None
+    kind: Literal["train", "predict"]
 
 
 class JobPage(View):

@@ -1,4 +1,4 @@
-"""Jobs: queued trainings, their events and logs."""
+"""Jobs: queued trainings and batch predictions, their events and logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from xcray.errors import NotFound
-from xcray.jobs.job import Job, body_digest
+from xcray.jobs.job import TRAIN, Job, body_digest
 from xcray.jobs.paging import page_start, page_token_after
 from xcray.jobs.states import TERMINAL
 from xcray.model.model import Model
@@ -155,7 +155,7 @@ def resume(request: Request, caller: Submitter, job_id: str) -> JobView:
 
 @router.delete("/{job_id}", status_code=204)
 def delete(request: Request, caller: Submitter, job_id: str) -> None:
-    """Forget an ended job, its events, log and finished parts. The model stays."""
+    """Forget an ended job, its events, log and finished parts; of a batch prediction the answers too. The model stays."""
     rooms = rooms_of(request)
     rooms.store.delete(job_id, caller.tenant)
     shutil.rmtree(rooms.home.run(job_id), ignore_errors=True)
@@ -165,7 +165,8 @@ def delete(request: Request, caller: Submitter, job_id: str) -> None:
 def view(job: Job) -> JobView:
     """A job as callers see it: its data set by id, no path of the server."""
     fields = {name: value for name, value in job.as_dict().items() if name in JobView.model_fields}
-    spec = {name: value for name, value in job.spec.items() if name not in ("dataset_id", "ray_address")}
+    spec = {name: value for name, value in job.spec.items() if name not in ("dataset_id", "ray_address", "shown")}
+    spec |= job.spec.get("shown", {})
     if "dataset_id" in job.spec:
         spec["dataset"] = job.spec["dataset_id"]
     return JobView(**{**fields, "spec": spec})
@@ -192,7 +193,7 @@ def _timeline(rooms: Rooms, job: Job) -> pa.Table:
 
 def _model(rooms: Rooms, job: Job) -> Path:
     """The directory of the version that a job published. Raises NotFound before, and when it was deleted."""
-    if not job.result:
+    if not job.result or job.kind != TRAIN:
         raise NotFound(f"job {job.id} has published no model; it is {job.status}")
     return rooms.registry.resolve(f"{job.result['model']}:{job.result['version']}")
 
