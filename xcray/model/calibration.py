@@ -16,6 +16,7 @@ import pyarrow as pa
 from xcray.arrays import Float64, Int32, Int64, frozen
 from xcray.errors import Corrupt, ShapeMismatch
 from xcray.files import read_table, sha256_arrays, write_table
+from xcray.kernels.knots import told
 
 CALIBRATION = "calibration.arrow"
 COLUMNS = {"bins": pa.int32(), "places": pa.int64(), "starts": pa.int64(), "scores": pa.float64(), "probabilities": pa.float64()}
@@ -47,19 +48,16 @@ class Calibration(NamedTuple):
         labels: (n, k) label numbers, best first; scores: (n, k) theirs. filtered: not all labels were allowed, so places
         mean nothing. Order stays that of scores: a probability may be higher than the one before it.
         """
-        labels, scores = np.asarray(labels), np.asarray(scores, np.float64)
+        labels, scores = frozen(labels, np.int32), frozen(scores, np.float64)
         if labels.shape != scores.shape or labels.ndim != 2:
             raise ShapeMismatch(f"labels {labels.shape} and scores {scores.shape} must be rows x places, both the same")
         group = np.zeros(labels.shape[1], np.int64)
         if not filtered:
             group = np.searchsorted(self.places, np.arange(1, labels.shape[1] + 1), side="right")
-        curves = (group * self.n_bins + self.bins[labels]).ravel()
-        flat, out = scores.ravel(), np.empty(scores.size)
-        for curve in np.unique(curves):
-            own = curves == curve
-            knots = slice(self.starts[curve], self.starts[curve + 1])
-            out[own] = np.interp(flat[own], self.scores[knots], self.probabilities[knots])
-        return frozen(out.reshape(scores.shape), np.float64)
+        if labels.size and not 0 <= labels.min() <= labels.max() < len(self.bins):
+            raise ShapeMismatch(f"labels lie in 0 to {len(self.bins) - 1}, these in {labels.min()} to {labels.max()}")
+        curves = (self.bins, self.n_bins, self.starts, self.scores, self.probabilities)
+        return frozen(told(labels, scores, frozen(group, np.int64), *curves), np.float64)
 
     @property
     def sha256(self) -> str:
