@@ -215,6 +215,47 @@ def negative_queries(rng: Rng) -> Case:
     return Case(drawn(rng, 2_500, 400, 12, learned, 1.0), biases(rng, 2_500), csr(X.indptr, X.indices, X.data * sign, 400))
 
 
+def stretched(rng: Rng) -> Case:
+    """A trained model asked with rows of length 1e-40 to 1e35: what is summed in float32 vanishes, or overflows."""
+    W = drawn(rng, 4_000, 500, 15, learned, skew=1.0)
+    X = unit(drawn(rng, 60, 500, 20, skew=1.0))
+    length = np.repeat(10.0 ** rng.uniform(-40, 35, 60), np.diff(X.indptr))
+    return Case(W, biases(rng, 4_000), csr(X.indptr, X.indices, X.data * length, 500))
+
+
+def drowned(rng: Rng) -> Case:
+    """Biases a billion times the scores: in float32 all labels would be equal."""
+    W = drawn(rng, 2_000, 300, 10, lambda rng, n: 1e-3 * learned(rng, n), skew=1.0)
+    return Case(W, np.full(2_000, 1e6, np.float32), unit(drawn(rng, 60, 300, 12, skew=1.0)))
+
+
+def hot(rng: Rng) -> Case:
+    """Some features that most labels have beside many that few have, and a number of labels that nothing divides."""
+    n_labels = 6_007
+    often = np.where(rng.random((n_labels, 12)) < 0.7, 0.3 * learned(rng, n_labels * 12).reshape(n_labels, 12), 0)
+    W = sp.hstack([sp.csr_matrix(often), drawn(rng, n_labels, 900, 10, learned, 1.0).to_scipy()])
+    X = sp.hstack([drawn(rng, 40, 12, 4, [0.1, 0.2, -0.1]).to_scipy(), unit(drawn(rng, 40, 900, 12, skew=1.0)).to_scipy()])
+    return Case(csr_from(W), biases(rng, n_labels), csr_from(X))
+
+
+def wide_lists(rng: Rng) -> Case:
+    """Lists of tens of thousands of weights over the whole range of float32: every scale has its share, and no list is short."""
+
+    def values(rng: Rng, n: int) -> Any:
+        return rng.choice([-1.0, 1.0, 1.0], n) * 2.0 ** rng.uniform(-149, 127, n)
+
+    n_labels = int(rng.choice([20_000, 66_001]))
+    return Case(drawn(rng, n_labels, 5, 6, values), np.zeros(n_labels, np.float32), drawn(rng, 10, 5, 2, [1.0, 1e-20, 1e10, -1.0]))
+
+
+def alike(rng: Rng) -> Case:
+    """Every label has the same weights but for one: thousands of scores close to the k-th, and none can be left out."""
+    n_labels, n_features = 3_000, 100
+    W = np.tile(np.abs(rng.normal(0.3, 0.1, n_features)), (n_labels, 1))
+    W[np.arange(n_labels), rng.integers(0, n_features, n_labels)] += rng.normal(0, 0.01, n_labels)
+    return Case(csr_from(W.astype(np.float32)), biases(rng, n_labels), unit(drawn(rng, 30, n_features, 25)))
+
+
 def one_label(rng: Rng) -> Case:
     """K = 1: there is nothing to choose."""
     return Case(drawn(rng, 1, 30, 10), np.array([rng.normal()], np.float32), drawn(rng, 40, 30, 8))
@@ -274,6 +315,11 @@ FAMILIES: dict[str, Callable[[Rng], Case]] = {
         false_friends,
         many_small,
         negative_queries,
+        stretched,
+        drowned,
+        hot,
+        wide_lists,
+        alike,
         one_label,
         one_feature,
         few_labels,

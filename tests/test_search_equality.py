@@ -51,7 +51,7 @@ def test_small_searches_are_brute_force_to_the_bit(problem: tuple[Case, Asked]) 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_family_of_hard_cases_is_searched_exactly(name: str) -> None:
-    for seed in range(1 if name in ("trained", "beyond_16_bits", "long_lists") else 2):
+    for seed in range(1 if name in ("trained", "beyond_16_bits", "long_lists", "wide_lists", "alike") else 2):
         compared, wrong = check(FAMILIES[name](np.random.default_rng(seed)), np.random.default_rng(seed))
         assert compared >= 40
         assert wrong == []
@@ -92,6 +92,15 @@ def test_batches_threads_and_single_rows_agree(model: Case, k: int) -> None:
             assert same(one.top, TopK(whole.labels[i : i + 1], whole.scores[i : i + 1]))
             assert whole.exact[i]
             assert one.exact[0]
+
+
+def test_a_batch_of_many_calls_of_a_kernel_is_its_rows_in_order(model: Case) -> None:
+    index, order = searcher(model.W, model.b), np.random.default_rng(0).integers(0, model.X.n_rows, 1_100)
+    whole = index.query(model.X, 5)
+    for threads in (1, 2, 4):
+        found = index.query(csr_from(model.X.to_scipy()[order]), 5, threads=threads)
+        assert same(found.top, TopK(whole.labels[order], whole.scores[order]))
+        assert np.array_equal(bits(found.bound_gap), bits(whole.bound_gap[order]))
 
 
 def test_callers_at_the_same_time_do_not_disturb_each_other(model: Case) -> None:
