@@ -18,7 +18,8 @@ from xcray.arrays import csr_from
 from xcray.data.text import TextPipeline
 from xcray.model.model import Model, write_model
 from xcray.model.registry import Registry
-from xcray.service.server import Server, listen
+from xcray.service.listening import listen
+from xcray.service.server import Server
 from xcray.service.settings import Settings
 
 TEXTS = ("read rows of a csv file", "write rows into a json file", "open a socket and listen", "rows of text in files")

@@ -29,9 +29,9 @@ from xcray.jobs.states import SUCCEEDED
 from xcray.model.registry import Registry
 from xcray.service import auth
 from xcray.service.app import create_app
+from xcray.service.listening import listen
 from xcray.service.logs import REQUEST_ID, JSONLines
 from xcray.service.predictors import PredictorCache
-from xcray.service.server import listen
 from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms
 

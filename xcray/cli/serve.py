@@ -17,6 +17,9 @@ def serve(
     home: Annotated[Path | None, typer.Option(help="Folder for data sets, jobs, models. [default: ~/.xcray]")] = None,
     pool: Annotated[str | None, typer.Option(help="Pool of jobs that name none: serial, threads, ray. [default: threads]")] = None,
     ray_address: Annotated[str | None, typer.Option(help="A running Ray; without one, jobs on ray start a local one.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Processes that answer, for more than one core. [default: 1]")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [default: info]")] = None,
     insecure_dev: Annotated[bool, typer.Option("--insecure-dev", help="Listen on a public address without keys.")] = False,
     json: output.AsJson = False,
@@ -26,6 +29,7 @@ def serve(
     from xcray.service.settings import Settings
 
     given = {"host": host, "port": port, "home": home, "pool": pool, "ray_address": ray_address, "log_level": log_level}
+    given |= {"workers": workers}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if insecure_dev:
         chosen["insecure_dev"] = True

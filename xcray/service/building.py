@@ -36,16 +36,28 @@ BUILDING, READY, FAILED = "BUILDING", "READY", "FAILED"
 class Builder:
     """Takes build requests, runs a few at a time, records how they end."""
 
-    def __init__(self, home: Home, store: JobStore, settings: Settings, gauges: Gauges, command: Sequence[str] = INGEST) -> None:
+    def __init__(
+        self,
+        home: Home,
+        store: JobStore,
+        settings: Settings,
+        gauges: Gauges,
+        command: Sequence[str] = INGEST,
+        *,
+        leads: bool = True,
+    ) -> None:
+        """leads: whether this process does the work; others only accept and remove requests, which the leader sees on disk."""
         self._home = home
         self._store = store
         self._settings = settings
         self._gauges = gauges
         self._command = tuple(command)
+        self._leads = leads
         self._root = home.path / "builds"
         self._root.mkdir(mode=0o700, exist_ok=True)
         self._places = asyncio.Semaphore(settings.builds_at_once)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._told: set[str] = set()  # those of `_tasks` whose outcome is recorded
 
     def accept(
         self, tenant: str, name: str, format: str, options: Mapping[str, Any], sources: Mapping[str, Path], *, take: bool
@@ -77,19 +89,30 @@ class Builder:
         return self._store.add_dataset(name, target, tenant=tenant, status=BUILDING, stats=stats, dataset_id=dataset_id)
 
     def begin(self, dataset_id: str) -> None:
-        """Start the work on an accepted data set. Called on the event loop."""
+        """Start the work on an accepted data set, or leave it to the leader. Called on the event loop."""
+        if not self._leads or dataset_id in self._tasks:
+            return
         task = asyncio.get_running_loop().create_task(self._run(dataset_id), name=f"build {dataset_id}")
         self._tasks[dataset_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(dataset_id, None))
+        task.add_done_callback(lambda _: self._forget(dataset_id))
 
     async def take_up(self) -> int:
         """Begin again with what an earlier process left; how many."""
         for path in self._root.glob(".*.part"):
             discard_directory(path)
-        left = sorted(path.name for path in self._root.iterdir() if (path / "request.json").is_file())
+        left = self._there()
         for dataset_id in left:
             self.begin(dataset_id)
         return len(left)
+
+    async def look(self) -> None:
+        """Begin what other processes have accepted, and end the work on what they have removed."""
+        for dataset_id in await asyncio.to_thread(self._there):
+            if self._wanted(dataset_id):  # asked again: it may have ended meanwhile
+                self.begin(dataset_id)
+        for dataset_id in [each for each in self._tasks if each not in self._told and not self._wanted(each)]:
+            await self.cancel(dataset_id)
+            await asyncio.to_thread(shutil.rmtree, self._home.dataset(dataset_id), True)
 
     async def cancel(self, dataset_id: str) -> None:
         """End the work on a data set, if there is any, and remove what it has."""
@@ -106,6 +129,19 @@ class Builder:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+    def _there(self) -> list[str]:
+        """Data sets that are accepted and not recorded yet."""
+        return sorted(path.name for path in self._root.iterdir() if self._wanted(path.name))
+
+    def _wanted(self, dataset_id: str) -> bool:
+        """Whether a data set is accepted and not recorded yet."""
+        return (self._root / dataset_id / "request.json").is_file()
+
+    def _forget(self, dataset_id: str) -> None:
+        """Work has ended, however it did."""
+        self._tasks.pop(dataset_id, None)
+        self._told.discard(dataset_id)
 
     async def _run(self, dataset_id: str) -> None:
         """Build one data set and record how it ended."""
@@ -146,6 +182,7 @@ class Builder:
             self._store.update_dataset(dataset_id, tenant, status=status, stats={**known, **outcome.get("stats", outcome)})
         except NotFound:  # deleted meanwhile, or the crash came between the request and its record: nobody was told of it
             shutil.rmtree(self._home.dataset(dataset_id), ignore_errors=True)
+        self._told.add(dataset_id)
         self._remove(dataset_id)
         LOGGER.info("data set built", extra={"dataset": dataset_id, "status": status})
 

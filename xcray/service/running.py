@@ -48,6 +48,11 @@ def supervision(settings: Settings, home: Home, store: JobStore) -> Iterator[tup
         cluster.stop()
 
 
+def checks_of(settings: Settings, home: Home) -> Checks:
+    """The same checks for a process that answers while another supervises."""
+    return _cluster(settings, home)[1]
+
+
 def _cluster(settings: Settings, home: Home) -> tuple[Cluster, Checks]:
     """The Ray that jobs with pool ray run on: a running one, or our own."""
     if settings.ray_address is None:

@@ -1,4 +1,4 @@
-"""serve: the app under uvicorn, with the supervisor of jobs, until SIGTERM or Ctrl-C.
+"""serve: the app under uvicorn, in this process or in several, with the supervisor of jobs, until SIGTERM or Ctrl-C.
 
 HOME/serve.json tells the address and the process; HOME/serve.lock admits one service a home, and falls free when it dies.
 """
@@ -16,22 +16,25 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
 
 from xcray import __version__
-from xcray.errors import Conflict, ParameterError
+from xcray.errors import Conflict
 from xcray.files import write_json
 from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.service.app import create_app
-from xcray.service.logs import log_to
+from xcray.service.listening import listen, reserve
+from xcray.service.logs import LOGGER, log_to
 from xcray.service.protocol import BoundedProtocol
 from xcray.service.running import supervision
 from xcray.service.settings import Settings, check_address
-from xcray.service.state import Rooms
+from xcray.service.state import Rooms, Supervising
+from xcray.service.workers import keep
 
 KEEP_ALIVE = 75  # seconds an idle connection may stay
 
@@ -45,15 +48,44 @@ def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> 
     check_address(settings)
     log_to(None, settings.log_level)
     home = Home(settings.home)
-    with _only_one(home), contextlib.closing(listen(settings)) as listener:
-        url = _url(settings.host, listener)
+    with _only_one(home), contextlib.closing((listen if settings.workers == 1 else reserve)(settings)) as address:
+        url = _url(settings.host, address)
         with contextlib.closing(JobStore(home.store_url)) as store, supervision(settings, home, store) as (supervisor, checks):
-            app = create_app(settings, store=store, supervisor=supervisor, checks=checks)
-            server = Server(app, settings, lambda: _announce(home, url, ready))
             try:
-                uvloop.run(server.serve(sockets=[listener]))
+                if settings.workers == 1:
+                    app = create_app(settings, store=store, supervisor=supervisor, checks=checks)
+                    uvloop.run(Server(app, settings, lambda: _announce(home, url, ready)).serve(sockets=[address]))
+                else:
+                    _keep(settings, home, url, address, supervisor, ready)
             finally:
                 (home.path / "serve.json").unlink(missing_ok=True)
+
+
+def _keep(
+    settings: Settings,
+    home: Home,
+    url: str,
+    address: socket.socket,
+    supervisor: Supervising,
+    ready: Callable[[str], None] | None,
+) -> None:
+    """Serve by several processes; this one supervises the jobs."""
+
+    def told(alive: int) -> None:
+        write_json(home.path / "serve.json", {**_facts(url), "workers": settings.workers, "alive": alive})
+
+    def start() -> None:
+        supervisor.start()
+        told(settings.workers)
+        LOGGER.info("started", extra={"workers": settings.workers})
+        if ready is not None:
+            ready(url)
+
+    try:
+        keep(settings, home, told, address, start)
+    finally:
+        supervisor.stop()
+        LOGGER.info("ended")
 
 
 class Server(uvicorn.Server):
@@ -131,27 +163,6 @@ def _told_url(home: Home) -> str:
     return path.read_text().strip().replace("\n", " ") if path.is_file() else "it has not said where yet"
 
 
-def listen(settings: Settings) -> socket.socket:
-    """A socket bound to the address in `settings`. Raises Conflict when the port is taken, ParameterError for a foreign address."""
-    host, port = settings.host.strip("[]"), settings.port
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    except OSError:
-        message = f"host {host!r} is not an address of this machine: use --host 127.0.0.1"
-        raise ParameterError(message, code="HOST") from None
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)  # protocol: without it asyncio leaves Nagle's algorithm on, 40 ms a reply
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        reason = os.strerror(error.errno or 0)
-        message = f"port {port} of {host} can't be used ({reason}): use --port 0 for a free one"
-        raise Conflict(message, code="PORT_IN_USE") from None
-    return listener
-
-
 def _url(host: str, listener: socket.socket) -> str:
     """Where people find it."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host and not host.startswith("[") else host)
@@ -160,7 +171,12 @@ def _url(host: str, listener: socket.socket) -> str:
 
 def _announce(home: Home, url: str, ready: Callable[[str], None] | None) -> None:
     """Say where we are, to files and to whoever asked."""
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    write_json(home.path / "serve.json", {"pid": os.getpid(), "url": url, "started": started, "version": __version__})
+    write_json(home.path / "serve.json", _facts(url))
     if ready is not None:
         ready(url)
+
+
+def _facts(url: str) -> dict[str, Any]:
+    """What is written down of a service that runs."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "url": url, "started": started, "version": __version__}

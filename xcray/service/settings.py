@@ -49,8 +49,9 @@ class Settings(BaseSettings):
     build_seconds: int = Field(3600, ge=1, description="Processor seconds of a process that builds a data set.")
     builds_at_once: int = Field(1, ge=1, description="Data sets built at the same time.")
     models_loaded: int = Field(4, ge=1, description="Models kept mapped at the same time.")
+    workers: int = Field(1, ge=1, le=256, description="Processes that answer; more than one when one core is not enough.")
     predict_threads: int = Field(
-        default_factory=lambda: os.cpu_count() or 1, ge=1, description="Threads of a process for predictions that are not cheap."
+        0, ge=0, description="Threads of a process for predictions that are not cheap; 0: its share of the cores."
     )
     predict_batch_ms: float = Field(
         2.0, ge=0, le=1000, description="Predictions foreseen to take no longer are computed at once, and no more of it in one go."
@@ -63,6 +64,11 @@ class Settings(BaseSettings):
     poll_seconds: float = Field(0.25, gt=0, description="How often an event stream looks for events.")
     drain_seconds: float = Field(0.0, ge=0, description="After SIGTERM, how long readiness says no before connections close.")
     grace_seconds: int = Field(30, ge=1, description="After that, how long requests in flight may take.")
+
+    @property
+    def threads(self) -> int:
+        """Threads of a process for predictions."""
+        return self.predict_threads or max(1, (os.cpu_count() or 1) // self.workers)
 
     @property
     def hosts(self) -> frozenset[str]:

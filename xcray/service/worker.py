@@ -1,0 +1,65 @@
+"""A worker process: `python -m xcray.service.worker`, started by `workers.keep`, told what to do by one line of JSON.
+
+It answers on the socket it was given, writes a byte to standard output once it does, and drains at SIGTERM or when its standard
+input ends, which is when the keeper has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from functools import partial
+from typing import Any
+
+import uvloop
+
+from xcray.files import read_json
+from xcray.jobs.home import Home
+from xcray.jobs.store import JobStore
+from xcray.service.app import create_app
+from xcray.service.logs import log_to
+from xcray.service.running import Checks, checks_of
+from xcray.service.server import Server
+from xcray.service.settings import Settings
+from xcray.service.workers import check_workers
+
+
+def main() -> int:
+    """Serve until the end."""
+    told = json.loads(sys.stdin.buffer.readline())
+    settings = Settings(**told["settings"])
+    log_to(None, settings.log_level)
+    home = Home(settings.home)
+    with socket.socket(fileno=told["listener"]) as listener, contextlib.closing(JobStore(home.store_url)) as store:
+        checks: Checks = {**checks_of(settings, home), "WORKERS": partial(check_workers, partial(_told, home))}
+        app = create_app(settings, store=store, checks=checks, leads=told["leads"])
+        server = Server(app, settings, _say_ready)
+        threading.Thread(target=_follow, args=(server,), name="xcray-keeper", daemon=True).start()
+        uvloop.run(server.serve(sockets=[listener]))
+    return 0
+
+
+def _say_ready() -> None:
+    """Tell the keeper that requests are answered."""
+    os.write(1, b"r")
+
+
+def _follow(server: Server) -> None:
+    """End when the keeper has ended."""
+    while sys.stdin.buffer.read(1):
+        continue
+    server.handle_exit(signal.SIGTERM, None)
+
+
+def _told(home: Home) -> dict[str, Any]:
+    """What the keeper has written down."""
+    return dict(read_json(home.path / "serve.json"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
