@@ -1,8 +1,9 @@
-"""Batch predictions: every form of input, the predictor's own answers, the same bytes whoever works and however often it is interrupted."""
+"""Batch predictions: every form of input, the predictor's own answers, the same bytes whoever works and whatever happens."""
 
 from __future__ import annotations
 
 import bz2
+import copy
 import gzip
 import json
 import os
@@ -15,11 +16,12 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
+from live import plain_model, text_model
 
-from tests.live import plain_model, text_model
 from xcray.arrays import csr_from
 from xcray.bulk import BulkSpec, predict_bulk, read_manifest
 from xcray.bulk.lines import plan_lines
+from xcray.data.problems import DataErrors
 from xcray.errors import Conflict, Corrupt, DataError, InputError, NotFound, ParameterError, Stopped
 from xcray.execution.pool import StopFlag
 from xcray.files import sha256_file
@@ -582,6 +584,15 @@ def test_memory_is_bounded_by_slices_not_by_the_file(tmp_path, model, monkeypatc
     run(tmp_path, model, written(tmp_path / "in.parquet", table_of(sparse(500))), part_rows=500)
     assert max(sizes) == 16
     assert sum(sizes) == 500
+
+
+def test_errors_travel_between_processes_with_all_they_know():
+    """A worker's error is raised in the driver: the same class, message, place and hint."""
+    first = DataError("A", "is bad", file="f", line=3, value="v", hint="mend it")
+    for error in (first, DataErrors([first, DataError("B", "too")]), ParameterError("k is 0", hint="more", limit=1)):
+        found = copy.copy(error)  # what unpickling does
+        assert type(found) is type(error)
+        assert (str(found), found.as_dict()) == (str(error), error.as_dict())
 
 
 def test_progress_counts_rows(tmp_path, model, big):

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 
 import pytest
 import ray as ray_module
+from live import plain_model
+from test_bulk import D, digests, run, sparse, table_of, written
 
-from tests.live import plain_model
-from tests.test_bulk import D, digests, run, sparse, table_of, written
 from xcray.arrays import frozen
 from xcray.bulk import BulkSpec, predict_bulk
 from xcray.errors import DataError, Unavailable
