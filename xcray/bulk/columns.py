@@ -99,9 +99,9 @@ def sparse_rows(indices: pa.Array, values: pa.Array, width: int, fault: Fault) -
         kept[row] = False
         fault(row, "ROW_LENGTHS", f"{i_len[row]} indices and {v_len[row]} values: give as many", None)
     row_of = _rows(i_len)
-    columns = i_flat[kept[row_of]].astype(np.int64)
-    numbers = _float32(v_flat[kept[_rows(v_len)]])
-    row_of = row_of[kept[row_of]]
+    columns = _of_kept(i_flat, row_of, kept).astype(np.int64)
+    numbers = _float32(_of_kept(v_flat, row_of if kept.all() else _rows(v_len), kept))
+    row_of = _of_kept(row_of, row_of, kept)
     outside = (columns < 0) | (columns >= width)
     for row, at in _firsts(row_of, outside):
         kept[row] = False
@@ -116,8 +116,8 @@ def sparse_rows(indices: pa.Array, values: pa.Array, width: int, fault: Fault) -
         if kept[row]:
             kept[row] = False
             fault(row, "NOT_FINITE", f"the value of feature {columns[at]} is not a finite number of float32", str(numbers[at]))
-    sound = kept[row_of]
-    return _matrix(row_of[sound], columns[sound], numbers[sound], kept, width), kept
+    columns, numbers, row_of = (_of_kept(each, row_of, kept) for each in (columns, numbers, row_of))
+    return _matrix(row_of, columns, numbers, kept, width), kept
 
 
 def dense_rows(values: pa.Array, width: int, fault: Fault) -> tuple[CSR, Mask]:
@@ -185,6 +185,11 @@ def _rows(lengths: Int64) -> Int64:
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
+def _of_kept(entries: NDArray[Any], row_of: Int64, kept: Mask) -> NDArray[Any]:
+    """The entries whose row is kept; as they are when all are."""
+    return entries if kept.all() else entries[kept[row_of]]
+
+
 def _firsts(row_of: Int64, bad: Mask) -> list[tuple[int, int]]:
     """Each row with a bad entry, and where the first of them is."""
     at = np.flatnonzero(bad)
@@ -195,13 +200,12 @@ def _firsts(row_of: Int64, bad: Mask) -> list[tuple[int, int]]:
 def _float32(values: NDArray[Any]) -> Float32:
     """Numbers as float32; too large ones become infinite, and are found as such."""
     with np.errstate(over="ignore"):
-        return values.astype(np.float32)
+        return values.astype(np.float32, copy=False)
 
 
 def _ordered(columns: Int64, numbers: Float32, row_of: Int64, kept: Mask) -> tuple[Int64, Float32, Int64]:
     """Entries of the rows kept, ascending within a row."""
-    sound = kept[row_of]
-    columns, numbers, row_of = columns[sound], numbers[sound], row_of[sound]
+    columns, numbers, row_of = (_of_kept(each, row_of, kept) for each in (columns, numbers, row_of))
     if ((np.diff(columns) < 0) & (np.diff(row_of) == 0)).any():
         order = np.lexsort((columns, row_of))
         columns, numbers = columns[order], numbers[order]

@@ -106,7 +106,7 @@ class BulkWork:
         """One chunk, a slice of rows at a time."""
         spec, watch = self.spec, _Watch()
         tally = Tally(REASONS, spec.on_error == "skip")
-        tables = []
+        ids, answers = list[pa.Array](), list[Answer]()
         for rows in watch.each("reading", self._read(chunk, local.predictor.model.n_features, tally)):
             for some in _steps(rows):
                 if stopped():
@@ -114,15 +114,14 @@ class BulkWork:
                 with watch("features"):
                     X = local.predictor.features(some.rows)
                 with watch("search"):
-                    answer = local.predictor.answer(X, spec.k, allow=local.among)
-                with watch("writing"):
-                    tables.append(self._table(local.predictor, some.ids, answer, local.among is not None))
+                    answers.append(local.predictor.answer(X, spec.k, allow=local.among))
+                ids.append(some.ids)
         with watch("writing"):
             reasons = [error.as_dict() for error in tally.errors[:REASONS]]
             facts: dict[str, Any] = {"chunk": chunk.number, "first_row": chunk.first_row, "rows_read": chunk.n_rows}
-            facts |= {"rows": sum(table.num_rows for table in tables), "skipped": tally.n_bad, "skipped_reasons": reasons}
-            whole = pa.concat_tables([self._schema().empty_table(), *tables])
-            content = encoded(whole.replace_schema_metadata({FACTS: json.dumps(facts, sort_keys=True).encode()}))
+            facts |= {"rows": sum(map(len, ids)), "skipped": tally.n_bad, "skipped_reasons": reasons}
+            table = self._table(local, ids, answers) if ids else self._schema().empty_table()
+            content = encoded(table.replace_schema_metadata({FACTS: json.dumps(facts, sort_keys=True).encode()}))
         return Part(chunk.number, content, facts["rows"], tally.n_bad, tuple(watch.seconds[name] for name in PHASES))
 
     def _read(self, chunk: Chunk, width: int, tally: Tally) -> Iterator[Rows]:
@@ -141,12 +140,14 @@ class BulkWork:
             columns |= {"exact": pa.bool_(), "bound_gap": pa.float64()}
         return pa.schema(columns)
 
-    def _table(self, predictor: Predictor, ids: pa.Array, answer: Answer, filtered: bool) -> pa.Table:
-        """Answers as columns, made of whole arrays."""
-        told = predictor.probabilities(answer, filtered=filtered) if self.spec.probabilities else None
-        table = answer_table(answer, predictor.model.label_names, told)
-        schema = self._schema()
-        return pa.Table.from_arrays([ids, *(table.column(name) for name in schema.names[1:])], schema.names).cast(schema)
+    def _table(self, local: BulkLocal, ids: list[pa.Array], answers: list[Answer]) -> pa.Table:
+        """The answers of a chunk as columns, made of whole arrays."""
+        answer = Answer(*(np.concatenate(each) for each in zip(*answers, strict=True)))
+        filtered = local.among is not None
+        told = local.predictor.probabilities(answer, filtered=filtered) if self.spec.probabilities else None
+        table, schema = answer_table(answer, local.predictor.model.label_names, told), self._schema()
+        columns = [pa.concat_arrays(ids), *(table.column(name) for name in schema.names[1:])]
+        return pa.Table.from_arrays(columns, schema.names).cast(schema)
 
 
 class _Watch:
