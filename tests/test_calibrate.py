@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.drawn import png_size
 from tests.naive import calibration as naive
 from xcray.arrays import CSR, TopK, csr_from, pattern_from
 from xcray.cli import main as cli
@@ -25,7 +26,8 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.train import TrainSpec, train
 from xcray.train.calibrate import calibrate
-from xcray.train.probabilities import _sides, calibrated
+from xcray.train.pictures import draw_report, figures
+from xcray.train.probabilities import calibrated, sides
 from xcray.train.relabel import remove_labels, rename_labels
 
 
@@ -70,7 +72,7 @@ def test_answers_keep_every_bit_and_their_order(data: Dataset, plain: Model, mad
 
 def test_the_report_is_of_rows_that_took_no_part(data: Dataset, made: Model) -> None:
     assert data.test is not None
-    rows, left_out, side = _sides(data.test.X, data.train.X, 0)
+    rows, left_out, side = sides(data.test.X, data.train.X, 0)
     facts, predictor = made.calibrated, Predictor(made)
     assert facts["rows"] == {"fitted": int(side.sum()), "measured": int((~side).sum()), "left_out": left_out}
     assert 0.4 < side.mean() < 0.6
@@ -170,13 +172,13 @@ def test_rows_of_the_training_are_left_out(rng: np.random.Generator) -> None:
 def test_copies_of_a_row_stay_on_one_side(rng: np.random.Generator) -> None:
     rows = rng.normal(size=(200, 6)).astype(np.float32)
     X = csr_from(rows[np.concatenate([np.arange(200), rng.integers(0, 200, size=300)])])
-    kept, left_out, side = _sides(X, None, 4)
+    kept, left_out, side = sides(X, None, 4)
     assert (kept.tolist(), left_out) == (list(range(500)), 0)
     dense = X.to_scipy().toarray()
     for i in range(200):
         assert len(set(side[(dense == rows[i]).all(axis=1)].tolist())) == 1
     assert 60 < side[:200].sum() < 140
-    assert (_sides(X, None, 5)[2] != side).any()
+    assert (sides(X, None, 5)[2] != side).any()
 
 
 def test_what_was_trained_on_is_refused(data: Dataset, plain: Model, tmp_path: Path) -> None:
@@ -227,6 +229,17 @@ def test_other_names_keep_probabilities_other_labels_do_not(made: Model, plain: 
     fewer = Model.open(remove_labels(made.path, tmp_path / "fewer", [first]).model_path)
     assert (fewer.calibration, fewer.calibrated) == (None, {})
     assert not [name for name in fewer.measures if name.startswith("ECE")]
+
+
+def test_the_report_draws_it(plain: Model, made: Model, tmp_path: Path) -> None:
+    found = draw_report(made.path, tmp_path / "report")
+    assert min(png_size(tmp_path / "report" / found["pictures"]["calibration"])) >= 300
+    assert found["calibration"] == made.calibrated
+    assert "calibration" not in figures(plain)
+    for one in found["calibration"]["report"].values():
+        for groups, error in (("groups", "ece"), ("groups_sigmoid", "ece_sigmoid")):
+            count, told, true = np.array(one[groups]).T
+            assert (count * np.abs(told - true)).sum() / count.sum() == pytest.approx(one[error])
 
 
 # the command line

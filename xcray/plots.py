@@ -238,6 +238,24 @@ def draw_certificates(path: Path, gaps: Any, eps: float | None, rounds: Any, nam
         )
 
 
+def draw_calibration(path: Path, report: Mapping[str, Mapping[str, Any]], name: str, note: str) -> None:
+    """What was told against what came true, a panel a k, before and after: report is that of `xcray.train.probabilities`."""
+    with page(path, 3.6 * max(len(report), 2), 4.1, f"What probabilities are worth · {name}", note) as figure:
+        panels = figure.subplots(1, max(len(report), 2), sharey=True, squeeze=False)[0]
+        for panel in panels[len(report) :]:
+            panel.set_axis_off()
+        for (k, found), panel in zip(report.items(), panels, strict=False):
+            panel.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1.3)
+            lines = (("groups_sigmoid", "ece_sigmoid", "sigmoid of the score", RED), ("groups", "ece", "calibrated", BLUE))
+            for groups, error, label, color in lines:
+                told, true = ([group[i] for group in found[groups]] for i in (1, 2))
+                panel.plot(told, true, "o-", color=color, markersize=4, label=f"{label}: ECE {100 * found[error]:.1f} %")
+            place = "the first label" if int(k) == 1 else f"the first {k} labels"
+            panel.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=f"probability told, {place}")
+            panel.legend(loc="upper left", fontsize=8)
+        panels[0].set(ylabel="share that was right")
+
+
 def draw_scaling(path: Path, points: Sequence[tuple[int, float]], name: str, note: str) -> None:
     """Speed-up against workers, with the ideal line: points are (workers, seconds)."""
     found = speed_ups(points)

@@ -41,7 +41,7 @@ def draw_report(model_path: Path, out: Path, beside: Sequence[Path] = ()) -> dic
     out.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    for name, draw in _PICTURES.items():
+    for name, draw in {**_PICTURES, **({"calibration": _calibration} if model.calibrated else {})}.items():
         reason = draw(model, report, out / f"{name}.png")
         if reason is None:
             pictures[name] = f"{name}.png"
@@ -74,6 +74,7 @@ def figures(model: Model) -> dict[str, Any]:
         "dearest": [],
         "loosest": [],
         "timeline": None,
+        **({"calibration": model.calibrated} if model.calibrated else {}),
     }
     if table is not None:
         wanted = [name for name in ("positives", "rounds", "active", "support", "nnz", "seconds") if name in columns]
@@ -219,6 +220,15 @@ def _certificates(model: Model, report: Mapping[str, Any], path: Path) -> str | 
     note += f"{rounds.mean():.1f} rounds a class, at most {rounds.max()}{without}"
     plots.draw_certificates(path, gaps, eps, rounds, report["name"], note)
     return None
+
+
+def _calibration(model: Model, report: Mapping[str, Any], path: Path) -> None:
+    """Draw what the probabilities of a calibrated model are worth."""
+    facts = model.calibrated
+    rows = f"{facts['rows']['fitted']:,} held-out rows to fit, {facts['rows']['measured']:,} others to measure"
+    bins, places = len(facts["bins"]), max(len(facts["places"]), 1)
+    note = f"{rows}; {bins} x {places} curves: labels by frequency, places"
+    plots.draw_calibration(path, facts["report"], report["name"], note)
 
 
 _PICTURES: Final[dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]] = {

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from xcray.arrays import CSR, Int64, Pattern, TopK, frozen
+from xcray.arrays import CSR, Float64, Int64, Pattern, TopK, frozen
 from xcray.data.dataset import Dataset, Split
 from xcray.errors import InputError
 from xcray.kernels.fingerprint import fingerprints
@@ -58,7 +58,7 @@ def calibrated(
     split into sides.
     Raises InputError TOO_FEW_ANSWERS.
     """
-    rows, left_out, side = _sides(X, trained, seed)
+    rows, left_out, side = sides(X, trained, seed)
     top = query(take_rows(X, rows), CANDIDATES)
     answers = Answers(top.labels, top.scores, matches(top, take_pattern_rows(Y, rows)))
     curves = fit(answers.of(side), counts, seed)
@@ -83,7 +83,7 @@ def measured(curves: Calibration, fitted: Answers, others: Answers, k: int) -> d
     ece, brier: of the probabilities; floor: what ece a perfect forecast would show; ece_sigmoid, brier_sigmoid: of
     1 / (1 + e^-score), what one has without calibration; brier_constant: of telling everyone the share of right answers on the
     rows of the fit.
-    groups: (answers, mean probability, share right) of the groups behind ece.
+    groups, groups_sigmoid: (answers, mean probability, share right) of the groups behind ece and ece_sigmoid.
     """
     answers = others.between(1, k)
     right = answers.right
@@ -95,15 +95,21 @@ def measured(curves: Calibration, fitted: Answers, others: Answers, k: int) -> d
         "brier": brier(told, right),
         "brier_sigmoid": brier(plain, right),
         "brier_constant": brier(np.full(right.shape, fitted.between(1, k).right.mean()), right),
-        "groups": [
-            [int(n), round(p, 6), round(q, 6)]
-            for n, p, q in zip(*map(np.ndarray.tolist, reliability(told, right, GROUPS)), strict=True)
-        ],
+        "groups": _groups(told, right),
+        "groups_sigmoid": _groups(plain, right),
     }
 
 
-def _sides(X: CSR, trained: CSR | None, seed: int) -> tuple[Int64, int, Any]:
-    """Rows to use, ascending; how many were left out because a training row is the same; and whether each is for fitting."""
+def _groups(told: Float64, right: Any) -> list[list[float]]:
+    """A reliability as JSON: a list a group."""
+    return [list(group) for group in zip(*(values.tolist() for values in reliability(told, right, GROUPS)), strict=True)]
+
+
+def sides(X: CSR, trained: CSR | None, seed: int) -> tuple[Int64, int, Any]:
+    """Rows to use, (n,) ascending; how many were left out because a row of `trained` is the same; (n,) bool: whether each is to fit on.
+
+    X: held-out rows, parted by a hash of each row's content and `seed`, so that equal rows are on one side.
+    """
     marks = _marks(X, seed)
     seen = np.isin(marks, _marks(trained, seed)) if trained is not None else np.zeros(len(marks), bool)
     rows = np.flatnonzero(~seen)
