@@ -106,7 +106,7 @@ def _groups(told: Float64, right: Any) -> list[list[float]]:
 
 
 def sides(X: CSR, trained: CSR | None, seed: int) -> tuple[Int64, int, Any]:
-    """Rows to use, (n,) ascending; how many were left out because a row of `trained` is the same; (n,) bool: whether each is to fit on.
+    """Rows to use, (n,) ascending; how many were left out because `trained` has the same; (n,) bool, whether each is to fit on.
 
     X: held-out rows, parted by a hash of each row's content and `seed`, so that equal rows are on one side.
     """
