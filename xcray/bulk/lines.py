@@ -144,6 +144,14 @@ def read_lines(plan: Plan, chunk: Chunk, spec: BulkSpec, width: int, tally: Tall
     yield Rows(rows, pa.array(chunk.first_row + good, pa.int64()) if ids is None else ids)
 
 
+def parse_one() -> None:
+    """Read one line, so that the kernel that does it is compiled or loaded."""
+    options, tally = ReadOptions(n_features=1), Tally()
+    piece = _Piece("one", options, text=False)
+    bounds = Bounds(base=1, n_features=1, n_labels=options.max_labels, labels=True)
+    list(BlockReader(piece, LineParser(piece, bounds, tally), tally).read(Block(b"0 1:1\n", 1, 0, True)))
+
+
 def _options(spec: BulkSpec, width: int) -> ReadOptions:
     """How the readers of data sets are told to read."""
     return ReadOptions(zero_based=spec.zero_based, n_features=width)

@@ -17,7 +17,7 @@ from xcray.bulk.output import OutputParts
 from xcray.bulk.parquet import plan_parquet
 from xcray.bulk.plan import Plan
 from xcray.bulk.spec import BulkSpec
-from xcray.bulk.work import PHASES, BulkWork
+from xcray.bulk.work import PHASES, BulkWork, warm
 from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
@@ -83,6 +83,7 @@ class _Run:
             raise InputError(f"this model was trained on feature rows and has no text pipeline: {mend}", code="NO_TEXT")
         self.work = BulkWork(spec, self.plan, str(Path(spec.model).resolve()), self.model.sha256)
         self.local = self.work.local(self.predictor, self.stop)
+        warm(self.local, spec)
         self.fingerprint = self._fingerprint()
         self.parts = OutputParts(run_dir, self.fingerprint, self.plan)
         self.kept_rows = self.parts.rows_read

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Int32, csr
 from xcray.bulk.columns import Rows
-from xcray.bulk.lines import read_lines
+from xcray.bulk.lines import parse_one, read_lines
 from xcray.bulk.parquet import read_parquet
 from xcray.bulk.plan import Chunk, Plan
 from xcray.bulk.spec import BulkSpec
@@ -85,14 +85,16 @@ class BulkWork:
             return None
         if model.sha256 != self.sha256 or not all(Path(file.path).is_file() for file in self.plan.files):
             return None
-        return self.local(Predictor(model), StopFlag())
+        local = self.local(Predictor(model), StopFlag())
+        warm(local, self.spec)
+        return local
 
     def load(self, *_: Any) -> BulkLocal:
         """Never called: a model is not sent about."""
         raise NotImplementedError("batch predictions read the model from its directory")
 
     def warm_up(self) -> None:
-        """Nothing: the first chunk loads the kernels, from numba's disk cache."""
+        """Nothing: kernels are warm once the model is open (`warm`), in the driver before any worker."""
 
     def received(self, result: list[Part]) -> list[Part]:
         """The parts as they are."""
@@ -176,6 +178,17 @@ class _Watch:
             if rows is None:
                 return
             yield rows
+
+
+def warm(local: BulkLocal, spec: BulkSpec) -> None:
+    """Compile or load every kernel that a chunk needs: one process has to fill numba's disk cache before many read it."""
+    model = local.predictor.model
+    row = csr([0, 1], [0], [1.0], model.n_features) if model.n_features else csr([0, 0], [], [], 0)
+    local.predictor.answer(row, spec.k, allow=local.among)
+    if model.text is not None:
+        local.predictor.features(["warm up"])
+    if spec.format in ("svmlight", "xc"):
+        parse_one()
 
 
 def encoded(table: pa.Table) -> NDArray[np.uint8]:
