@@ -213,6 +213,8 @@ def test_probabilities_of_a_calibrated_model(random: Predictor, rng: np.random.G
     np.testing.assert_allclose(told[:, 0], 0.55 + 0.05 * clipped[:, 0])
     np.testing.assert_allclose(told[:, 1:], 0.25 + 0.05 * clipped[:, 1:])
     np.testing.assert_allclose(calibrated.probabilities(answer.top, filtered=True), 0.5 + 0.4 * clipped)
+    assert [[one.probability for one in row] for row in calibrated.named(answer, told)] == told.tolist()
+    assert {one.probability for row in calibrated.named(answer) for one in row} == {None}
     assert calibrated.table(answer).column("probabilities").to_pylist() == told.tolist()
     assert calibrated.table(answer, filtered=True).column("probabilities").to_pylist() == (0.5 + 0.4 * clipped).tolist()
     with pytest.raises(NotCalibrated, match="xcray calibrate"):

@@ -22,10 +22,11 @@ from xcray.predict.labels import Filters, Sets, unknown
 
 
 class Scored(NamedTuple):
-    """A label's name and its score."""
+    """A label's name and its score; how likely it is right, when that was given."""
 
     label: str
     score: float
+    probability: float | None = None
 
 
 class Predictor:
@@ -98,10 +99,11 @@ class Predictor:
         told = None if self.model.calibration is None else self.probabilities(answer, filtered=filtered)
         return answer_table(answer, self.model.label_names, told)
 
-    def named(self, top: TopK) -> list[list[Scored]]:
-        """Names and scores of an answer: one list per row."""
+    def named(self, top: TopK | Answer, probabilities: Float64 | None = None) -> list[list[Scored]]:
+        """Names and scores of an answer, one list per row; with `probabilities` (n, k), of the method of that name, these too."""
         names = self.model.label_names.take(pa.array(top.labels.ravel())).to_pylist()
-        scored = [Scored(*pair) for pair in zip(names, top.scores.ravel().tolist(), strict=True)]
+        likely = () if probabilities is None else (probabilities.ravel().tolist(),)
+        scored = [Scored(*each) for each in zip(names, top.scores.ravel().tolist(), *likely, strict=True)]
         n_rows, k = top.labels.shape
         return [scored[i * k : (i + 1) * k] for i in range(n_rows)]
 
