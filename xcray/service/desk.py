@@ -5,8 +5,8 @@ One desk a process, used on its event loop. What a computation will take is fore
 Cheap ones run on the event loop itself, in its next turn: handing them to a thread and back takes longer than most of them,
 and under load a thread waits for the interpreter. All that came in by that turn and ask the same of the same model are one call,
 so batches grow by themselves when requests come faster than they are answered, and nobody ever waits for company. Others run in
-threads; those that find all threads busy are taken together when one falls free. `seconds` bounds what is computed in one turn
-and what is taken together, so that no request waits long for its companions.
+threads; those that find all threads busy are taken together when one falls free. `seconds` bounds what is computed in one turn,
+and `IN_THREADS` times that what a thread takes together, so that no request waits long for its companions.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from xcray.errors import Unavailable
 Together: TypeAlias = Callable[[list[Any]], Sequence[Any]]  # what was given, of several -> as many results
 
 LEARNING: Final = 0.2  # share of the newest measurement in what is foreseen
+IN_THREADS: Final = 4.0  # a thread takes so many times as much together as the loop
 KNOWN: Final = 4096  # kinds of computations whose pace is remembered
 
 
@@ -98,17 +99,17 @@ class Desk:
         """Compute what is cheap, up to `seconds` of it; start what the threads have room for."""
         self._woken = False
         while self._others and self._busy < self._threads:
-            works = self._next(self._others)
+            works = self._next(self._others, IN_THREADS * self._seconds)
             if works:
                 self._busy += 1
                 started = loop.run_in_executor(self._pool, self._computed, works)
                 started.add_done_callback(partial(self._ended, loop, works))
-        if self._cheap and (works := self._next(self._cheap)):
+        if self._cheap and (works := self._next(self._cheap, self._seconds)):
             self._tell(works, *self._computed(works))
         if self._cheap:
             self._wake(loop)
 
-    def _next(self, waiting: deque[_Work]) -> list[_Work]:
+    def _next(self, waiting: deque[_Work], seconds: float) -> list[_Work]:
         """The work that waits longest, and those alike, as many as `seconds` hold, in order. Empty when nobody awaits it."""
         first = waiting.popleft()
         if first.future.done():  # whoever asked is gone
@@ -117,7 +118,7 @@ class Desk:
             return [first]
         works, rest = [first], []
         pace = self._pace.get(first.key)
-        room = self._seconds / pace - first.weight if pace else 0.0
+        room = seconds / pace - first.weight if pace else 0.0
         for work in waiting:
             if work.key == first.key and work.joins and work.weight <= room and not work.future.done():
                 room -= work.weight
