@@ -293,7 +293,26 @@ def long_queries(rng: Rng) -> Case:
     return Case(W, biases(rng, 1_200), unit(csr_from(X)))
 
 
-FAMILIES: dict[str, Callable[[Rng], Case]] = {
+def spread_out(case: Case, rng: Rng) -> Case:
+    """The same labels in the same order among more than 2^16, with the first queries. The others have no weights; their biases are
+    those of some labels, or lower than all: so a search for many labels meets what is hard with few."""
+    n_labels = EDGE + int(rng.integers(1, 3_000))
+    places = np.sort(rng.choice(n_labels, case.W.n_rows, replace=False))
+    lengths = np.zeros(n_labels, np.int64)
+    lengths[places] = np.diff(case.W.indptr)
+    W = csr(np.concatenate([[0], np.cumsum(lengths)]), case.W.indices, case.W.data, case.W.n_cols)
+    others = rng.choice(case.b, n_labels) if rng.random() < 0.5 else np.full(n_labels, np.minimum(case.b.min(), -3.0))
+    b = others.astype(np.float32)
+    b[places] = case.b
+    return Case(W, b, csr_from(case.X.to_scipy()[:12]))
+
+
+def wide(make: Callable[[Rng], Case]) -> Callable[[Rng], Case]:
+    """A family spread out."""
+    return lambda rng: spread_out(make(rng), rng)
+
+
+NARROW: dict[str, Callable[[Rng], Case]] = {
     make.__name__: make
     for make in (
         trained,
@@ -328,3 +347,5 @@ FAMILIES: dict[str, Callable[[Rng], Case]] = {
         long_queries,
     )
 }
+LARGE = ("beyond_16_bits", "long_lists", "wide_lists")  # large by themselves
+FAMILIES = NARROW | {f"{name}_spread_out": wide(make) for name, make in NARROW.items() if name not in LARGE}

@@ -36,9 +36,13 @@ def top_k_by_sort(X: CSR, W: CSR, b: Any, k: int) -> TopK:
 def best(scores: Any, k: int, allowed: Any = None) -> TopK:
     """The k best of each row of scores (n, K) among the labels allowed (numbers; None: all)."""
     labels = np.arange(scores.shape[1]) if allowed is None else np.unique(allowed)
-    kept = scores[:, labels]
-    order = np.argsort(-kept, axis=1, kind="stable")[:, :k]  # stable: equal scores stay in the order of labels
-    return TopK(labels[order].astype(np.int32), np.take_along_axis(kept, order, axis=1))
+    k = min(k, len(labels))
+    out = TopK(np.empty((len(scores), k), np.int32), np.empty((len(scores), k), np.float64))
+    for i, row in enumerate(scores[:, labels]):
+        good = np.flatnonzero(row >= np.partition(row, len(row) - k)[len(row) - k])  # the k-th best, its ties, and better ones
+        order = good[np.argsort(-row[good], kind="stable")[:k]]  # stable: equal scores stay in the order of labels
+        out.labels[i], out.scores[i] = labels[order], row[order]
+    return out
 
 
 def best_other(scores: Any, answered: Any, allowed: Any = None) -> Any:
