@@ -17,7 +17,7 @@ from xcray.arrays import CSR, Float64, csr, frozen
 from xcray.data.terms import TextParams, cutter
 from xcray.data.vocabulary import table_of, words_of
 from xcray.errors import DataError
-from xcray.kernels.text import END, OUTSIDE, Rules, Weighing, rows_of_texts
+from xcray.kernels.text import END, OUTSIDE, Rules, Weighing, rows_of_texts, unnamed
 from xcray.kernels.vocabulary import Vocabulary
 
 PLAIN = (r"\b\w\w+\b", r"(?u)\b\w\w+\b")  # token patterns that compiled code knows
@@ -31,10 +31,10 @@ class Vectoriser:
 
     def __init__(self, params: TextParams, vocabulary: Vocabulary, idf: Float64) -> None:
         """vocabulary: of D terms; idf: (D,) float64."""
-        self._vocabulary, self._cut = vocabulary, cutter(params)
+        self._vocabulary, self._cut = unnamed(vocabulary), cutter(params)
         self._compiled = params.token_pattern in PLAIN
         aliases = dict(params.aliases)
-        self._rules = Rules(
+        rules = Rules(
             params.lowercase,
             params.split_identifiers,
             params.fold_plurals,
@@ -42,13 +42,17 @@ class Vectoriser:
             table_of(pa.array(aliases.keys(), pa.large_string())),
             words_of(pa.array(aliases.values(), pa.large_string())),
         )
+        self._rules = unnamed(rules)
         self._weighing = Weighing(idf, _logarithms(COUNTS if params.sublinear_tf else 0))
 
     def rows(self, texts: Iterable[str]) -> CSR:
         """(n x D) float32, one row a text. Raises DataError when one is not a string."""
         parts = [self._compute(*batch) for batch in self._batches(texts)]
-        indptr, indices, data = parts[0] if len(parts) == 1 else _stacked(parts)
-        return csr(indptr, indices, data, len(self._weighing.idf))
+        if len(parts) != 1:
+            return csr(*_stacked(parts), len(self._weighing.idf))
+        for array in parts[0]:
+            array.flags.writeable = False  # what `csr` does, which for one short text is half of all work
+        return CSR(*parts[0], len(self._weighing.idf))
 
     def _batches(self, texts: Iterable[str]) -> Iterator[tuple[list[bytes], bytearray]]:
         """Pieces of text as `rows_of_texts` takes them, with the marks of those cut here."""
@@ -76,9 +80,10 @@ class Vectoriser:
     def _compute(self, pieces: list[bytes], cut: bytearray) -> tuple[Any, Any, Any]:
         """indptr, indices and values of one batch."""
         text = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint8)
-        starts = frozen([*accumulate(map(len, pieces), initial=0)], np.int64)
+        starts = np.array([*accumulate(map(len, pieces), initial=0)], np.int64)
+        starts.flags.writeable = False  # as all arrays that kernels take
         marks, weighing = np.frombuffer(bytes(cut), np.uint8), self._weighing
-        indptr, indices, values, most = rows_of_texts(text, starts, marks, self._vocabulary, self._rules, weighing)
+        indptr, indices, values, most = rows_of_texts(text, starts, marks, self._vocabulary, self._rules, (*weighing,))
         if 0 < len(weighing.tf) < most:
             self._weighing = Weighing(weighing.idf, _logarithms(2 * most))
             return self._compute(pieces, cut)
