@@ -44,8 +44,9 @@ class Launcher(Protocol):
 class ProcessLauncher:
     """Runners as processes in sessions of their own, writing to logs/JOB.log. They live on when this process dies."""
 
-    def __init__(self, home: Home, store_url: str | None = None) -> None:
-        self._home, self._store_url = home, store_url or home.store_url
+    def __init__(self, home: Home, store_url: str | None = None, nice: int = 0) -> None:
+        """nice: how far runners stand back for other processes, 0 to 19."""
+        self._home, self._store_url, self._nice = home, store_url or home.store_url, nice
         self._started: dict[Ended, subprocess.Popen[bytes]] = {}
 
     def launch(self, job: Job) -> None:
@@ -56,7 +57,7 @@ class ProcessLauncher:
         handle = os.open(self._home.log(job.id), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(handle, "ab") as log:
             process = subprocess.Popen(
-                command(self._home, self._store_url, job),
+                [*command(self._home, self._store_url, job), "--nice", str(self._nice)],
                 cwd=self._home.path,
                 env=environment,
                 stdin=subprocess.DEVNULL,

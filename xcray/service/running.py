@@ -41,7 +41,7 @@ def supervision(settings: Settings, home: Home, store: JobStore) -> Iterator[tup
     A local Ray starts with the first job that wants it, and only then; what it was at is taken up at the next start.
     """
     cluster, checks = _cluster(settings, home)
-    launcher = LauncherByPool(RayJobLauncher(home, cluster), ProcessLauncher(home))
+    launcher = LauncherByPool(RayJobLauncher(home, cluster), ProcessLauncher(home, nice=settings.job_nice))
     try:
         yield Supervisor(store, launcher, cap=settings.max_running_jobs), checks
     finally:

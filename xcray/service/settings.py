@@ -33,6 +33,9 @@ class Settings(BaseSettings):
     ray_dashboard: str = Field("http://127.0.0.1:8265", description="The dashboard of that Ray, where jobs are submitted.")
     ray_token_path: Path | None = Field(None, description="File with the token of that Ray.")
     max_running_jobs: int = Field(1, ge=1, le=1000, description="Jobs that run at the same time.")
+    job_nice: int = Field(
+        10, ge=0, le=19, description="How far trainings and batches on this machine stand back for predictions (see nice)."
+    )
     dataset_roots: tuple[Path, ...] = Field((), description="Folders of the server that data sets may be built from.")
 
     predict_body_bytes: int = Field(10 * MB, ge=1000, description="Largest body of a predict or explain request.")
