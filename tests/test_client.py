@@ -55,8 +55,16 @@ def test_data_sets_and_jobs_go_there_and_back(place: Place, tmp_path: Path) -> N
     found = client.datasets.wait(made["id"], seconds=120)
     assert (found["status"], found["stats"]["splits"]["test"]["n_rows"]) == ("READY", 20)
     assert next(one["id"] for one in client.datasets.list()) == found["id"]
-    asked: dict[str, Any] = {"dataset": found["id"], "model": "docs", "params": {"C": 2.0}, "name": "my job", "priority": 1}
+    asked: dict[str, Any] = {
+        "dataset": found["id"],
+        "model": "docs",
+        "params": {"C": 2.0},
+        "name": "my job",
+        "priority": 1,
+        "calibrate": True,
+    }
     job = client.jobs.submit(**asked, idempotency_key="abc")
+    assert job["spec"]["calibrate"] is True
     assert client.jobs.submit(**asked, idempotency_key="abc") == job
     assert (job["name"], job["status"], client.jobs.get(job["id"])) == ("my job", "PENDING", job)
     with pytest.raises(Conflict) as other:

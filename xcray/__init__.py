@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         DataError,
         Fenced,
         InputError,
+        NotCalibrated,
         NotFound,
         ParameterError,
         Refused,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from xcray.model.model import Model
     from xcray.predict import Predictor
     from xcray.train import TrainSpec, train
+    from xcray.train.calibrate import calibrate
 
 __version__ = "0.1.0"
 
@@ -51,6 +53,7 @@ _HOMES = {
     "Fenced": "xcray.errors",
     "InputError": "xcray.errors",
     "Model": "xcray.model.model",
+    "NotCalibrated": "xcray.errors",
     "NotFound": "xcray.errors",
     "PPDSparse": "xcray.estimators",
     "ParameterError": "xcray.errors",
@@ -61,6 +64,7 @@ _HOMES = {
     "TrainSpec": "xcray.train",
     "Unavailable": "xcray.errors",
     "XcrayError": "xcray.errors",
+    "calibrate": "xcray.train.calibrate",
     "evaluate": "xcray.metrics",
     "train": "xcray.train",
 }  # public name -> the room it lives in
@@ -74,6 +78,7 @@ __all__ = [
     "Fenced",
     "InputError",
     "Model",
+    "NotCalibrated",
     "NotFound",
     "PPDSparse",
     "ParameterError",
@@ -85,6 +90,7 @@ __all__ = [
     "Unavailable",
     "XcrayError",
     "__version__",
+    "calibrate",
     "evaluate",
     "train",
 ]

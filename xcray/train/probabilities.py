@@ -24,7 +24,7 @@ from xcray.train.curves import Answers, fit
 
 CANDIDATES: Final = 100  # labels of a row that the curves learn from: deep enough for filtered answers
 SHARE: Final = 0.5  # of the rows, to fit on
-MOST_ROWS: Final = 100_000  # more rows change nothing, and take memory
+MOST_ROWS: Final = 50_000  # more rows change nothing, and take memory
 GROUPS: Final = 15  # of `metrics.reliability`
 
 Query: TypeAlias = Callable[[CSR, int], TopK]  # the k best labels of rows
