@@ -586,6 +586,26 @@ def test_memory_is_bounded_by_slices_not_by_the_file(tmp_path, model, monkeypatc
     assert sum(sizes) == 500
 
 
+def test_a_row_group_is_decoded_once_a_worker_not_once_a_part(tmp_path, model, monkeypatch):
+    """Parts in any order, as several workers get them: rows stay right, and a file is opened again only to go back."""
+    from xcray.bulk.parquet import Cursor, plan_parquet
+
+    X = sparse(100)
+    path = written(tmp_path / "in.parquet", table_of(X), row_group_size=40)
+    plan = plan_parquet(BulkSpec(str(model.path), str(path), part_rows=7), False)
+    opened, whole = [], Cursor._open
+    monkeypatch.setattr(Cursor, "_open", lambda self, *given: (opened.append(given[2]), whole(self, *given))[1])
+    monkeypatch.setattr("xcray.bulk.parquet.SLICE", 3)
+    cursor = Cursor()
+    ranges = [(0, 7), (14, 21), (21, 28), (35, 42), (7, 14), (90, 100), (98, 99), (0, 100)]
+    for first, stop in ranges:
+        found = list(cursor.read(plan.files[0], plan.form, first, stop, D))
+        rows = [row for _, batch in found for row in batch.to_pylist()]
+        assert rows == table_of(X).slice(first, stop - first).to_pylist()
+        assert [start for start, _ in found][:1] == [first]
+    assert opened == [0, 7, 90, 98, 0]
+
+
 def test_errors_travel_between_processes_with_all_they_know():
     """A worker's error is raised in the driver: the same class, message, place and hint."""
     first = DataError("A", "is bad", file="f", line=3, value="v", hint="mend it")

@@ -165,16 +165,17 @@ def _lists(column: pa.Array) -> tuple[Int64, NDArray[Any], Mask]:
     """Lengths of lists (n,), 0 for null ones; their entries end to end, 0 for null ones; and which entries are null."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     flat = pc.list_flatten(column)
-    null = pc.is_null(flat).to_numpy(zero_copy_only=False)
-    return lengths, pc.fill_null(flat, 0).to_numpy(zero_copy_only=False), null
+    if not flat.null_count:
+        return lengths, flat.to_numpy(zero_copy_only=False), np.zeros(len(flat), np.bool_)
+    return lengths, pc.fill_null(flat, 0).to_numpy(zero_copy_only=False), pc.is_null(flat).to_numpy(zero_copy_only=False)
 
 
 def _drop_nulls(kept: Mask, name: str, column: pa.Array, lengths: Int64, null: Mask, fault: Fault) -> None:
     """Drop rows whose list is null, or holds a null."""
-    for row in np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False) & kept).tolist():
+    for row in np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False) & kept).tolist() if column.null_count else ():
         kept[row] = False
         fault(row, "NULL_VALUE", f"the list of {name} is null", None)
-    for row, _ in _firsts(_rows(lengths), null):
+    for row, _ in _firsts(_rows(lengths), null) if null.any() else ():
         if kept[row]:
             kept[row] = False
             fault(row, "NULL_VALUE", f"the list of {name} holds a null", None)
@@ -192,6 +193,8 @@ def _of_kept(entries: NDArray[Any], row_of: Int64, kept: Mask) -> NDArray[Any]:
 
 def _firsts(row_of: Int64, bad: Mask) -> list[tuple[int, int]]:
     """Each row with a bad entry, and where the first of them is."""
+    if not bad.any():
+        return []
     at = np.flatnonzero(bad)
     rows, first = np.unique(row_of[at], return_index=True)
     return list(zip(rows.tolist(), at[first].tolist(), strict=True))

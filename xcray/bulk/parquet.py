@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xcray.arrays import Int64
 from xcray.bulk.columns import DENSE, SPARSE, TEXT, Form, Rows, dense_rows, form_of, sparse_rows, texts_of
-from xcray.bulk.plan import Chunk, InputFile, Plan, input_file, rows_of_part
+from xcray.bulk.plan import Chunk, InputFile, Plan, changed, input_file, rows_of_part
 from xcray.bulk.spec import BulkSpec
 from xcray.data.problems import Tally
 from xcray.errors import DataError, NotFound
 
-SLICE: Final = 1024  # rows read at once, at most,
+SLICE: Final = 4096  # rows read at once, at most,
 SLICE_BYTES: Final = 8 << 20  # and bytes, by the file's average, or of dense rows
 BUFFER: Final = 1 << 20  # bytes read ahead of a column
 SUFFIXES: Final = (".parquet", ".pq")
@@ -34,7 +35,7 @@ def plan_parquet(spec: BulkSpec, reads_text: bool) -> Plan:
     form: Form | None = None
     n_rows = 0
     for path in files_of(Path(spec.input)):
-        with _opened(path) as source:
+        with _told(path, path.name), _parquet(path) as source:
             found = _form(source.schema_arrow, spec, reads_text, path.name)
             if form is not None and found != form:
                 problem = f"column {form.id!r} is {found.id_type} here and {form.id_type} in {files[0].name}"
@@ -57,19 +58,75 @@ def files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def read_parquet(plan: Plan, chunk: Chunk, spec: BulkSpec, width: int, tally: Tally) -> Iterator[Rows]:
+def read_parquet(plan: Plan, chunk: Chunk, spec: BulkSpec, width: int, tally: Tally, cursor: Cursor) -> Iterator[Rows]:
     """The sound rows of a chunk, slice by slice; `tally` hears of the others. Raises DataErrors when they may not be skipped."""
     file, form = plan.files[chunk.file], plan.form
-    first, stop = chunk.first_row - file.first_row, chunk.first_row - file.first_row + chunk.n_rows
     tally.file = file.name
-    with _opened(Path(file.path), file.name) as source, closing(_batches(source, form, first, stop, width)) as batches:
-        for start, batch in batches:
-            fault = partial(_fault, tally, file.name, start)
-            rows, kept = _rows(batch, form, width, fault)
-            if tally.errors and not tally.skip:
-                tally.close()
-            tally.n_rows += int(kept.sum())
-            yield Rows(rows, _ids(batch, form, file.first_row + start, kept))
+    first = chunk.first_row - file.first_row
+    for start, batch in cursor.read(file, form, first, first + chunk.n_rows, width):
+        fault = partial(_fault, tally, file.name, start)
+        rows, kept = _rows(batch, form, width, fault)
+        if tally.errors and not tally.skip:
+            tally.close()
+        tally.n_rows += int(kept.sum())
+        yield Rows(rows, _ids(batch, form, file.first_row + start, kept))
+
+
+class Cursor:
+    """Where one worker is in a file.
+
+    Nobody can begin in the middle of a row group but by decoding what is before, and parts are often smaller than row groups. So a
+    worker goes on from where its last chunk ended, and decodes a row group once, not once a part.
+    """
+
+    def __init__(self) -> None:
+        self._path, self._name = "", ""
+        self._source: Any = None
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._rest: pa.RecordBatch | None = None  # decoded, and not yet asked for
+        self._at = 0  # the row that comes next
+        self._starts: Int64 = np.zeros(1, np.int64)  # of the row groups
+
+    def read(self, file: InputFile, form: Form, first: int, stop: int, width: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Rows [first, stop) of a file in slices, and where each begins. Raises DataError PARQUET_CORRUPT."""
+        if file.path != self._path or not self._at <= first or self._group(self._at) < self._group(first):
+            self._open(file, form, first, width)
+        while self._at < stop:
+            batch = self._next()
+            begin = self._at
+            lo, hi = min(max(first - begin, 0), batch.num_rows), min(stop - begin, batch.num_rows)
+            self._at, self._rest = begin + hi, batch.slice(hi) if hi < batch.num_rows else None
+            if lo < hi:
+                yield begin + lo, batch.slice(lo, hi - lo)
+
+    def _open(self, file: InputFile, form: Form, first: int, width: int) -> None:
+        """Go to the beginning of the row group of a row."""
+        path = Path(file.path)
+        with _told(path, file.name):
+            self._source = _parquet(path)
+            groups = [self._source.metadata.row_group(i) for i in range(self._source.metadata.num_row_groups)]
+            self._starts = np.concatenate([[0], np.cumsum([group.num_rows for group in groups])]).astype(np.int64)
+            wanted = range(self._group(first), len(groups))
+            self._path, self._name, self._rest, self._at = file.path, file.name, None, int(self._starts[wanted.start])
+            average = sum(groups[i].total_byte_size for i in wanted) / max(1, int(self._starts[-1]) - self._at)
+            row = max(average, 4.0 * width if form.kind == DENSE else 1.0)  # zeros may be packed to nothing
+            size = int(min(SLICE, max(1, SLICE_BYTES // row)))
+            self._batches = self._source.iter_batches(size, row_groups=list(wanted), columns=form.columns, use_threads=False)
+
+    def _group(self, row: int) -> int:
+        """The row group of a row."""
+        return int(np.searchsorted(self._starts, row, side="right")) - 1
+
+    def _next(self) -> pa.RecordBatch:
+        """What is decoded already, else the next slice."""
+        if self._rest is not None:
+            return self._rest
+        with _told(Path(self._path), self._name):
+            batch = next(self._batches, None)
+        if batch is None:
+            self._path = ""
+            raise changed(self._name)
+        return batch
 
 
 def _chunks(files: list[InputFile], size: int) -> Iterator[Chunk]:
@@ -84,14 +141,16 @@ def _chunks(files: list[InputFile], size: int) -> Iterator[Chunk]:
         yield Chunk(0, 0, 0, 0, 0, 0, 0, True)
 
 
+def _parquet(path: Path) -> Any:
+    """A Parquet file, without read-ahead of whole column chunks: they may be as large as the file."""
+    return pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER)
+
+
 @contextmanager
-def _opened(path: Path, name: str | None = None) -> Iterator[Any]:
-    """A Parquet file; what Arrow says of its bytes as a DataError."""
-    name = name or path.name
+def _told(path: Path, name: str) -> Iterator[None]:
+    """What Arrow says of a file's bytes as a DataError."""
     try:
-        # no read-ahead of whole column chunks: they may be as large as the file
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as source:
-            yield source
+        yield
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -131,27 +190,6 @@ def _is_string(kind: pa.DataType) -> bool:
 def _is_list(kind: pa.DataType) -> bool:
     """Whether values are lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _batches(source: Any, form: Form, first: int, stop: int, width: int) -> Generator[tuple[int, pa.RecordBatch], None, None]:
-    """Rows [first, stop) of a file in slices, and where each begins; only row groups that hold some of them are opened."""
-    meta = source.metadata
-    groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
-    starts = np.concatenate([[0], np.cumsum([group.num_rows for group in groups])]).astype(np.int64)
-    wanted = [i for i in range(len(groups)) if starts[i] < stop and starts[i + 1] > first]
-    if not wanted:
-        return
-    average = sum(groups[i].total_byte_size for i in wanted) / max(1, int(starts[wanted[-1] + 1] - starts[wanted[0]]))
-    row = max(average, 4.0 * width if form.kind == DENSE else 1.0)  # zeros may be packed to nothing
-    size = int(min(SLICE, max(1, SLICE_BYTES // row)))
-    at = int(starts[wanted[0]])
-    for batch in source.iter_batches(size, row_groups=wanted, columns=form.columns, use_threads=False):
-        lo, hi = max(first - at, 0), min(stop - at, batch.num_rows)
-        if lo < hi:
-            yield at + lo, batch.slice(lo, hi - lo)
-        at += batch.num_rows
-        if at >= stop:
-            return
 
 
 def _rows(batch: pa.RecordBatch, form: Form, width: int, fault: Any) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from xcray.arrays import CSR, Int32, csr
 from xcray.bulk.columns import Rows
 from xcray.bulk.lines import parse_one, read_lines
-from xcray.bulk.parquet import read_parquet
+from xcray.bulk.parquet import Cursor, read_parquet
 from xcray.bulk.plan import Chunk, Plan
 from xcray.bulk.spec import BulkSpec
 from xcray.data.problems import Tally
@@ -50,15 +50,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class BulkLocal:
-    """What stays at a worker: the predictor, which many threads may ask, and which labels it may answer."""
+    """What stays at a worker: the predictor, shared by threads; which labels it may answer; and where it is in the input."""
 
     predictor: Predictor
     among: LabelFilter | None
     stop: StopFlag
+    cursor: Cursor = field(default_factory=Cursor)
 
     def sibling(self) -> Self:
-        """The same."""
-        return self
+        """The same, with a place in the input of its own."""
+        return replace(self, cursor=Cursor())
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class BulkWork:
         spec, watch = self.spec, _Watch()
         tally = Tally(REASONS, spec.on_error == "skip")
         ids, answers = list[pa.Array](), list[Answer]()
-        for rows in watch.each("reading", self._read(chunk, local.predictor.model.n_features, tally)):
+        for rows in watch.each("reading", self._read(chunk, local, tally)):
             for some in _steps(rows):
                 if stopped():
                     raise Stopped("stopped on request; finished parts are kept, the next run does the rest")
@@ -126,10 +127,12 @@ class BulkWork:
             content = encoded(table.replace_schema_metadata({FACTS: json.dumps(facts, sort_keys=True).encode()}))
         return Part(chunk.number, content, facts["rows"], tally.n_bad, tuple(watch.seconds[name] for name in PHASES))
 
-    def _read(self, chunk: Chunk, width: int, tally: Tally) -> Iterator[Rows]:
+    def _read(self, chunk: Chunk, local: BulkLocal, tally: Tally) -> Iterator[Rows]:
         """The rows of a chunk."""
-        read = read_parquet if self.spec.format == "parquet" else read_lines
-        return read(self.plan, chunk, self.spec, width, tally)
+        width = local.predictor.model.n_features
+        if self.spec.format == "parquet":
+            return read_parquet(self.plan, chunk, self.spec, width, tally, local.cursor)
+        return read_lines(self.plan, chunk, self.spec, width, tally)
 
     def _schema(self) -> pa.Schema:
         """The columns of the answers."""
