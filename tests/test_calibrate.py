@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, Corrupt, InputError, NotCalibrated, ParameterError, ShapeMismatch
 from xcray.files import file_digests
+from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.metrics import matches
 from xcray.model.calibration import CALIBRATION
 from xcray.model.directory import read_manifest
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.train import TrainSpec, train
+from xcray.train import TrainSpec, probabilities, train
 from xcray.train.calibrate import calibrate
 from xcray.train.pictures import draw_report, figures
+from xcray.train.preflight import foresee
 from xcray.train.probabilities import calibrated, sides
 from xcray.train.relabel import remove_labels, rename_labels
 
@@ -216,6 +219,25 @@ def test_a_training_that_can_not_be_calibrated(tmp_path: Path) -> None:
         Predictor(model).probabilities(Predictor(model).predict(small.train.X))
     with pytest.raises(ParameterError, match="calibrate must be true or false"):
         TrainSpec(str(small.path), calibrate="yes")  # type: ignore[arg-type]
+
+
+def test_its_memory_is_foreseen(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert data.test is not None
+    wanted = probabilities.memory(data)
+    assert wanted == probabilities.AN_ANSWER * 30 * data.test.n_rows
+    with monkeypatch.context() as patch:
+        patch.setattr(probabilities, "AN_ANSWER", 10_000)
+        plain, more = (foresee(TrainSpec(str(data.path), pool="serial", calibrate=on), probe=0.0) for on in (False, True))
+    assert plain.driver < 10_000 * 30 * data.test.n_rows <= more.driver
+    rows = np.arange(2 * data.test.n_rows) % data.test.n_rows  # large enough for the measure
+    X, Y = take_rows(data.test.X, rows), take_pattern_rows(data.test.Y, rows)
+    scores = np.random.default_rng(0).normal(size=(len(rows), 30))
+    order = np.argsort(-scores, axis=1).astype(np.int32)
+    top = TopK(order, np.take_along_axis(scores, order, 1))
+    tracemalloc.start()
+    calibrated(lambda *_: top, X, Y, data.label_counts, None)
+    assert tracemalloc.get_traced_memory()[1] < 2 * wanted
+    tracemalloc.stop()
 
 
 def test_other_names_keep_probabilities_other_labels_do_not(made: Model, plain: Model, tmp_path: Path) -> None:

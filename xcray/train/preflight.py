@@ -25,6 +25,7 @@ from xcray.execution.memory import anonymous, available, human, parse_bytes
 from xcray.model.postings import BUDGET, ENTRY
 from xcray.solvers import make_solver
 from xcray.solvers.solver import Local, Solver
+from xcray.train.probabilities import memory
 from xcray.train.spec import TrainSpec
 
 MIB: Final = 1 << 20
@@ -144,7 +145,7 @@ def estimate(
     core = foreseen * slower
     worker, reserved = worker_bytes(solver, train, weights)
     model = 16 * weights + (MODEL_LABEL + 16) * K + 40 * dataset.n_features
-    pieces = max(min(ENTRY * weights, merge_budget(spec, weights)), IN_FLIGHT * workers)
+    pieces = max(min(ENTRY * weights, merge_budget(spec, weights)), IN_FLIGHT * workers, memory(dataset) if spec.calibrate else 0)
     alone = float(work.seconds.max(initial=0.0)) * slower
     return Estimate(
         driver=LABEL * K + 24 * dataset.n_features + pieces + (RAY_DRIVER if place != "here" else 0),

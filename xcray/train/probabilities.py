@@ -25,6 +25,7 @@ from xcray.train.curves import Answers, fit
 CANDIDATES: Final = 100  # labels of a row that the curves learn from: deep enough for filtered answers
 SHARE: Final = 0.5  # of the rows, to fit on
 MOST_ROWS: Final = 50_000  # more rows change nothing, and take memory
+AN_ANSWER: Final = 85  # bytes of memory that a candidate of a row takes while curves are chosen
 GROUPS: Final = 15  # of `metrics.reliability`
 
 Query: TypeAlias = Callable[[CSR, int], TopK]  # the k best labels of rows
@@ -39,6 +40,12 @@ def held_out(data: Dataset, part: str = "test") -> Split:
             code="NO_HELD_OUT",
         )
     return data[part]
+
+
+def memory(data: Dataset) -> int:
+    """Bytes that calibrating on the test part takes, about."""
+    rows = min(data.test.n_rows, MOST_ROWS) if data.test is not None else 0
+    return AN_ANSWER * min(CANDIDATES, data.n_labels) * rows
 
 
 def calibrated(
