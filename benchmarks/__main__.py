@@ -25,6 +25,7 @@ WHOLE = [
     ["benchmarks.path", "--sets", "synthetic", "--repeats", "1"],
     ["benchmarks.objective", "--sets", "synthetic"],
     ["benchmarks.search"],
+    ["benchmarks.bulk"],
     ["benchmarks.search", "--equality", "20000"],
 ]
 

@@ -236,6 +236,8 @@ def test_a_part_is_as_large_as_its_answers_allow(model):
 
     assert [rows_of_part(n, 5) for n in (1, 10**5, 10**6, 10**9)] == [4096, 4096, 15625, 65536]
     assert rows_of_part(10**9, 1000) == 4194
+    assert [rows_of_part(10**6, 5, wanted) for wanted in (1, 500, 10**6)] == [10, 500, 10**6]
+    assert rows_of_part(10**6, 10_000, 10**6) == 1677  # an answer of ten thousand million labels would not fit in memory
 
 
 @pytest.mark.parametrize(
@@ -422,6 +424,18 @@ def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(tmp_path,
             assert data[: chunk.offset].count(b"\n") == chunk.first_row == chunk.line - 1
         assert sum(chunk.n_rows for chunk in plan.chunks) == 50
     assert [chunk.n_rows for chunk in whole.chunks] == [7] * 7 + [1]
+
+
+def test_a_file_of_very_many_lines_keeps_a_bounded_number_of_places(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("xcray.bulk.lines.MOST_MARKS", 8)
+    path = svmlight(sparse(100), tmp_path / "in.svm")
+    plan = plan_lines(BulkSpec(str(model.path), str(path), part_rows=1), False, D, tmp_path / "aside")
+    assert 4 <= len(plan.chunks) <= 9
+    data, row = path.read_bytes(), 0
+    for chunk in plan.chunks:
+        assert (chunk.first_row, data[: chunk.offset].count(b"\n")) == (row, row)
+        row += chunk.n_rows
+    assert row == 100
 
 
 # --- the same bytes, whatever happens

@@ -6,6 +6,7 @@ FastAPI nor scikit-learn:
     PPDSparse                    the scikit-learn face: fit(X, Y), predict(X)
     Dataset, train, TrainSpec    train from a data set directory
     Model, Predictor, evaluate   read a model, ask it, measure it
+    BulkSpec, predict_bulk       answer a whole file of rows, into Parquet files
     Client                       the same over REST
     XcrayError and its children  what can go wrong
 """
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from xcray.bulk import BulkSpec, predict_bulk
     from xcray.client import Client
     from xcray.data.dataset import Dataset
     from xcray.errors import (
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BulkSpec": "xcray.bulk",
     "Client": "xcray.client",
     "Conflict": "xcray.errors",
     "Corrupt": "xcray.errors",
@@ -66,10 +69,12 @@ _HOMES = {
     "XcrayError": "xcray.errors",
     "calibrate": "xcray.train.calibrate",
     "evaluate": "xcray.metrics",
+    "predict_bulk": "xcray.bulk",
     "train": "xcray.train",
 }  # public name -> the room it lives in
 
 __all__ = [
+    "BulkSpec",
     "Client",
     "Conflict",
     "Corrupt",
@@ -92,6 +97,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "evaluate",
+    "predict_bulk",
     "train",
 ]
 

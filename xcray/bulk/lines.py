@@ -34,22 +34,27 @@ from xcray.kernels.parse import Bounds
 
 GRAIN: Final = 1024  # rows between two places where a chunk may begin
 HEAVY: Final = 64 << 20  # bytes of a chunk, about
+MOST_MARKS: Final = 1 << 18  # places kept in mind, of 24 bytes: for a terabyte of text, or the smallest parts there may be
 NO_ROW: Final = {"svmlight": re.compile(rb"[ \t\r]*(?:\n|\Z|#)"), "jsonl": re.compile(rb"[ \t\r]*(?:\n|\Z)")}
 NO_ROW["xc"] = NO_ROW["svmlight"]
 MAYBE: Final = np.frombuffer(b"\n\r \t#", np.uint8)  # what a line begins with that may be no row
 
 
 class _Marks:
-    """Places where a chunk may begin: row, offset and line of each; 24 bytes a place."""
+    """Places where a chunk may begin, every `grain` rows: row, offset and line of each. Of too many every other goes."""
 
-    def __init__(self, offset: int, line: int) -> None:
+    def __init__(self, offset: int, line: int, grain: int) -> None:
         self.rows, self.offsets, self.lines = array("q", [0]), array("q", [offset]), array("q", [line])
+        self.grain = grain
 
     def add(self, row: int, offset: int, line: int) -> None:
         """One more place, unless it is the last one."""
         if row > self.rows[-1]:
             for values, value in zip((self.rows, self.offsets, self.lines), (row, offset, line), strict=True):
                 values.append(value)
+        if len(self.rows) > MOST_MARKS:
+            self.rows, self.offsets, self.lines = self.rows[::2], self.offsets[::2], self.lines[::2]
+            self.grain *= 2
 
 
 class _LineTally(Tally):
@@ -88,7 +93,7 @@ def plan_lines(spec: BulkSpec, reads_text: bool, width: int, aside: Path, tick: 
     given, format = Path(spec.input), str(spec.format)
     source = Source(given, _options(spec, width), text=format in ("jsonl", "text"))
     packed = given.suffix.lower() in OPENERS
-    marks, form, told = _Marks(0, 1), Form(TEXT if format == "text" else SPARSE), None
+    marks, form, told = _Marks(0, 1, spec.part_rows or GRAIN), Form(TEXT if format == "text" else SPARSE), None
     n_rows, end = 0, 0
     with open(aside, "wb") if packed else nullcontext() as spool:
         for block in source.blocks():
@@ -96,13 +101,13 @@ def plan_lines(spec: BulkSpec, reads_text: bool, width: int, aside: Path, tick: 
             start = 0
             if block.line == 1 and format == "xc":
                 told, start = _xc_header(source, block)
-                marks = _Marks(start, 2)
+                marks = _Marks(start, 2, marks.grain)
             elif block.line == 1 and format == "svmlight":
                 check_svmlight(source, block.data)
             found = _rows_of_block(block, format, start)
             if not n_rows and len(found.starts) and format == "jsonl":
                 form = _json_form(source, block, found, spec, reads_text)
-            _mark(marks, n_rows, block, found, spec.part_rows or GRAIN)
+            _mark(marks, n_rows, block, found)
             n_rows += len(found.starts)
             end = block.offset + len(block.data)
             _spool(spool, block.data)
@@ -182,13 +187,13 @@ def _rows_of_block(block: Block, format: str, start: int) -> _Lines:
     return _Lines(starts, stops, numbers)
 
 
-def _mark(marks: _Marks, n_rows: int, block: Block, found: _Lines, grain: int) -> None:
-    """Note where chunks may begin in a block: at its first row, and every `grain` rows.
+def _mark(marks: _Marks, n_rows: int, block: Block, found: _Lines) -> None:
+    """Note where chunks may begin in a block: at its first row, and every so many rows.
 
     A chunk begins where the row before ends, so that blank lines and comments come with the row that follows.
     """
     n = len(found.starts)
-    for i in sorted({0, *range(-n_rows % grain, n, grain)} if n else ()):
+    for i in sorted({0, *range(-n_rows % marks.grain, n, marks.grain)} if n else ()):
         if i:
             marks.add(n_rows + i, block.offset + int(found.stops[i - 1]) + 1, int(found.numbers[i - 1]) + 1)
         else:

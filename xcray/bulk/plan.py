@@ -16,7 +16,8 @@ from xcray.files import sha256_file
 
 SHARE: Final = 64  # parts that an input of ordinary size is cut into
 LEAST, MOST = 4096, 65536  # rows of a part
-CELLS: Final = 1 << 22  # answers of a part, rows times k
+CELLS: Final = 1 << 22  # answers of a part, rows times k; four times as many when somebody asks for large parts
+MOST_PARTS: Final = 100_000  # of an output: file systems and manifests have their limits
 
 
 class Chunk(NamedTuple):
@@ -81,8 +82,10 @@ def changed(name: str) -> InputError:
 
 
 def rows_of_part(n_rows: int, k: int, wanted: int = 0) -> int:
-    """Rows of a part of an input of `n_rows` with k answers each; wanted: what the caller chose, 0 for nothing."""
-    return wanted or max(1, min(max(LEAST, -(-n_rows // SHARE)), MOST, CELLS // k))
+    """Rows of a part of an input of `n_rows` with k answers each; wanted: what the caller chose, 0 for nothing, within bounds."""
+    if wanted:
+        return max(1, min(max(wanted, -(-n_rows // MOST_PARTS)), 4 * CELLS // k))
+    return max(1, min(max(LEAST, -(-n_rows // SHARE)), MOST, CELLS // k))
 
 
 def input_file(path: Path, n_rows: int, first_row: int, *, base: int = 0, given: Path | None = None) -> InputFile:
