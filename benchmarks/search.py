@@ -49,7 +49,7 @@ def scipy_engine(subject: Subject) -> Engine:
     return local("scipy", subject, query)
 
 
-def own_engines(subject: Subject, predictor: Predictor) -> list[Engine]:
+def own_engines(subject: Subject, predictor: Predictor, scan: InvertedIndex) -> list[Engine]:
     """The search, and the plain scan that judges it."""
 
     def timed(query: Any) -> Any:
@@ -61,16 +61,16 @@ def own_engines(subject: Subject, predictor: Predictor) -> list[Engine]:
 
         return batch
 
-    search, scan = predictor.search, predictor.index
+    search = predictor.index
     return [
         local("search", subject, lambda x, k: search.query(x, k), timed(search.query)),
         local("scan", subject, lambda x, k: scan.query(x, k), timed(scan.query)),
     ]
 
 
-def costs(subject: Subject, predictor: Predictor, k: int, speed: float, p50: float) -> dict[str, Any]:
+def costs(subject: Subject, predictor: Predictor, scan: InvertedIndex, k: int, speed: float, p50: float) -> dict[str, Any]:
     """What a query reads, on average, in postings, labels and bytes; and how long memory alone would take for these bytes."""
-    answer = predictor.search.query(subject.X, k)
+    answer = predictor.index.query(subject.X, k)
     X, lists = subject.X, np.diff(subject.model.postings.indptr)
     of_lists = float(lists[X.indices].sum()) / X.n_rows
     rescored = float(answer.labels_scored.mean()) * 8 * subject.model.nnz / subject.model.n_labels
@@ -84,7 +84,7 @@ def costs(subject: Subject, predictor: Predictor, k: int, speed: float, p50: flo
         "bytes_of_scan": 8 * of_lists + 20 * subject.model.n_labels,
         "floor_ms": 1e3 * touched / speed,
         "times_the_floor": p50 / (1e3 * touched / speed),
-        "equal_to_scan": same(answer.top, predictor.index.query(X, k)),
+        "equal_to_scan": same(answer.top, scan.query(X, k)),
         "all_exact": bool(answer.exact.all()),
     }
 
@@ -95,7 +95,7 @@ def sizes(subject: Subject, predictor: Predictor) -> dict[str, Any]:
     began, cpu = time.perf_counter(), time.process_time()
     searcher(model.W, model.b)
     wall, used = time.perf_counter() - began, time.process_time() - cpu
-    bytes_of = index_bytes(predictor.search)
+    bytes_of = index_bytes(predictor.index)
     return {
         "bytes": bytes_of,
         "csr_bytes": csr_bytes(model),
@@ -122,7 +122,8 @@ def cells(subject: Subject, engines: list[Engine], times: dict[tuple[str, int], 
 def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) -> dict[str, Any]:
     """Everything about one model, but for peers."""
     others, load = Others(), os.getloadavg()[0]
-    engines = [*own_engines(subject, predictor), scipy_engine(subject)]
+    scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
+    engines = [*own_engines(subject, predictor, scan), scipy_engine(subject)]
     times = interleaved(engines, subject.X.n_rows, tuple(chosen.ks), chosen.repeats, chosen.budget)
     latency = cells(subject, engines, times, chosen.ks)
     least = {cell["k"]: cell["least_p50"] for cell in latency if cell["engine"] == "search"}
@@ -132,7 +133,7 @@ def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) 
         "features": subject.model.n_features,
         "weights": subject.model.nnz,
         "latency": latency,
-        "costs": {k: costs(subject, predictor, k, speed, least[k]) for k in chosen.ks},
+        "costs": {k: costs(subject, predictor, scan, k, speed, least[k]) for k in chosen.ks},
         "batches": {e.name: batches(e, batch_rows(e, None), 5, chosen.repeats) for e in engines if e.batch is not None},
         "index": sizes(subject, predictor),
         "load": [load, os.getloadavg()[0]],
@@ -143,9 +144,10 @@ def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) 
 def beside_peers(subject: Subject, predictor: Predictor, chosen: Any, python: Path, folder: Path) -> dict[str, Any]:
     """Peers and the search in turn: lines of the table, what each took to build, and why some are not there."""
     out: dict[str, Any] = {"latency": [], "batches": {}, "absent": {}, "built": {}}
+    scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
     for names in groups(subject, chosen.peer_names):
         with running(subject, names, chosen.absent, python, folder, chosen.limit) as (peers, why, built):
-            engines = [own_engines(subject, predictor)[0], *peers]
+            engines = [own_engines(subject, predictor, scan)[0], *peers]
             times = interleaved(engines, subject.X.n_rows, tuple(chosen.ks), chosen.repeats, chosen.budget)
             out["latency"] += cells(subject, engines, times, chosen.ks)[len(chosen.ks) :]
             for peer in peers:

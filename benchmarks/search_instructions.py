@@ -19,6 +19,7 @@ import scipy.sparse as sp
 from benchmarks.common import arguments, in_folder
 from benchmarks.search_models import row, subjects
 from xcray.arrays import csr_from
+from xcray.index.inverted import InvertedIndex
 from xcray.model.model import Model
 from xcray.predict import Predictor
 
@@ -33,8 +34,8 @@ WARM = 3
 def child(model: str, queries: str, engine: str, k: int, n: int) -> None:
     """Answer the first queries to compile and fill caches, then n more."""
     X = csr_from(sp.load_npz(queries))
-    predictor = Predictor(Model.open(model, verify=False))
-    chosen = predictor.search if engine == "search" else predictor.index
+    opened = Model.open(model, verify=False)
+    chosen: Any = Predictor(opened).index if engine == "search" else InvertedIndex(opened.W, opened.postings, opened.b)
     rows = [row(X, i) for i in range(X.n_rows)]
     for x in rows[:WARM] + rows[WARM : WARM + n]:
         chosen.query(x, k)

@@ -51,6 +51,15 @@ def owned(X: Any) -> Any:
     return sp.csr_matrix((np.array(X.data), np.array(X.indices, np.int32), np.array(X.indptr, np.int32)), shape=X.shape)
 
 
+class Kept(np.ndarray):
+    """An array of which a copy as the same type is itself: sparse_dot_topn copies the indices of all weights at every call, which
+    takes longer than its search."""
+
+    def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        same = np.dtype(dtype) == self.dtype
+        return self.view(np.ndarray) if same else super().astype(dtype, *args, **kwargs)
+
+
 class SparseDotTopn:
     """sparse_dot_topn: the product that keeps the best of each row. A bias is a feature that every label has."""
 
@@ -58,6 +67,8 @@ class SparseDotTopn:
         from sparse_dot_topn import sp_matmul_topn
 
         self.multiply, self.by_feature = sp_matmul_topn, sp.csr_matrix(task.W1.T)
+        self.by_feature.indices = self.by_feature.indices.astype(np.int32).view(Kept)
+        self.by_feature.indptr = self.by_feature.indptr.astype(np.int32).view(Kept)
         self.X = task.X1
         self.rows = [self.X[i] for i in range(self.X.shape[0])]
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.search_models import Subject, row, subjects
+from xcray.index.inverted import InvertedIndex
 from xcray.predict import Predictor
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +34,9 @@ def child(chosen: argparse.Namespace, folder: Path) -> None:
     """Warm up, write what was compiled, say so, and answer queries until the time is up."""
     subject = next(iter(subjects(chosen.models, chosen.pydocs, chosen.only, 500, folder)))
     predictor = Predictor(subject.model)
-    engine = predictor.search if chosen.engine == "search" else predictor.index
+    engine: Any = predictor.index
+    if chosen.engine == "scan":
+        engine = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
     rows = [row(subject.X, i) for i in range(subject.X.n_rows)]
     for x in rows[:50]:
         engine.query(x, chosen.k)
