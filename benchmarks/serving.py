@@ -2,7 +2,7 @@
 
 `python -m benchmarks.serving [--model DIR --rows DATASET] [--workers 1] [--seconds 5] [--repeats 3] [--json FILE] [--picture FILE]`
 
-Without --model a text model is trained on pydocs; it is asked for texts and for sparse rows. A model given is asked for the test
+Without --model a text model is trained on pydocs (DATA/pydocs when it is there); it is asked for texts and for sparse rows. A model given is asked for the test
 rows of --rows. The service runs as people run it (`serve`, logs to a file) on all cores but the last; `serving_load` asks from the
 last one. For each case, in turns of `repeats`, medians told:
 
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +37,7 @@ import psutil
 from benchmarks.common import arguments, dataset, in_folder
 from xcray.client import Client
 from xcray.data.dataset import Dataset
-from xcray.data.pydocs import documents
+from xcray.data.pydocs import PydocsParams, default_roots, documents
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
@@ -46,6 +46,7 @@ from xcray.train import TrainSpec, train
 Case = dict[str, Any]  # name, reference of the model, bodies, what the bare predictor takes
 ASKED = 400  # different requests of a case
 CLIENTS, CROWD = 32, 300
+PACKAGES = ("asyncio", "collections", "concurrent", "email", "http", "importlib", "json", "logging", "multiprocessing", "unittest")
 BAR = 1100  # requests a second at 300 clients
 SERVE = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
 VARIANTS = {
@@ -214,8 +215,9 @@ def prepared(folder: Path, chosen: Any) -> tuple[Path, Predictor, list[Case], Da
     home = folder / "home"
     home.mkdir()
     if chosen.model is None:
-        data = dataset("pydocs", None, folder)
-        texts = [each.text for each in islice(documents(), 0, None, 3)][: ASKED * 8]
+        data = dataset("pydocs", None, chosen.data if chosen.data is not None and (chosen.data / "pydocs").is_dir() else folder)
+        found = documents(default_roots()[:1], PydocsParams(packages=PACKAGES))
+        texts = list(islice(cycle([each.text for each in found]), ASKED * 8))
         train(TrainSpec(str(data.path), pool="threads"), run_dir=folder / "run", out=folder / "model")
     else:
         data, texts = Dataset.open(chosen.rows), None

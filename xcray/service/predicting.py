@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import numpy as np
@@ -109,7 +109,7 @@ def _together(loaded: Loaded, k: int, probable: bool, given: list[Given]) -> lis
     shares = predictor.probabilities(found) if probable else None
     if len(given) == 1:
         return [(found, shares)]
-    ends = np.cumsum([len(each) if isinstance(each, list) else each.n_rows for each in given]).tolist()
+    ends = list(accumulate(len(each) if isinstance(each, list) else each.n_rows for each in given))
     spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
     return [(_part(found, span), None if shares is None else shares[span]) for span in spans]
 
