@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 def searcher(W: CSR, b: Any) -> SearchIndex:
     """The search under test over weights by label and biases."""
-    return SearchIndex(InvertedIndex.build(W, b))
+    return SearchIndex.build(W, b)
 
 
 def bits(values: Any) -> Any:

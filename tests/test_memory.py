@@ -16,10 +16,11 @@ from xcray.arrays import CSR, csr, frozen
 from xcray.errors import Corrupt, ShapeMismatch
 from xcray.execution.parts import Parts
 from xcray.files import MatrixWriter, read_csr, write_matrix
+from xcray.index import packed
+from xcray.index.packed import ranges
 from xcray.kernels.sparse import transpose
 from xcray.model.directory import Staging
 from xcray.model.model import Model, write_model
-from xcray.model.postings import ranges, write_postings
 from xcray.solvers.block import Block, merge
 
 RECORD = np.dtype([("label", np.int32), ("positives", np.int32), ("rounds", np.int32), ("gap", np.float64)], align=True)
@@ -69,13 +70,16 @@ def test_a_matrix_with_a_gap_is_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("budget", [1, 8 * 13, 8 * 1000, 1 << 30])
-def test_postings_are_the_transpose_for_any_budget(tmp_path: Path, rng: np.random.Generator, shape: Any, budget: int) -> None:
-    W = matrix(rng, *shape)
+def test_packed_lists_are_the_same_for_any_budget(tmp_path: Path, rng: np.random.Generator, shape: Any, budget: int) -> None:
+    W, b = matrix(rng, *shape), rng.normal(size=shape[0]).astype(np.float32)
     write_matrix(tmp_path / "w.arrow", W)
-    write_matrix(tmp_path / "whole.arrow", transpose(W))
+    packed.write(tmp_path / "whole.arrow", W, b)
     ticks: list[int] = []
-    write_postings(tmp_path / "p.arrow", read_csr(tmp_path / "w.arrow"), budget, tick=lambda: ticks.append(1))
+    packed.write(tmp_path / "p.arrow", read_csr(tmp_path / "w.arrow"), b, budget, tick=lambda: ticks.append(1))
     assert (tmp_path / "p.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()
+    lists, order = packed.read(tmp_path / "p.arrow", W.shape)
+    packed.check(lists, order, "p.arrow")
+    assert lists.blocks.tobytes() == packed.build(W).blocks.tobytes()
     indptr = transpose(W).indptr
     found = list(ranges(indptr, budget // 8))
     assert [i for first, stop in found for i in range(first, stop)] == list(range(shape[1]))
@@ -224,8 +228,8 @@ try:
     if how == "streamed":
         with Staging(folder / "model", allowed // 6) as staging:
             block = parts.merge(staging.weights, budget=allowed // 6)
-            W, postings, b = staging.index(block.bias)
-            print(json.dumps(write_model(folder / "model", W=W, b=b, staged=staging, **names, **about).sha256))
+            search = staging.index(block.bias)
+            print(json.dumps(write_model(folder / "model", W=search.W, b=search.b, staged=staging, **names, **about).sha256))
     else:
         W = read_csr(folder / "w.arrow")
         kept = csr(W.indptr.copy(), W.indices.copy(), W.data.copy(), W.n_cols)

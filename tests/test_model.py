@@ -69,7 +69,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert model.measures == {"P@1": 0.625}
     manifest = model.manifest
     assert manifest["stages"] == [{"features": "input", "weights": "weights.arrow", "bias": "bias.arrow", "calibration": None}]
-    assert (manifest["schema_version"], manifest["solver"], manifest["params"]) == (1, "ppdsparse", {"C": 1.0, "grow": 3})
+    assert (manifest["schema_version"], manifest["solver"], manifest["params"]) == (2, "ppdsparse", {"C": 1.0, "grow": 3})
     assert (manifest["seed"], manifest["dataset_hash"], manifest["link"]) == (7, "d" * 64, "identity")
     assert (manifest["shape"], manifest["nnz"]) == ([3, 4], 4)
     assert {"xcray", "numpy", "python"} <= set(manifest["versions"])
@@ -225,7 +225,7 @@ def test_files_of_another_model_are_seen(tmp_path: Path) -> None:
     write_model(
         tmp_path / "b", **parts(b=[9, 9, 9], W=csr([0, 2, 2, 4], [0, 2, 1, 3], [1, 1, 1, 1], 4), label_names=["abc", "ünï", ""])
     )
-    for name in ("weights.arrow", "bias.arrow", "labels.arrow", "index/postings.arrow", "manifest.json"):
+    for name in ("weights.arrow", "bias.arrow", "labels.arrow", "index/lists.arrow", "manifest.json"):
         shutil.copytree(tmp_path / "a", tmp_path / "mixed")
         shutil.copy(tmp_path / "b" / name, tmp_path / "mixed" / name)
         with pytest.raises(Corrupt):
@@ -245,7 +245,7 @@ def resealed(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"schema_version": 2}, "schema version 2"),
+        ({"schema_version": 3}, "schema version 3"),
         ({"schema_version": "1"}, "schema version 1"),
         ({"shape": [3, 5]}, r"\(3, 4\)"),
         ({"shape": [2**40, 4]}, "claims"),
@@ -297,7 +297,7 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
         "bias.arrow": pa.table({"bias": pa.array([0.0, 0, 0], pa.float64())}),
         "labels.arrow": pa.table({"name": pa.array(["a", None, "c"], pa.large_string())}),
         "features.arrow": pa.table({"term": pa.array(list("abcd"), pa.large_string())}),
-        "index/postings.arrow": pa.table({"indices": pa.array([[0]] * 4, pa.large_list(pa.int64()))}),
+        "index/lists.arrow": pa.table({"starts": pa.array([[0] * 5], pa.large_list(pa.int64()))}),
     }.items():
         path = tmp_path / name.replace("/", "-")
         write_model(path, **parts())

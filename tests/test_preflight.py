@@ -20,8 +20,8 @@ from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Refused
 from xcray.execution import memory
 from xcray.execution.parts import Parts
+from xcray.index.packed import BUDGET
 from xcray.model.model import Model
-from xcray.model.postings import BUDGET
 from xcray.solvers import SOLVERS, make_solver
 from xcray.solvers.block import Block
 from xcray.train import TrainSpec, preflight, train, watch
@@ -254,7 +254,7 @@ def test_without_proc_something_is_known_or_nothing_is_refused(tmp_path: Path, m
 
 def test_footprint_of_this_process() -> None:
     before = memory.footprint()
-    kept = np.ones(4 << 20)  # 32 MiB of its own
+    kept = np.ones(8 << 20)  # 64 MiB, more than an allocator keeps of what was freed
     after = memory.footprint()
     assert before is not None
     assert after is not None

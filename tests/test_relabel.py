@@ -198,7 +198,7 @@ def test_the_same_change_gives_the_same_bytes(tiny: Dataset, some: Model, tmp_pa
     one = add_labels(some.path, tiny.path, tmp_path / "one", how=SERIAL)
     two = add_labels(some.path, tiny.path, tmp_path / "two", how=Running(workers=2))
     assert one.sha256 == two.sha256
-    for name in ("weights.arrow", "bias.arrow", "index/postings.arrow", "labels.arrow"):
+    for name in ("weights.arrow", "bias.arrow", "index/lists.arrow", "labels.arrow"):
         assert (one.model_path / name).read_bytes() == (two.model_path / name).read_bytes()
 
 

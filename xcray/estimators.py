@@ -16,7 +16,7 @@ from xcray.arrays import CSR, Float32, Pattern, TopK, csr_from, pattern, pattern
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
 from xcray.execution.pool import Pool, Result, StopFlag
-from xcray.index.inverted import InvertedIndex
+from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
 from xcray.schedule.scatter import Scatter
 from xcray.solvers.block import Block, merge
@@ -79,12 +79,12 @@ class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         block = _solve(solver, rows, labels, weights, self._workers())
         self.coef_, self.intercept_ = block.W.to_scipy(), block.bias.astype(np.float32)
         self.records_ = block.records
-        self._index = InvertedIndex.build(block.W, self.intercept_)
+        self._index = SearchIndex.build(block.W, self.intercept_)
         return self
 
     def predict_top_k(self, X: Any, k: int = 5) -> TopK:
         """The k best labels of each row of X (N, D), exactly: numbers (columns of y, places in `classes_`) and scores."""
-        return self._index.query(self._rows(X), k, threads=self._workers())
+        return self._index.query(self._rows(X), k, threads=self._workers()).top
 
     def predict(self, X: Any) -> Any:
         """For one class a row: the best class, (N,). For label indicators: (N, K) of 0/1, one where the score is above 0;
@@ -127,7 +127,7 @@ class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Restore, and make the index again."""
         super().__setstate__(state)
         if "coef_" in state:
-            self._index = InvertedIndex.build(csr_from(self.coef_), self.intercept_)
+            self._index = SearchIndex.build(csr_from(self.coef_), self.intercept_)
 
     def _validated(self, X: Any, Y: Any) -> tuple[CSR, Pattern]:
         """X and Y in xcray's arrays; sets classes_, multilabel_ and n_features_in_."""

@@ -176,9 +176,7 @@ class MatrixWriter:
             return
         for place, piece in zip(self._places, (frozen(indices, np.int32), frozen(values, np.float32)), strict=True):
             self._file.seek(place + 4 * start)
-            left = piece.view(np.uint8).data
-            while len(left):
-                left = left[self._file.write(left) :]  # the system takes at most 2 GiB at once
+            _write_all(self._file, piece.view(np.uint8).data)
         self._written += len(indices)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -195,6 +193,58 @@ class MatrixWriter:
             self._aside.unlink(missing_ok=True)
 
 
+class BlobWriter:
+    """A table of one row: lists of numbers, and a list of bytes, `blocks`, which come piece by piece and are never held together.
+
+    size: bytes of `blocks`; columns: name -> array, the other lists; head: texts for the schema's metadata. A context manager, as
+    `MatrixWriter`; what was not written is zero.
+    """
+
+    def __init__(self, path: Path, size: int, columns: Mapping[str, pa.Array], head: Mapping[str, str]) -> None:
+        self._path, self._aside = path, path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+        self._size, self._columns, self._head = size, dict(columns), dict(head)
+
+    def __enter__(self) -> Self:
+        """Write the frame."""
+        try:
+            with io.FileIO(self._aside, "x") as raw:
+                hole = _Hole(raw, self._size)
+                columns = {**self._columns, "blocks": hole.array(pa.uint8())}
+                lists = {name: pa.LargeListArray.from_arrays([0, len(values)], values) for name, values in columns.items()}
+                _write_batch(pa.PythonFile(hole, mode="w"), pa.table(lists).replace_schema_metadata(self._head))
+            (self._place,) = _places(self._aside, ("blocks",))
+            self._file = io.FileIO(self._aside, "r+")
+        except BaseException:
+            self._aside.unlink(missing_ok=True)
+            raise
+        return self
+
+    def write(self, start: int, piece: Any) -> None:
+        """Bytes [start, start + n) of `blocks`: (n,) uint8. Raises ShapeMismatch when they do not lie in it."""
+        if start < 0 or start + len(piece) > self._size:
+            raise ShapeMismatch(f"bytes {start} to {start + len(piece)} do not lie in a list of {self._size}")
+        if len(piece):
+            self._file.seek(self._place + start)
+            _write_all(self._file, frozen(piece, np.uint8).data)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Sync and rename, or remove after an error."""
+        try:
+            with self._file:
+                os.fsync(self._file.fileno())
+            if kind is None:
+                os.replace(self._aside, self._path)
+                sync_directory(self._path.parent)
+        finally:
+            self._aside.unlink(missing_ok=True)
+
+
+def _write_all(file: io.FileIO, left: memoryview) -> None:
+    """Write all bytes: the system takes at most 2 GiB at once."""
+    while len(left):
+        left = left[file.write(left) :]
+
+
 class _Hole:
     """A file to write to that leaves out the bytes of one placeholder: address space that no memory stands behind."""
 
@@ -206,8 +256,8 @@ class _Hole:
         self._buffer = pa.py_buffer(mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ) if size else b"")
 
     def array(self, kind: pa.DataType) -> pa.Array:
-        """The placeholder as an array of 4-byte numbers."""
-        return pa.Array.from_buffers(kind, self._buffer.size // 4, [None, self._buffer])
+        """The placeholder as an array of numbers."""
+        return pa.Array.from_buffers(kind, self._buffer.size * 8 // kind.bit_width, [None, self._buffer])
 
     def write(self, data: Any) -> int:
         """Write, or step over the placeholder."""
@@ -222,13 +272,13 @@ class _Hole:
         """Nothing is held back."""
 
 
-def _places(path: Path) -> list[int]:
-    """Where in a matrix file the entries of `indices` and of `values` begin: Arrow itself reads its frame."""
+def _places(path: Path, names: Iterable[str] = ("indices", "values")) -> list[int]:
+    """Where in a file of one batch the entries of these columns of lists begin: Arrow itself reads its frame."""
     with pa.memory_map(str(path)) as source:
         first = source.read_buffer(1).address
         source.seek(0)
         table = pa.ipc.open_file(source).read_all()
-        columns = [table.column(name) for name in ("indices", "values")]
+        columns = [table.column(name) for name in names]
         return [column.chunk(0).values.buffers()[1].address - first for column in columns if len(column)]
 
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from xcray.arrays import Int64, csr, frozen
 from xcray.errors import Conflict, Corrupt, XcrayError
 from xcray.files import MatrixWriter, read_csr, read_json, read_table, write_json, write_table
+from xcray.index.packed import BUDGET, ENTRY, ranges
 from xcray.kernels.merge import copy_rows
-from xcray.model.postings import BUDGET, ENTRY, ranges
 from xcray.solvers.block import Block, untrained
 
 

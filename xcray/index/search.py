@@ -1,39 +1,220 @@
-"""Exact search with a certificate, filters and deadlines."""
+"""Exact search with a certificate, filters and deadlines, over a model's packed lists and its weights by label."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
 
-from xcray.arrays import CSR, TopK, frozen
+from xcray.arrays import CSR, Float32, Int32, frozen
+from xcray.errors import InputError, NotFound, ParameterError, ShapeMismatch
 from xcray.index.answer import Answer
 from xcray.index.filters import LabelFilter
-from xcray.index.inverted import InvertedIndex
+from xcray.index.packed import build, check, order_of
+from xcray.kernels.canonical import FAULTS, first_fault
+from xcray.kernels.lists import NARROW, Lists
+from xcray.kernels.scan import Engine, Found, Work, rank_of, score_one
+from xcray.kernels.search import search
+
+ROWS_A_CALL = 64  # a kernel call takes milliseconds, so that a batch can be interrupted and threads share it evenly
+LOUD = 16  # labels that may be scored always, because their biases are unusually large
+LOUDER = 0.002  # by how much the largest bias of the others must fall for each of them
+NANOSECONDS = 1.5  # a posting, at worst: what is left of a deadline is so many postings
+NO_LABELS = frozen(np.empty(0), np.uint8)
 
 
 class SearchIndex:
-    """The k best labels of each row, proven. Safe for any number of threads at once."""
+    """The k best labels of each row, proven: the labels and scores of the full product, ties by lower label number.
 
-    def __init__(self, scan: InvertedIndex) -> None:
-        """scan: the plain scan over the same model, the judge of every faster search."""
-        self.scan = scan
+    A score is summed in float64 over ascending features, then + bias: bit for bit what `InvertedIndex` gives.
+    Safe for any number of threads at once; each uses working memory of its own, about 25 bytes a label, kept for the next.
+    """
+
+    def __init__(self, lists: Lists, W: CSR, b: Float32, order: Int32) -> None:
+        """lists: of `packed.build` or `packed.read`; W: (K, D) by label, sound; b: (K,); order: (K,) of `packed.order_of`."""
+        if len(b) != W.n_rows or lists.n_labels != W.n_rows or len(lists.starts) != W.n_cols + 1 or len(order) != len(b):
+            raise ShapeMismatch(f"W is {W.shape}; the lists, b ({len(b)}) and order ({len(order)}) must be made of it")
+        lengths = np.diff(W.indptr)
+        full = lengths > 0
+        loud, quiet = _loud(b, order[full[order]])
+        self._engine = Engine(
+            lists,
+            W,
+            frozen(b, np.float32),
+            frozen(np.where(full, b, np.float32(-np.inf)), np.float32),
+            frozen(order, np.int32),
+            frozen(order[~full[order]], np.int32),
+            200.0 + 0.8 * float(np.dot(lengths, lengths)) / max(int(lengths.sum()), 1),
+            frozen(loud, np.int32),
+            quiet,
+            float(np.abs(b).max(initial=0.0)),
+        )
+        self._free: deque[Work] = deque()
+
+    @classmethod
+    def build(cls, W: CSR, b: Float32) -> SearchIndex:
+        """The index of weights by label, in memory."""
+        return cls(build(W), W, frozen(b, np.float32), order_of(b))
+
+    @property
+    def W(self) -> CSR:
+        """The weights by label, (K, D)."""
+        return self._engine.W
+
+    @property
+    def b(self) -> Float32:
+        """The biases, (K,)."""
+        return self._engine.bias
+
+    @property
+    def n_labels(self) -> int:
+        """K, the number of labels."""
+        return self._engine.W.n_rows
+
+    @property
+    def n_features(self) -> int:
+        """D, the number of features."""
+        return int(self._engine.W.n_cols)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the lists and of the order, the weights by label aside."""
+        engine = self._engine
+        return int(engine.lists.blocks.nbytes + engine.lists.starts.nbytes + engine.order.nbytes)
 
     def query(
         self, X: CSR, k: int = 5, *, threads: int = 1, deadline_ms: float | None = None, among: LabelFilter | None = None
     ) -> Answer:
         """The k best labels of each row among those allowed; k is clipped to their number.
 
-        X: (n, D). threads: cores to use; answers do not depend on it. deadline_ms: time for the whole call.
-        Raises ShapeMismatch, ParameterError, InputError as `InvertedIndex.query`.
+        X: (n, D). threads: cores to use; answers do not depend on it. deadline_ms: time for the whole call; rows that are not done
+        by then have the best labels found so far, and `exact` False.
+        Raises ShapeMismatch when X has other features, ParameterError for k or threads below 1 or a deadline below 0,
+        InputError for
+        values that are not finite.
         """
-        if among is None:
-            top = self.scan.query(X, k, threads=threads)
-        else:
-            every = self.scan.query(X, self.scan.n_labels, threads=threads)
-            keep = among.allowed[every.labels].astype(bool)
-            shape = X.n_rows, len(among.labels)
-            wide = min(k, len(among.labels))
-            top = TopK(every.labels[keep].reshape(shape)[:, :wide], every.scores[keep].reshape(shape)[:, :wide])
-        scored, zeros = np.full(X.n_rows, self.scan.n_labels), np.zeros(X.n_rows)
-        return Answer(
-            *top, frozen(zeros == 0, np.bool_), frozen(scored, np.int64), frozen(zeros, np.int64), frozen(zeros, np.float64)
+        end = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1e3
+        self._check(X)
+        if k < 1 or threads < 1:
+            raise ParameterError(f"k is {k} and threads {threads}: both must be at least 1")
+        if deadline_ms is not None and not deadline_ms >= 0:
+            raise ParameterError(f"deadline_ms is {deadline_ms}: it must be at least 0")
+        if among is not None and len(among.allowed) != self.n_labels:
+            raise ShapeMismatch(f"the filter is made for {len(among.allowed)} labels, the model has {self.n_labels}")
+        n, k = X.n_rows, min(k, self.n_labels if among is None else len(among.labels))
+        out = Found(
+            np.empty((n, k), np.int32),
+            np.empty((n, k), np.float64),
+            np.empty(n, np.uint8),
+            np.empty(n, np.int64),
+            np.empty(n, np.int64),
+            np.empty(n, np.float64),
         )
+        if k > 0:
+            self._fill(X, out, threads, end, among)
+        return _answer(out)
+
+    def check(self, name: str) -> None:
+        """Raise Corrupt, naming the file, unless the lists are sound; one pass over them. The weights by label are not looked
+        at."""
+        check(self._engine.lists, self._engine.order, name)
+
+    def score(self, X: CSR, label: int, row: int = 0) -> float:
+        """The score of one label for one row: the same bits as `query` gives. Raises NotFound, ShapeMismatch."""
+        self._check_place(X, label, row)
+        return float(score_one(X, row, label, self._engine))
+
+    def rank(self, X: CSR, label: int, row: int = 0) -> int:
+        """The place of a label among all for one row, from 1. Raises NotFound, ShapeMismatch."""
+        self._check_place(X, label, row)
+        work = self._work()
+        place = 1 + int(rank_of(X, row, label, self._engine, work))
+        self._free.append(work)
+        return place
+
+    def _fill(self, X: CSR, out: Found, threads: int, end: float | None, among: LabelFilter | None) -> None:
+        """Answer all rows, in ranges that idle threads take one after the other."""
+        step = 1 if end is not None else max(1, min(ROWS_A_CALL, -(-X.n_rows // threads)))
+        starts = range(0, X.n_rows, step)
+        if threads == 1 or len(starts) == 1:
+            for start in starts:
+                self._rows(X, out, start, step, end, among)
+            return
+        with ThreadPoolExecutor(threads, thread_name_prefix="xcray-search") as pool:
+            for _ in pool.map(lambda start: self._rows(X, out, start, step, end, among), starts):
+                continue  # map's results are None; asking for them raises what a thread raised
+
+    def _rows(self, X: CSR, out: Found, start: int, step: int, end: float | None, among: LabelFilter | None) -> None:
+        """Answer rows [start, start + step) with working memory of our own."""
+        budget = -1 if end is None else max(0, int((end - time.perf_counter()) * 1e9 / NANOSECONDS))
+        allowed, n_allowed = (NO_LABELS, self.n_labels) if among is None else (among.allowed, len(among.labels))
+        work = self._work()
+        search(X, start, min(start + step, X.n_rows), self._engine, allowed, n_allowed, budget, work, out)
+        self._free.append(work)  # clean again; after an exception it is not, and is dropped
+
+    def _work(self) -> Work:
+        """Working memory that nobody uses now."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            n = self.n_labels
+            narrow = self._engine.lists.width == NARROW
+            return Work(
+                np.zeros(n, np.float32),
+                np.zeros(n if narrow else 0, np.float64),
+                np.zeros(0 if narrow else n, np.int16),
+                np.zeros(n, np.uint8),
+                np.zeros(n + 1, np.int32),
+                np.zeros(n, np.int32),
+                np.zeros(n, np.float64),
+            )
+
+    def _check(self, X: CSR) -> None:
+        """Raise unless the kernels can trust X: they read without bounds checks."""
+        if X.n_cols != self.n_features:
+            raise ShapeMismatch(
+                f"X has {X.n_cols} features, the model {self.n_features}; read it with n_features={self.n_features}"
+            )
+        code, row = first_fault(X)
+        if code == 4:
+            raise InputError(f"row {row} of X: {FAULTS[code]}; remove or replace NaN and infinity", code="NOT_FINITE")
+        if code:
+            raise ShapeMismatch(f"row {row} of X: {FAULTS[code]}; make it with arrays.csr_from, which sorts and checks")
+
+    def _check_place(self, X: CSR, label: int, row: int) -> None:
+        """Raise unless row and label exist."""
+        self._check(X)
+        if not 0 <= label < self.n_labels:
+            raise NotFound(f"there is no label number {label}: the model has labels 0 to {self.n_labels - 1}")
+        if not 0 <= row < X.n_rows:
+            raise ShapeMismatch(f"X has no row {row}: it has {X.n_rows}")
+
+
+def _loud(b: Float32, order: Int32) -> tuple[Any, Any]:
+    """The few labels whose biases are so large that scoring them always is better than a bound that holds for them; and the bound.
+
+    order: labels with weights by falling bias.
+    """
+    if not len(order):
+        return order[:0], np.float32(0.0)
+    top = b[order[: LOUD + 1]].astype(np.float64)
+    gain = top[0] - top - LOUDER * np.arange(len(top))
+    n = int(np.argmax(gain))
+    return order[:n], np.float32(top[n])
+
+
+def _answer(out: Found) -> Answer:
+    """The arrays of a search, read-only; where there is no other label, the gap is 0."""
+    last = out.scores[:, -1] if out.scores.shape[1] else out.rival
+    gap = np.subtract(last, out.rival, out=np.zeros(len(last)), where=np.isfinite(out.rival))
+    return Answer(
+        frozen(out.labels, np.int32),
+        frozen(out.scores, np.float64),
+        frozen(out.exact.view(np.bool_), np.bool_),
+        frozen(out.labels_scored, np.int64),
+        frozen(out.postings_read, np.int64),
+        frozen(gap, np.float64),
+    )

@@ -35,16 +35,19 @@ from xcray.files import (
     write_bytes,
     write_table,
 )
+from xcray.index import packed
+from xcray.index.packed import BUDGET
+from xcray.index.search import SearchIndex
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import card
-from xcray.model.postings import BUDGET, write_postings
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+FIRST_VERSION = 1  # models of which are read too: their index is made when they are opened
 MANIFEST = "manifest.json"
 CARD = "card.md"
 WEIGHTS = "weights.arrow"
-POSTINGS = "index/postings.arrow"
+LISTS = "index/lists.arrow"
 BIAS = "bias.arrow"
 TIMELINE = "timeline.arrow"
 LARGEST = 2**31 - 1  # labels and features are numbered by int32
@@ -54,12 +57,12 @@ MATRIX = {"indices": pa.large_list(pa.int32()), "values": pa.large_list(pa.float
 class Parts(NamedTuple):
     """What a model directory holds beside its manifest.
 
-    W: (K, D) CSR by label; postings: (D, K) CSR by feature; b: (K,) float32; names: K and D strings; classes: K rows.
+    W: (K, D) CSR by label; b: (K,) float32; search: exact top-k over both; names: K and D strings; classes: K rows.
     calibration: from scores to probabilities, when there is one.
     """
 
     W: CSR
-    postings: CSR
+    search: SearchIndex
     b: Float32
     label_names: pa.LargeStringArray
     feature_names: pa.LargeStringArray
@@ -81,7 +84,7 @@ class Staging:
         note: a file that remembers the staging directory, so that the next one of the same run removes what a kill left.
         """
         self.target, self._budget, self._tick, self._note = Path(path), budget, tick, note
-        self._made: tuple[CSR, CSR, Float32] | None = None
+        self._made: SearchIndex | None = None
 
     def __enter__(self) -> Self:
         """Make the staging directory, beside the target."""
@@ -111,8 +114,8 @@ class Staging:
         """Whether the arrays are all there."""
         return self._made is not None
 
-    def index(self, b: Any) -> tuple[CSR, CSR, Float32]:
-        """Write the biases b (K,) and the postings; (W, postings, b), mapped. A second call gives what the first one did.
+    def index(self, b: Any) -> SearchIndex:
+        """Write the biases b (K,) and the lists; the search over them, mapped. A second call gives what the first one did.
 
         Raises Corrupt when a weight or bias is not finite or out of place.
         """
@@ -121,9 +124,10 @@ class Staging:
             check_sound(W, b, WEIGHTS)
             self._tick()
             write_table(self.path / BIAS, pa.table({"bias": pa.array(b)}))
-            (self.path / POSTINGS).parent.mkdir()
-            write_postings(self.path / POSTINGS, W, self._budget, self._tick)
-            self._made = W, read_csr(self.path / POSTINGS), b
+            (self.path / LISTS).parent.mkdir()
+            packed.write(self.path / LISTS, W, b, self._budget, self._tick)
+            lists, order = packed.read(self.path / LISTS, W.shape)
+            self._made = SearchIndex(lists, W, b, order)
         return self._made
 
     def publish(self, parts: Parts, manifest: Mapping[str, Any], timeline: pa.Table | None = None) -> None:
@@ -160,8 +164,7 @@ def read_parts(path: Path, verify: bool = True) -> tuple[Parts, dict[str, Any]]:
         verify_files(path, manifest["files"])
     parts = _map_files(path, manifest, verify)
     if verify:
-        check_sound(parts.W, parts.b, "weights.arrow")
-        check_sound(parts.postings, parts.b, POSTINGS)
+        parts.search.check(LISTS)
     return parts, manifest
 
 
@@ -174,7 +177,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(raw)
         version, seal = manifest["schema_version"], manifest.pop("seal")
-        if version != SCHEMA_VERSION:
+        if version not in (FIRST_VERSION, SCHEMA_VERSION) or not isinstance(version, int):
             raise Corrupt(
                 f"{MANIFEST} has schema version {version}, this xcray reads {SCHEMA_VERSION}: use the xcray that wrote it",
                 file=MANIFEST,
@@ -217,7 +220,10 @@ def _check_claims(manifest: dict[str, Any]) -> None:
     try:
         (n_labels, n_features), nnz = manifest["shape"], manifest["nnz"]
         sizes = [n_labels, n_features, nnz]
-        files = {"weights.arrow", "bias.arrow", "labels.arrow", "features.arrow", POSTINGS} <= set(manifest["files"])
+        needed = {WEIGHTS, BIAS, "labels.arrow", "features.arrow"} | (
+            {LISTS} if manifest["schema_version"] > FIRST_VERSION else set()
+        )
+        files = needed <= set(manifest["files"])
         safe = all(not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts for name in manifest["files"])
         numbers = all(type(size) is int and size >= 0 for size in sizes) and max(n_labels, n_features) <= LARGEST
         room = manifest["files"]["weights.arrow"]["bytes"] >= 8 * nnz and manifest["files"]["bias.arrow"]["bytes"] >= 4 * n_labels
@@ -241,16 +247,28 @@ def _check_sizes(path: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
 def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> Parts:
     """Views of all files, their types and shapes compared with the manifest."""
     n_labels, n_features = manifest["shape"]
+    W = _matrix(path, WEIGHTS, (n_labels, n_features), manifest["nnz"])
+    b = _column(path, BIAS, "bias", pa.float32(), n_labels)
+    if verify:
+        check_sound(W, b, WEIGHTS)
     return Parts(
-        W=_matrix(path, "weights.arrow", (n_labels, n_features), manifest["nnz"]),
-        postings=_matrix(path, POSTINGS, (n_features, n_labels), manifest["nnz"]),
-        b=_column(path, "bias.arrow", "bias", pa.float32(), n_labels),
+        W=W,
+        search=_search(path, manifest, W, b),
+        b=b,
         label_names=_column(path, "labels.arrow", "name", pa.large_string(), n_labels),
         feature_names=_column(path, "features.arrow", "name", pa.large_string(), n_features),
         text=TextPipeline.load(path / "text", verify) if manifest["text"] else None,
         classes=read_table(path / "classes.arrow") if "classes.arrow" in manifest["files"] else None,
         calibration=Calibration.load(path / CALIBRATION, n_labels) if CALIBRATION in manifest["files"] else None,
     )
+
+
+def _search(path: Path, manifest: Mapping[str, Any], W: CSR, b: Float32) -> SearchIndex:
+    """The search over mapped lists, or, for a model of the first version, over lists made now."""
+    if LISTS not in manifest["files"]:
+        return SearchIndex.build(W, b)
+    lists, order = packed.read(path / LISTS, W.shape)
+    return SearchIndex(lists, W, b, order)
 
 
 def _matrix(path: Path, name: str, shape: tuple[int, int], nnz: int) -> CSR:

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from xcray.arrays import CSR, Float32, csr
 from xcray.data.text import TextPipeline
 from xcray.errors import NotFound, ShapeMismatch, excerpt
 from xcray.files import read_table, sha256_arrays, write_matrix
+from xcray.index.search import SearchIndex
+from xcray.kernels.sparse import transpose
 from xcray.model.calibration import CALIBRATION, Calibration
-from xcray.model.directory import BIAS, POSTINGS, SCHEMA_VERSION, TIMELINE, WEIGHTS, Parts, Staging, read_parts
+from xcray.model.directory import BIAS, LISTS, SCHEMA_VERSION, TIMELINE, WEIGHTS, Parts, Staging, read_parts
 
 LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
 
@@ -31,7 +34,7 @@ LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
 class Model:
     """score = W x + b, with everything needed to ask it and to know where it came from. Immutable, memory-mapped.
 
-    W: (K, D) CSR float32, one row per label; postings: (D, K), the same by feature; b: (K,) float32.
+    W: (K, D) CSR float32, one row per label; b: (K,) float32; search: exact top-k over both.
     label_names, feature_names: K and D strings; text: the pipeline that makes features of text, or None.
     classes: the solver's report, one row per label, or None; manifest: see `directory`; calibration: from scores to
     probabilities, or None.
@@ -39,7 +42,7 @@ class Model:
 
     path: Path
     W: CSR
-    postings: CSR
+    search: SearchIndex
     b: Float32
     label_names: pa.LargeStringArray
     feature_names: pa.LargeStringArray
@@ -68,6 +71,11 @@ class Model:
     def nnz(self) -> int:
         """Number of stored weights."""
         return self.W.nnz
+
+    @cached_property
+    def postings(self) -> CSR:
+        """The weights by feature, (D, K): W turned, in memory, when first asked for."""
+        return transpose(self.W)
 
     @property
     def sha256(self) -> str:
@@ -162,7 +170,7 @@ def write_model(
         "report": _plain(report or {}),
         "link": link,
         "stages": [{"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": None}],
-        "index": {"postings": POSTINGS},
+        "index": {"lists": LISTS},
         "text": {"fingerprint": text.fingerprint} if text is not None else None,
         **({"provenance": _plain(list(provenance))} if provenance else {}),
         **({"partial": {"missing": int(missing)}} if missing else {}),
@@ -239,8 +247,8 @@ def _parts(
     if not staging.indexed:
         lo, hi = int(W.indptr[0]), int(W.indptr[-1])  # a view of some rows becomes a matrix of its own
         write_matrix(staging.weights, csr(W.indptr - lo, W.indices[lo:hi], W.data[lo:hi], W.n_cols))
-    W, postings, b = staging.index(b)
-    return Parts(W, postings, b, labels, features, text, classes)
+    index = staging.index(b)
+    return Parts(index.W, index, index.b, labels, features, text, classes)
 
 
 def _names(names: Any) -> pa.LargeStringArray:

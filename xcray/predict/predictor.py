@@ -12,8 +12,6 @@ from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
 from xcray.errors import InputError, NotCalibrated, ParameterError, ShapeMismatch
 from xcray.index.answer import Answer
 from xcray.index.filters import LabelFilter
-from xcray.index.inverted import InvertedIndex
-from xcray.index.search import SearchIndex
 from xcray.metrics import evaluate
 from xcray.model.model import Model
 from xcray.predict.answers import answer_table
@@ -37,8 +35,7 @@ class Predictor:
         if threads < 1:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         self.model, self.threads = model, threads
-        self.index = InvertedIndex(model.W, model.postings, model.b)
-        self.search = SearchIndex(self.index)
+        self.index = model.search
         self._filters = Filters(model)
 
     def predict(self, rows: Any, k: int = 5) -> TopK:
@@ -55,7 +52,7 @@ class Predictor:
         deadline_ms: milliseconds for the whole call; rows that are not done then have the best found so far (`exact` False).
         allow, deny: label numbers or names; or what `filter` gave, as `allow`. Raises as `predict` and `filter`.
         """
-        return self.search.query(
+        return self.index.query(
             self.features(rows), k, threads=self.threads, deadline_ms=deadline_ms, among=self.filter(allow, deny)
         )
 

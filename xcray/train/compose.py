@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, Int64, frozen
 from xcray.files import MatrixWriter
+from xcray.index.packed import BUDGET, ENTRY, ranges
 from xcray.kernels.merge import copy_rows
-from xcray.model.postings import BUDGET, ENTRY, ranges
 
 
 def compose_weights(

@@ -20,7 +20,6 @@ from xcray.execution.parts import Parts
 from xcray.execution.pool import Pool, Result, StopFlag
 from xcray.execution.timeline import Timeline, balance, read_streams
 from xcray.files import discard_directory, read_csr, read_json, write_json
-from xcray.index.inverted import InvertedIndex
 from xcray.kernels.sparse import take_rows
 from xcray.metrics import evaluate
 from xcray.model.directory import Staging
@@ -142,7 +141,7 @@ class Bench:
         budget = merge_budget(self.spec, int(parts.lengths.sum()))
         with Staging(folder / "model", budget) as staging:
             block = parts.merge(staging.weights, budget=budget)
-            top = InvertedIndex(*staging.index(block.bias)).query(held.X, max(ks), threads=self.workers)
+            top = staging.index(block.bias).query(held.X, max(ks), threads=self.workers).top
             told = figures(block, solver.eps)
         measures = evaluate(top, held.Y, ks=ks, label_counts=self.held.label_counts, n_train=self.held.train.n_rows)
         spread = balance(read_streams(folder), self.workers)

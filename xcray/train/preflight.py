@@ -22,7 +22,7 @@ from xcray.arrays import Float64, Int32, csr, frozen, pattern
 from xcray.data.dataset import Dataset, Split
 from xcray.errors import Refused
 from xcray.execution.memory import anonymous, available, human, parse_bytes
-from xcray.model.postings import BUDGET, ENTRY
+from xcray.index.packed import BUDGET, ENTRY
 from xcray.solvers import make_solver
 from xcray.solvers.solver import Local, Solver
 from xcray.train.probabilities import memory
@@ -35,6 +35,7 @@ RAY_DRIVER: Final = 50 * MIB  # what joining a Ray takes in the driver
 IN_FLIGHT: Final = 8 * MIB  # batches on their way, a worker
 LABEL: Final = 700  # bytes the driver keeps of a label: its place, its record, schedule and report
 JOINT_WEIGHT: Final = 64  # bytes a weight, for solvers that solve all labels in one task
+INDEXED: Final = 15  # bytes of a weight by label and in the lists of the search
 PART_LABEL, MODEL_LABEL = 230, 260  # bytes of a label on disk beside its weights: bias, record, names, offsets
 WEIGHTS_A_ROOT: Final = 60.0  # weights of a label for each square root of its positives' entries: a first guess
 PUBLISHED: Final = 150e6  # bytes of a model merged, checked, hashed and turned in a second
@@ -144,7 +145,7 @@ def estimate(
     weights, place = int(lengths.sum()), _place(spec)
     core = foreseen * slower
     worker, reserved = worker_bytes(solver, train, weights)
-    model = 16 * weights + (MODEL_LABEL + 16) * K + 40 * dataset.n_features
+    model = INDEXED * weights + (MODEL_LABEL + 16) * K + 40 * dataset.n_features
     pieces = max(min(ENTRY * weights, merge_budget(spec, weights)), IN_FLIGHT * workers, memory(dataset) if spec.calibrate else 0)
     alone = float(work.seconds.max(initial=0.0)) * slower
     return Estimate(

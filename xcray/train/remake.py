@@ -20,7 +20,7 @@ from xcray.execution.pool import StopFlag
 from xcray.execution.progress import Progress
 from xcray.execution.timeline import Timeline, balance, read_streams
 from xcray.files import discard_directory, staging_directory
-from xcray.index.inverted import InvertedIndex
+from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_rows
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
@@ -172,10 +172,10 @@ class _Remaking:
         budget = merge_budget(self.spec, old.nnz + (trained.W.nnz if trained is not None else 0))
         with Staging(out, budget, tick=lambda: self._at("MERGING")) as staging:
             self._timed("MERGING", lambda: compose_weights(staging.weights, old.W, W, rows, budget=budget))
-            indexed = staging.index(compose_bias(old.b, bias, rows))
-            measures = self._timed("EVALUATING", lambda: self._measure(InvertedIndex(*indexed)))
+            index = staging.index(compose_bias(old.b, bias, rows))
+            measures = self._timed("EVALUATING", lambda: self._measure(index))
             self._at("PUBLISHING")
-            return self._write(staging, indexed[0], indexed[2], trained, measures)
+            return self._write(staging, index.W, index.b, trained, measures)
 
     def _write(self, staging: Staging, W: CSR, b: Float32, trained: Block | None, measures: dict[str, float]) -> TrainResult:
         """Everything of the model that is not its arrays, and the rename."""
@@ -214,7 +214,7 @@ class _Remaking:
             return None
         return old.calibration, {**old.calibrated, "measures": {name: old.measures[name] for name in old.calibrated["measured"]}}
 
-    def _measure(self, index: InvertedIndex) -> dict[str, float]:
+    def _measure(self, index: SearchIndex) -> dict[str, float]:
         """Measures on the data set's held-out part; those of the old model when only names change; else none."""
         if self.change.operation == "rename":
             return self.old.measures
@@ -222,7 +222,7 @@ class _Remaking:
             return {}
         place, counts = matched(self.change, self.data)
         truth = renumbered(self.data.test.Y, place, len(counts))
-        top = index.query(self.data.test.X, max(self.how.ks), threads=self.workers)
+        top = index.query(self.data.test.X, max(self.how.ks), threads=self.workers).top
         self.told |= {"data": {"name": self.data.name, "rows": self.data.train.n_rows, "held_out": self.data.test.n_rows}}
         self.told["by_frequency"] = by_frequency(top, truth, counts, self.how.ks)
         found: dict[str, float] = metrics.evaluate(top, truth, ks=self.how.ks, label_counts=counts, n_train=self.data.train.n_rows)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from functools import partial as partial_of
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float32, frozen
+from xcray.arrays import CSR, Float32, TopK, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.parts import Parts
@@ -19,7 +18,7 @@ from xcray.execution.pool import Pool, StopFlag
 from xcray.execution.progress import Progress
 from xcray.execution.remote import SolverWork, shared_arrays
 from xcray.execution.timeline import Timeline, balance, read_streams
-from xcray.index.inverted import InvertedIndex
+from xcray.index.search import SearchIndex
 from xcray.metrics import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
@@ -146,14 +145,13 @@ class _Run:
             began = time.monotonic()
             allowed = {"allow_missing": self.spec.max_seconds is not None, "positives": self.dataset.label_counts}
             block = self.parts.merge(staging.weights, budget=budget, tick=lambda: self._at("MERGING"), **allowed)
-            W, postings, b = staging.index(block.bias)
+            index = staging.index(block.bias)
             self.seconds["MERGING"] = time.monotonic() - began
-            index = InvertedIndex(W, postings, b)
             measures = self._measure(index)
             if self.spec.calibrate:
                 self._calibrate(index)
             self._at("PUBLISHING")
-            return self._write(staging, block._replace(W=W), b, measures)
+            return self._write(staging, block._replace(W=index.W), index.b, measures)
 
     def _write(self, staging: Staging, block: Block, b: Float32, measures: dict[str, float]) -> TrainResult:
         """Everything of the model that is not its arrays, and the rename."""
@@ -218,25 +216,28 @@ class _Run:
         rate = done / elapsed if elapsed > 0.0 else 0.0
         self.tell("TRAINING", kept + done, self.dataset.n_labels, rate, eta, f"{kept} kept" if kept else "")
 
-    def _measure(self, index: InvertedIndex) -> dict[str, float]:
+    def _measure(self, index: SearchIndex) -> dict[str, float]:
         """Measures on the held-out part; empty without one."""
         test = self.dataset.test
         if test is None or test.n_rows == 0:
             return {}
         self._at("EVALUATING")
         began = time.monotonic()
-        top = index.query(test.X, max(self.spec.ks), threads=os.cpu_count() or 1)
+        top = index.query(test.X, max(self.spec.ks), threads=os.cpu_count() or 1).top
         n_train = self.dataset.train.n_rows
         self.by_frequency = by_frequency(top, test.Y, self.dataset.label_counts, self.spec.ks)
         measures: dict[str, float] = evaluate(top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train)
         self.seconds["EVALUATING"] = time.monotonic() - began
         return measures
 
-    def _calibrate(self, index: InvertedIndex) -> None:
+    def _calibrate(self, index: SearchIndex) -> None:
         """Probabilities, fitted on the held-out part; with too few right answers the model goes without, and its report says so."""
         self._at("CALIBRATING")
         began, test = time.monotonic(), held_out(self.dataset)
-        query = partial_of(index.query, threads=os.cpu_count() or 1)
+
+        def query(X: CSR, k: int) -> TopK:
+            return index.query(X, k, threads=os.cpu_count() or 1).top
+
         how: dict[str, Any] = {"seed": self.solver.seed or 0, "ks": self.spec.ks}
         try:
             curves, facts = calibrated(query, test.X, test.Y, self.dataset.label_counts, self.dataset.train.X, **how)

@@ -1,0 +1,454 @@
+"""Search among very many labels: what can't matter is left unread, and sums are whole numbers of two bytes.
+
+1. The strongest postings name a few labels; their scores give a threshold T that the k-th best score can't be below.
+2. Each list f is cut at a weight c_f >= 0, so that what all unread weights could add together, R = sum of x_f c_f, stays below a
+   share of T - b, where b is the largest bias. Where that saves little, c_f = 0: negative weights alone are left unread.
+3. Only weights above the cuts are read. A label's score is at most bias + R + sum of x_f (w_f - c_f) over its weights that
+were read: a
+   weight that is read replaces the c_f that R holds for its list.
+4. The few labels whose bound reaches T are scored in full, the highest bound first.
+
+Without a threshold that helps (many labels asked for, or scores as low as biases) everything is read, negative weights too.
+Addends are rounded up to units, so that no sum leaves int16 and every bound holds.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from xcray.arrays import Float64, Int32
+from xcray.kernels.bits import float32, float64, int64, load32, prefetch
+from xcray.kernels.lists import PLACE, RANGE, Bytes, Lists, Terms, chunk_count, chunk_shift, chunk_start, floor_at, n_ranges, top_at
+from xcray.kernels.postings import offer, sort_best_first
+from xcray.kernels.scan import (
+    ROUNDING,
+    TINY,
+    Engine,
+    Found,
+    Row,
+    Work,
+    fetch_row,
+    finish,
+    offer_listed,
+    propose,
+    rescore,
+    score,
+    slack_of,
+    unread,
+)
+
+BUILT_ON = {"bits": "68667ae0", "lists": "e8e03d25", "postings": "2462fd82", "scan": "e737b773"}
+
+Int16 = NDArray[np.int16]
+
+FIRST = 1500  # postings that are read to find a threshold
+EXTRA = 5  # labels that are scored for the threshold, beside k
+DEEP = 24  # for more labels than this the threshold is too low to be worth its search
+SHARE = 0.7  # of T - b that may stay unread
+FLATNESS = 0.4  # how the cut grows with the length of a list over x: weights above c number about length * c ** -1.5
+STEPS = 12  # halvings when the cuts are sought
+WORTH = 0.7  # cut when at most this share of the positive weights would be read
+MANY = 10_000  # labels that reach the bar, their own biases aside: beyond, reading the negative weights is better
+MOST = 500  # labels left to score: the same
+LARGEST = 32000  # of int16, for sums
+MANY_TERMS = 8000  # rounding up of more terms could take up too much of it
+BLOCK = 256  # sums that are looked at together
+
+
+@numba.njit(nogil=True, cache=True)
+def wide_search(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int) -> None:
+    """Answer row i, which has at most MANY_TERMS terms, none of them dense. budget: postings that may be read."""
+    k = out.labels.shape[1]
+    picked = np.empty(k + EXTRA + len(engine.loud), np.int32)
+    n = 0
+    size = offer_listed(engine.hollow, engine.bias, work.seen, allowed, out, i, 0)
+    if k <= DEEP and row.positive and budget >= row.reach:
+        read, n = strongest(row, engine.lists, allowed, work, picked[: k + EXTRA])
+        n = add_loud(engine.loud, allowed, work.seen, picked, n)
+        out.postings_read[i] += read
+        size = score_these(row, engine, picked, n, out, i, size)
+    if n == 0 or size < k or not above_cuts(row, engine, allowed, work, out, i):
+        whole(row, engine, allowed, budget, work, out, i, size)
+    for c in range(n):
+        work.seen[picked[c]] = 0
+
+
+@numba.njit(nogil=True, cache=True)
+def score_these(row: Row, engine: Engine, labels: Int32, n: int, out: Found, i: int, size: int) -> int:
+    """Score n labels; returns the heap's size."""
+    for c in range(n):
+        if c + 1 < n:
+            fetch_row(engine.W, labels[c + 1])
+        size = propose(out, i, size, labels[c], score(row, engine.W, labels[c], engine.bias))
+    out.labels_scored[i] += n
+    return size
+
+
+@numba.njit(nogil=True, cache=True)
+def strongest(row: Row, lists: Lists, allowed: Bytes, work: Work, picked: Int32) -> tuple[int, int]:
+    """The labels with the largest sums over the strongest postings, marked as seen; (postings read, how many labels).
+
+    The bar for a posting falls until about FIRST have been read.
+    """
+    terms, blocks = row.terms, lists.blocks
+    mask = np.uint32((int64(1) << (8 * lists.width)) - 1)
+    best = 0.0
+    for t in range(row.n_terms):
+        best = max(best, terms.x[t] * terms.high[t])
+    if best <= 0.0:
+        return 0, 0
+    next_ = np.zeros(row.n_terms, np.int64)
+    bar, read, n = 0.5 * best, 0, 0
+    while read < FIRST and bar > 1e-3 * best:
+        for t in range(row.n_terms):
+            if terms.x[t] * terms.high[t] < bar:
+                continue
+            chunk, shift, tops = next_[t], terms.shift[t], terms.tops[t]
+            labels = tops + 2 * (terms.n_chunks[t] + 1)
+            while chunk < terms.n_chunks[t] and read < 2 * FIRST:
+                value = terms.x[t] * top_at(blocks, tops, chunk)
+                if value < bar:
+                    break
+                units = int64(100.0 * value / best) + 1  # 100 at most, for each of at most 2 FIRST postings of 300 terms
+                lo, hi = chunk_start(chunk, shift), min(terms.n[t], chunk_start(chunk + 1, shift))
+                place = labels + lo * lists.width
+                for _j in range(hi - lo):
+                    label = load32(blocks, place) & mask
+                    place += lists.width
+                    sum_ = int64(work.tally[label])
+                    work.touched[n] = label  # written always, kept if new: no branch to mispredict
+                    n += sum_ == 0
+                    work.tally[label] = np.int16(min(sum_ + units, LARGEST))
+                read += hi - lo
+                chunk += 1
+            next_[t] = chunk
+        bar *= 0.6
+    return read, pick(work, n, allowed, picked)
+
+
+@numba.njit(nogil=True, cache=True)
+def pick(work: Work, n: int, allowed: Bytes, picked: Int32) -> int:
+    """The touched labels with the largest tallies go to `picked` and are marked as seen; tallies are zero again. Returns how
+    many."""
+    sums = np.empty(len(picked), np.float64)
+    size = 0
+    for j in range(n):
+        label = work.touched[j]
+        value = float64(work.tally[label])
+        work.tally[label] = 0
+        if (size < len(picked) or value > sums[0]) and (len(allowed) == 0 or allowed[label]):
+            size = offer(picked, sums, size, label, value)
+    for c in range(size):
+        work.seen[picked[c]] = 1
+    return size
+
+
+@numba.njit(nogil=True, cache=True)
+def add_loud(loud: Int32, allowed: Bytes, seen: Bytes, picked: Int32, n: int) -> int:
+    """Labels with an unusually large bias join the picked ones; returns how many there are then."""
+    for label in loud:
+        if not seen[label] and (len(allowed) == 0 or allowed[label]):
+            picked[n] = label
+            seen[label] = 1
+            n += 1
+    return n
+
+
+@numba.njit(nogil=True, cache=True)
+def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found, i: int) -> bool:
+    """Steps 2 to 4, from the threshold in the heap of row i. False, with no more labels scored, when the lists had better be
+    read whole."""
+    terms, scores = row.terms, out.scores[i]
+    gap = scores[0] - float64(engine.quiet)
+    rest = slack_of(row)
+    if not gap > 2.0 * rest:
+        return False
+    cuts = plan_cuts(row, engine.lists, SHARE * (gap - rest))
+    most = 0.0
+    for t in range(row.n_terms):
+        rest += terms.x[t] * cuts[t]
+        most += terms.x[t] * (terms.high[t] - cuts[t])
+    unit = most / (LARGEST - row.n_terms)
+    bar = int64(np.ceil(min((gap - rest) / unit, 2.0 * LARGEST))) if unit > 0 else 0
+    if bar < 1:
+        return False
+    read, n = 0, 0
+    for t in range(row.n_terms):
+        if terms.dense[t] < 0:
+            factor = terms.x[t] / unit
+            read += add_above(engine.lists.blocks, terms.tops[t], terms.n[t], engine.lists.width, cuts[t], factor, work.tally)
+    for r in range(n_ranges(len(work.tally))):
+        part = work.tally[r * RANGE : min((r + 1) * RANGE, len(work.tally))]
+        read += add_range(engine.lists, row, r, cuts, 1.0 / unit, part)
+        n = reaching(part, min(bar, 32767), r * RANGE, work.chosen, n)
+        if n > MANY:
+            break
+    kept, rival = 0, float64(engine.quiet) + rest + (bar - 1) * unit
+    for c in range(n):
+        label = work.chosen[c]
+        if work.seen[label] or (len(allowed) and not allowed[label]):
+            continue
+        bound = float64(engine.bias[label]) + rest + work.tally[label] * unit
+        if bound >= scores[0]:
+            work.chosen[kept], work.bounds[kept] = label, bound
+            kept += 1
+        else:
+            rival = max(rival, bound)
+    work.tally[:] = 0
+    out.postings_read[i] += read
+    if n > MANY or kept > MOST:
+        return False
+    out.rival[i] = max(out.rival[i], rival)
+    order = np.argsort(-work.bounds[:kept])
+    rescore(row, engine, work.chosen[:kept][order], work.bounds[:kept][order], 0.0, kept, int64(1) << 60, out, i, len(scores))
+    return True
+
+
+@numba.njit(nogil=True, cache=True)
+def plan_cuts(row: Row, lists: Lists, most: float) -> Float64:
+    """Cuts c_f, (n_terms,), so that R is at most `most`; all 0 where that would leave little unread.
+
+    The least reading for a given R has equally many postings per unit of R at each cut. With about length * c ** -a weights above c
+    that is c ~ (length / x) ** (1 / (a + 1)), up to the largest weight; one factor for all lists is sought by halving.
+    """
+    terms = row.terms
+    cuts, shape = np.zeros(row.n_terms, np.float64), np.empty(row.n_terms, np.float64)
+    high = 0.0
+    for t in range(row.n_terms):
+        shape[t] = (terms.n_all[t] / terms.x[t]) ** FLATNESS
+        high = max(high, terms.high[t] / shape[t])
+    low = 0.0
+    for _step in range(STEPS):
+        factor = 0.5 * (low + high)
+        rest = 0.0
+        for t in range(row.n_terms):
+            rest += terms.x[t] * min(terms.high[t], factor * shape[t])
+        if rest <= most:
+            low = factor
+        else:
+            high = factor
+    read, positive = 0.0, 0.0
+    for t in range(row.n_terms):
+        cuts[t] = min(terms.high[t], low * shape[t])
+        above, all_ = share_above(lists, terms, t, cuts[t])
+        read += above * terms.n_all[t]
+        positive += all_ * terms.n_all[t]
+    if read > WORTH * positive:
+        cuts[:] = 0.0
+    return cuts
+
+
+@numba.njit(nogil=True, cache=True)
+def share_above(lists: Lists, terms: Terms, t: int, cut: float) -> tuple[float, float]:
+    """The shares of a list's weights above `cut` and above 0; of a split one, those of its middle range stand for all."""
+    tops, n = terms.tops[t], terms.n[t]
+    if terms.dense[t] >= 0:
+        place = terms.dense[t] + PLACE * (n_ranges(lists.n_labels) // 2)
+        tops, n = terms.all[t] + int64(load32(lists.blocks, place)), int64(load32(lists.blocks, place + 4))
+        if n == 0:
+            return 0.5, 1.0
+    shift = chunk_shift(n)
+    chunks = chunk_count(n, shift)
+    above = chunk_start(first_below(lists.blocks, tops, chunks, cut), shift)
+    positive = chunk_start(first_below(lists.blocks, tops, chunks, 0.0), shift)
+    return min(1.0, above / n), min(1.0, positive / n)
+
+
+@numba.njit(nogil=True, cache=True)
+def first_below(blocks: Bytes, tops: int, n_chunks: int, cut: float) -> int:
+    """The first chunk of a list whose top is not above `cut`; the number of chunks if there is none."""
+    low, high = 0, n_chunks
+    while low < high:
+        middle = (low + high) >> 1
+        if top_at(blocks, tops, middle) > cut:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@numba.njit(nogil=True, cache=True)
+def add_above(blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: float, tally: Int16) -> int:
+    """Add factor * (w - cut) of the chunks of a list above its cut to the tallies, rounded up; returns how many postings were
+    read."""
+    shift = chunk_shift(n)
+    chunks = chunk_count(n, shift)
+    place = tops + 2 * (chunks + 1)
+    mask = np.uint32((int64(1) << (8 * width)) - 1)
+    for chunk in range(chunks):
+        top = float64(top_at(blocks, tops, chunk))
+        if top <= cut:
+            return chunk_start(chunk, shift)
+        units = np.int16(int64(factor * (top - cut)) + 1)
+        for _j in range(min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)):
+            label = load32(blocks, place) & mask
+            place += width
+            tally[label] = np.int16(tally[label] + units)
+    return n
+
+
+@numba.njit(nogil=True, cache=True)
+def add_range(lists: Lists, row: Row, r: int, cuts: Float64, scale: float, tally: Int16) -> int:
+    """`add_above` for one range of all lists that are split."""
+    terms, blocks, read = row.terms, lists.blocks, 0
+    for t in range(row.n_terms):
+        if t + 2 < row.n_terms and terms.dense[t + 2] >= 0:
+            fetch_range(blocks, terms, t + 2, r)
+        if terms.dense[t] >= 0:
+            place = terms.dense[t] + PLACE * r
+            n = int64(load32(blocks, place + 4))
+            tops = terms.all[t] + int64(load32(blocks, place))
+            if n:
+                read += add_above(blocks, tops, n, 2, cuts[t], terms.x[t] * scale, tally)
+    return read
+
+
+@numba.njit(nogil=True, cache=True)
+def fetch_range(blocks: Bytes, terms: Terms, t: int, r: int) -> None:
+    """Ask for the beginning of a range's list."""
+    tops = terms.all[t] + int64(load32(blocks, terms.dense[t] + PLACE * r))
+    prefetch(blocks, tops)
+    prefetch(blocks, tops + 64)
+    prefetch(blocks, tops + 128)
+
+
+@numba.njit(nogil=True, cache=True)
+def reaching(tally: Int16, bar: int, first: int, labels: Int32, count: int) -> int:
+    """Append the labels, numbered from `first` on, whose tally is at least `bar`; returns how many there are then."""
+    n, least = len(tally), np.int16(bar)
+    for begin in range(0, n, BLOCK):
+        part = tally[begin : min(begin + BLOCK, n)]
+        some = False
+        for j in range(len(part)):
+            some |= part[j] >= least
+        if not some:
+            continue
+        for j in range(len(part)):
+            if part[j] >= least:
+                labels[count] = first + begin + j
+                count += 1
+    return count
+
+
+@numba.njit(nogil=True, cache=True)
+def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int, size: int) -> None:
+    """Read all lists, as far as the budget goes, and score the labels of the best bounds. size: of the heap of row i, whose
+    labels are seen."""
+    terms, lists, scores = row.terms, engine.lists, out.scores[i]
+    k, left, rest, up, down = len(scores), budget, slack_of(row), 0.0, 0.0
+    for t in range(row.n_terms):
+        high, low = terms.x[t] * terms.high[t], terms.x[t] * terms.low[t]
+        up += max(high, low)
+        down -= min(high, low)
+    unit = max(max(up, down) / (LARGEST - row.n_terms), 1e-300)
+    skip = np.zeros(row.n_terms, np.uint8)
+    for t in range(row.n_terms):
+        if terms.n_all[t] > left:
+            rest += unread(row, t)
+            skip[t] = 1
+            continue
+        left -= terms.n_all[t]
+        if terms.dense[t] < 0:
+            add_whole(lists.blocks, terms.tops[t], terms.n[t], lists.width, terms.x[t] / unit, work.tally)
+    out.postings_read[i] += budget - left
+    room = k + max(8, k >> 2)
+    first, bounds = np.empty(room, np.int32), np.empty(room, np.float64)
+    n = 0
+    for r in range(n_ranges(len(work.tally))):
+        add_range_whole(lists, row, r, skip, 1.0 / unit, work.tally[r * RANGE : min((r + 1) * RANGE, len(work.tally))])
+        n = best_tallies(work, engine, allowed, float32(unit), r * RANGE, first, bounds, n)
+    sort_best_first(first[:n], bounds[:n])
+    size = rescore(row, engine, first, bounds, rest, n, left, out, i, size)
+    last = bounds[n - 1] + rest if n else -np.inf
+    if out.exact[i] and n == room and not (size == k and last < scores[0]):
+        for c in range(n):
+            work.seen[first[c]] = 1
+        bar = scores[0] - rest if size == k else -np.inf
+        bar -= abs(bar) * ROUNDING + TINY
+        others = tallies_above(work, engine, allowed, float32(unit), bar)
+        out.rival[i] = max(out.rival[i], bar + rest)
+        finish(row, engine, work, others, rest, left, out, i, size)
+        for c in range(n):
+            work.seen[first[c]] = 0
+    elif n == room:
+        out.rival[i] = max(out.rival[i], last)
+    work.tally[:] = 0
+
+
+@numba.njit(nogil=True, cache=True)
+def add_whole(blocks: Bytes, tops: int, n: int, width: int, factor: float, tally: Int16) -> None:
+    """Add the bounds of factor * w to the tallies, rounded up."""
+    shift = chunk_shift(n)
+    chunks = chunk_count(n, shift)
+    place = tops + 2 * (chunks + 1)
+    mask = np.uint32((int64(1) << (8 * width)) - 1)
+    for chunk in range(chunks):
+        weight = float64(top_at(blocks, tops, chunk) if factor > 0 else floor_at(blocks, tops, chunk, chunks))
+        units = np.int16(int64(np.floor(factor * weight)) + 1)
+        for _j in range(min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)):
+            label = load32(blocks, place) & mask
+            place += width
+            tally[label] = np.int16(tally[label] + units)
+
+
+@numba.njit(nogil=True, cache=True)
+def add_range_whole(lists: Lists, row: Row, r: int, skip: Bytes, scale: float, tally: Int16) -> None:
+    """`add_whole` for one range of all lists that are split and not to be skipped."""
+    terms, blocks = row.terms, lists.blocks
+    for t in range(row.n_terms):
+        if t + 2 < row.n_terms and terms.dense[t + 2] >= 0:
+            fetch_range(blocks, terms, t + 2, r)
+        if terms.dense[t] >= 0 and not skip[t]:
+            place = terms.dense[t] + PLACE * r
+            n = int64(load32(blocks, place + 4))
+            if n:
+                add_whole(blocks, terms.all[t] + int64(load32(blocks, place)), n, 2, terms.x[t] * scale, tally)
+
+
+@numba.njit(nogil=True, cache=True)
+def best_tallies(
+    work: Work, engine: Engine, allowed: Bytes, unit: float, start: int, labels: Int32, bounds: Float64, size: int
+) -> int:
+    """Offer the labels of the range from `start` on, not seen and allowed, to the heap of the largest bias + tally * unit; its
+    size then."""
+    tally, biases_ = work.tally, engine.start
+    worst = float32(bounds[0]) if size == len(labels) else float32(-np.inf)
+    end = min(start + RANGE, len(tally))
+    for begin in range(start, end, BLOCK):
+        stop = min(begin + BLOCK, end)
+        part, biases = tally[begin:stop], biases_[begin:stop]
+        some = False
+        for j in range(len(part)):
+            some |= float32(part[j]) * unit + biases[j] > worst
+        if not some:
+            continue
+        for j in range(len(part)):
+            value = float32(part[j]) * unit + biases[j]
+            if value > worst and not work.seen[begin + j] and (len(allowed) == 0 or allowed[begin + j]):
+                size = offer(labels, bounds, size, begin + j, float64(value))
+                if size == len(labels):
+                    worst = float32(bounds[0])
+    return size
+
+
+@numba.njit(nogil=True, cache=True)
+def tallies_above(work: Work, engine: Engine, allowed: Bytes, unit: float, least: float) -> int:
+    """All labels, allowed, whose bias + tally * unit is at least `least`, into `chosen` and `bounds`; returns how many."""
+    count, n, tally, start = 0, len(work.tally), work.tally, engine.start
+    bar = float32(least)
+    for begin in range(0, n, BLOCK):
+        stop = min(begin + BLOCK, n)
+        part, biases = tally[begin:stop], start[begin:stop]
+        some = False
+        for j in range(len(part)):
+            some |= float32(part[j]) * unit + biases[j] >= bar
+        if not some:
+            continue
+        for j in range(len(part)):
+            value = float32(part[j]) * unit + biases[j]
+            if value >= bar and value > -np.inf and (len(allowed) == 0 or allowed[begin + j]):
+                work.chosen[count], work.bounds[count] = begin + j, value
+                count += 1
+    return count
