@@ -65,7 +65,7 @@ def answer(model: Path, path: Path, pool: str, workers: int, k: int, folder: Pat
         "starting": report["seconds"]["PREDICTING"] - report["makespan"],
         "seconds": report["makespan"],
         "rows_per_second": manifest["answered"] / report["makespan"],
-        "worker_seconds": report["worker_seconds"],
+        "cpu_seconds": report["cpu_seconds"],
         "busy": statistics.mean(report["busy_share"].values()),
         "bytes": sum(part["bytes"] for part in parts),
         "parts": [part["sha256"] for part in parts],
@@ -95,11 +95,13 @@ def measured(model: Path, inputs: dict[str, Path], repeats: int, ray: bool, k: i
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of the figures, and the share of workers' time by what they did."""
+    """Medians of the figures, and the share of workers' CPU time by what they did."""
     figures = ("rows_per_second", "seconds", "whole_seconds", "loading", "starting", "busy")
-    spent = {name: sum(run["worker_seconds"][name] for run in runs) for name in runs[0]["worker_seconds"]}
+    spent = {name: sum(run["cpu_seconds"][name] for run in runs) for name in runs[0]["cpu_seconds"]}
     shares = {name: round(seconds / sum(spent.values()), 4) for name, seconds in spent.items()}
+    cpu = statistics.median(run["rows"] / sum(run["cpu_seconds"].values()) for run in runs)
     medians = {name: round(statistics.median(run[name] for run in runs), 4) for name in figures}
+    medians["rows_per_cpu_second"] = round(cpu, 1)
     fixed = {"rows": runs[0]["rows"], "parts": len(runs[0]["parts"]), "bytes_a_row": round(runs[0]["bytes"] / runs[0]["rows"], 1)}
     return {**fixed, **medians, "shares": shares, "all_rows_per_second": [round(run["rows_per_second"], 1) for run in runs]}
 

@@ -169,7 +169,7 @@ class _Run:
             "pool": self.spec.pool,
             "workers": self.workers,
             "seconds": {phase: round(took, 3) for phase, took in self.seconds.items()},
-            "worker_seconds": {name: round(took, 3) for name, took in zip(PHASES, self.phases.tolist(), strict=True)},
+            "cpu_seconds": {name: round(took, 3) for name, took in zip(PHASES, self.phases.tolist(), strict=True)},
             "rows_per_second": round(rows / seconds, 1) if rows and seconds > 0.0 else None,
             "rows_kept": self.kept_rows,
             "damaged_parts": self.parts.damaged,
