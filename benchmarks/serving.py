@@ -2,9 +2,9 @@
 
 `python -m benchmarks.serving [--model DIR --rows DATASET] [--workers 1] [--seconds 5] [--repeats 3] [--json FILE] [--picture FILE]`
 
-Without --model a text model is trained on pydocs (DATA/pydocs when it is there); it is asked for texts and for sparse rows. A model given is asked for the test
-rows of --rows. The service runs as people run it (`serve`, logs to a file) on all cores but the last; `serving_load` asks from the
-last one. For each case, in turns of `repeats`, medians told:
+Without --model a text model is trained on pydocs (DATA/pydocs when it is there) and asked for texts and for sparse rows. A model
+given is asked for the test rows of --rows. The service runs as people run it (`serve`, logs to a file) on all cores but the last;
+`serving_load` asks from the last one. For each case, in turns of `repeats`, medians told:
 
 bare        the predictor alone, in this process on the service's core: milliseconds for the rows of one request
 idle        one client that asks again once it is answered
@@ -69,7 +69,7 @@ def service(home: Path, workers: int, environment: dict[str, str]) -> Iterator[t
     with open(home / "serve.log", "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", SERVE, "serve", "--home", str(home), "--port", "0", "--workers", str(workers)],
-            env={**clean, "XCRAY_DATASET_ROOTS": json.dumps([str(home.parent)]), **environment},
+            env={**clean, **environment},
             stdout=log,
             stderr=log,
         )
@@ -237,7 +237,8 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
     home, predictor, cases, data = prepared(folder, chosen)
     model = predictor.model
     out: dict[str, Any] = {"labels": model.n_labels, "features": model.n_features, "weights": model.nnz, "workers": chosen.workers}
-    with service(home, chosen.workers, {}) as (url, process):
+    roots = {"XCRAY_DATASET_ROOTS": json.dumps([str(data.path.resolve().parent)])}
+    with service(home, chosen.workers, roots) as (url, process):
         for case in cases:
             load(url, case, 0.5, connections=1)
         turns = [

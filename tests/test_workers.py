@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from live import client_of, publish, settings_for
 
 from xcray.errors import Conflict, Unavailable
 from xcray.jobs.home import Home
+from xcray.jobs.launch import ProcessLauncher
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.listening import listen, reserve
@@ -230,6 +232,25 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
             assert process.wait(60) == 0, (tmp_path / "log").read_text()
     assert not [pid for pid in last if read(Path(f"/proc/{pid}/cmdline"))]
     assert not (home / "serve.json").exists()
+
+
+def test_runners_stand_back_for_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[list[str]] = []
+
+    class Process:
+        """Stands for a runner that has ended."""
+
+        def __init__(self, command: list[str], **how: Any) -> None:
+            begun.append(command)
+
+        def poll(self) -> int:
+            return 0
+
+    monkeypatch.setattr("xcray.jobs.launch.subprocess.Popen", Process)
+    launcher = ProcessLauncher(Home(tmp_path / "home"), nice=Settings().job_nice)
+    launcher.launch(SimpleNamespace(id="job_1", attempt=1))  # type: ignore[arg-type]  # all that is looked at
+    assert begun[0][-2:] == ["--nice", "10"]
+    assert [each.job_id for each in launcher.tend()] == ["job_1"]
 
 
 def test_workers_are_a_setting() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
+import numpy as np
 
 from xcray.arrays import csr
 from xcray.errors import Corrupt, NotFound, XcrayError
@@ -28,6 +29,8 @@ from xcray.service.logs import LOGGER
 
 Opener: TypeAlias = Callable[[Path], Predictor]
 
+WARM_FEATURES: Final = 64
+WARM_KS: Final = (1, 5, 100)
 LOADERS: Final = 2  # models that are loaded at the same time
 PLACES: Final = 1024  # references whose place is remembered
 FILTERS: Final = 8  # label filters that are kept for each model
@@ -63,7 +66,10 @@ def open_predictor(path: Path) -> Predictor:
     """Map a model and warm it up: the first real question should not wait for kernels to load."""
     predictor = Predictor(Model.open(path, verify=True))
     model = predictor.model
-    predictor.predict(csr([0, 1], [0], [1.0], model.n_features) if model.n_features else csr([0, 0], [], [], 0), 1)
+    features = np.linspace(0, model.n_features, min(WARM_FEATURES, model.n_features), endpoint=False).astype(np.int32)
+    row = csr([0, len(features)], features, np.full(len(features), 1.0 / max(1, len(features)) ** 0.5), model.n_features)
+    for k in WARM_KS:  # the search chooses its method by k: each is loaded, or compiled, here and not on the event loop
+        predictor.predict(row, k)
     if model.text is not None:
         predictor.predict(["warm up"], 1)
     return predictor
