@@ -2,6 +2,8 @@
 
 app          create_app: everything is handed in, so tests need neither Ray nor processes
 server       serve: the app with uvicorn, the supervisor, a local Ray when asked for
+workers      several processes that answer on one port (each is `worker`), kept by one; listening: their sockets
+protocol     HTTP/1.1 on a connection, bounded
 settings     what an operator may set, by environment or command line
 guard        the outer wall: request ids, hosts, origins, header limits, access log
 auth         who asks: every route asks it
@@ -10,5 +12,7 @@ problems     errors as problem documents (RFC 9457), by one table
 uploads      bodies streamed to disk, half-written ones invisible
 building     data sets built in child processes (ingest) under limits
 predictors   loaded models, a few at a time
+predicting   a predict request from its body (quick: read fast) over its rows (instances) and the desk to its reply (replies)
+desk         where predictions are computed: at once, together, in threads, or not at all
 sse          a job's events as a stream that resumes
 """
