@@ -71,8 +71,10 @@ def _keep(
 ) -> None:
     """Serve by several processes; this one supervises the jobs."""
 
+    facts = {**_facts(url), "workers": settings.workers}
+
     def told(alive: int) -> None:
-        write_json(home.path / "serve.json", {**_facts(url), "workers": settings.workers, "alive": alive})
+        write_json(home.path / "serve.json", {**facts, "alive": alive})
 
     def start() -> None:
         supervisor.start()
