@@ -66,7 +66,7 @@ sys.path.insert(0, HERE)
 def bare(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process that finds the core libraries and xcray, and nothing else that is installed."""
     command = [sys.executable, "-c", BARE + code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT.parent)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=ROOT.parent)
 
 
 @pytest.fixture
