@@ -12,10 +12,14 @@ import pyarrow as pa
 import pytest
 
 from xcray import files
-from xcray.arrays import CSR, csr, csr_from
+from xcray.arrays import CSR, csr, csr_from, frozen
 from xcray.data.text import TextPipeline
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, ShapeMismatch, XcrayError
+from xcray.index import packed
+from xcray.index.search import SearchIndex
+from xcray.kernels.sparse import transpose
 from xcray.model import directory
+from xcray.model.derived import with_lists
 from xcray.model.diff import diff
 from xcray.model.model import Model, write_model
 
@@ -386,3 +390,58 @@ def test_the_card_of_a_partial_model_says_so(tmp_path: Path) -> None:
     assert "partial" not in whole.manifest
     assert "partial" not in (tmp_path / "whole" / "card.md").read_text()
     assert whole.sha256 == model.sha256  # the hash is of the content, and says nothing of why it is so
+
+
+def first_format(path: Path) -> Path:
+    """A model directory as the first format had it: all weights by feature where the lists are now."""
+    model = write_model(path, **parts())
+    (path / "index/lists.arrow").unlink()
+    files.write_matrix(path / "index/postings.arrow", transpose(model.W))
+    resealed(path, schema_version=1, index={"postings": "index/postings.arrow"})
+    return path
+
+
+def test_a_model_of_the_first_format_is_searched_and_upgraded(tmp_path: Path) -> None:
+    old = Model.open(first_format(tmp_path / "old"))
+    new = with_lists(old, tmp_path / "new")
+    today = write_model(tmp_path / "today", **parts())
+    X = csr([0, 2, 3, 3], [0, 2, 3], [1.0, -0.5, 2.0], 4)
+    for model in (old, Model.open(new.path)):
+        assert model.sha256 == today.sha256
+        for ours, expected in zip(model.search.query(X, 3), today.search.query(X, 3), strict=True):
+            assert np.array_equal(ours, expected)
+    assert (new.path / "index/lists.arrow").read_bytes() == (today.path / "index/lists.arrow").read_bytes()
+    assert not (new.path / "index/postings.arrow").exists()
+    assert new.manifest["schema_version"] == 2
+
+
+@pytest.mark.parametrize("n_labels", [5, 70_000])
+def test_lists_that_point_outside_are_refused_in_spite_of_right_checksums(tmp_path: Path, n_labels: int) -> None:
+    """Every byte of the lists set to 0 or 255, one after the other: refused, or as harmless as a smaller or larger weight is."""
+    rng = np.random.default_rng(n_labels)
+    labels = np.sort(rng.choice(n_labels, 5, replace=False))
+    lengths = np.zeros(n_labels, np.int64)
+    lengths[labels] = 2
+    W = csr(np.concatenate([[0], np.cumsum(lengths)]), np.tile([0, 1], 5), rng.normal(size=10), 2)
+    lists, order = packed.read(_written(tmp_path / "l.arrow", W), W.shape)
+    refused = 0
+    for place in range(int(lists.starts[-1]) * 4):
+        for value in (0, 255):
+            blocks = lists.blocks.copy()
+            blocks[place] = value
+            try:
+                packed.check(lists._replace(blocks=frozen(blocks, np.uint8)), order, "lists.arrow")
+            except Corrupt:
+                refused += 1
+                continue
+            search = SearchIndex(lists._replace(blocks=frozen(blocks, np.uint8)), W, np.zeros(n_labels, np.float32), order)
+            assert search.query(csr([0, 2], [0, 1], [1.0, 1.0], 2), 5).labels.shape == (1, 5)
+    assert refused > 20
+    with pytest.raises(Corrupt, match="order"):
+        packed.check(lists, frozen(np.zeros(n_labels), np.int32), "lists.arrow")
+
+
+def _written(path: Path, W: CSR) -> Path:
+    """Lists on disk."""
+    packed.write(path, W, np.zeros(W.n_rows, np.float32))
+    return path

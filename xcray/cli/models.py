@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from xcray.model.diff import ModelDiff
     from xcray.model.model import Model
 
-app = typer.Typer(name="models", help="Models: list, show, alias, card, diff, sets.", no_args_is_help=True)
+app = typer.Typer(name="models", help="Models: list, show, alias, card, upgrade, diff, sets.", no_args_is_help=True)
 app.add_typer(sets.app, name="sets")
 
 SHOWN = 20  # names of a list in a diff
@@ -125,6 +125,23 @@ def card(model: ModelName, server: ServerChoice = None, json: output.AsJson = Fa
         output.emit({"model": model, "card": text})
     else:
         print(text.rstrip("\n"))
+
+
+@app.command()
+def upgrade(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory of any earlier format.")],
+    output_directory: Annotated[Path, typer.Argument(metavar="NEW", help="Where the upgraded one goes.")],
+    json: output.AsJson = False,
+) -> None:
+    """A model directory in the present format, whose search needs no preparation when it is opened; content and sha256 stay."""
+    from xcray.model.derived import with_lists
+    from xcray.model.model import Model
+
+    made = with_lists(Model.open(model), output_directory)
+    if json:
+        output.emit({"model": str(made.path), "sha256": made.sha256, "bytes": made.n_bytes})
+    else:
+        output.say(f"{made.path}: {made.n_bytes:,} bytes, sha256 {made.sha256}")
 
 
 @app.command()

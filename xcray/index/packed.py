@@ -89,8 +89,8 @@ def order_of(b: Float32) -> Int32:
 
 
 def write(path: Path, W: CSR, b: Float32, budget: int = BUDGET, tick: Callable[[], None] = lambda: None) -> None:
-    """Write the lists of W, a sound (K, D) matrix that may be mapped from disk, and the order of its biases; the same bytes
-    for any budget.
+    """Write the lists of W, a sound (K, D) matrix that may be mapped from disk, and the order of its biases; the same bytes for any
+    budget.
 
     budget: bytes of entries in memory at once, beside 8 K + 24 D; a feature with more is taken whole. tick: called after each
     piece.
@@ -114,8 +114,7 @@ def check(lists: Lists, order: Int32, name: str) -> None:
 
 
 def read(path: Path, shape: tuple[int, int]) -> tuple[Lists, Int32]:
-    """Map the lists and the order that `write` made of a (K, D) matrix. Raises NotFound, or Corrupt when they are of another
-    shape."""
+    """Map the lists and the order that `write` made of a (K, D) matrix. Raises NotFound, or Corrupt for another shape."""
     table = read_table(path)
     try:
         head = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
@@ -163,8 +162,8 @@ def _narrow_units(kept: Int64, n_labels: int, dense_from: int) -> Int64:
 
 
 def _least(data: Float32, most: float) -> float:
-    """The size from which negative weights are kept, so that at most `most` weights are, all positive ones among them; a power
-    of 2**(1/16)."""
+    """The size from which negative weights are kept, so that at most `most` weights are, all positive ones among them; a power of
+    2**(1/16)."""
     above, below = exponents(data)
     larger = np.cumsum(below[::-1])[::-1]  # negatives of at least each size
     fits = np.flatnonzero(larger <= max(most - above.sum(), 0))

@@ -29,8 +29,8 @@ NO_LABELS = frozen(np.empty(0), np.uint8)
 class SearchIndex:
     """The k best labels of each row, proven: the labels and scores of the full product, ties by lower label number.
 
-    A score is summed in float64 over ascending features, then + bias: bit for bit what `InvertedIndex` gives.
-    Safe for any number of threads at once; each uses working memory of its own, about 25 bytes a label, kept for the next.
+    A score is summed in float64 over ascending features, then + bias: bit for bit what `InvertedIndex` gives. Safe for any
+    number of threads at once; each uses working memory of its own, about 25 bytes a label, kept for the next.
     """
 
     def __init__(self, lists: Lists, W: CSR, b: Float32, order: Int32) -> None:
@@ -90,11 +90,9 @@ class SearchIndex:
     ) -> Answer:
         """The k best labels of each row among those allowed; k is clipped to their number.
 
-        X: (n, D). threads: cores to use; answers do not depend on it. deadline_ms: time for the whole call; rows that are not done
-        by then have the best labels found so far, and `exact` False.
-        Raises ShapeMismatch when X has other features, ParameterError for k or threads below 1 or a deadline below 0,
-        InputError for
-        values that are not finite.
+        X: (n, D). threads: cores to use; answers do not depend on it. deadline_ms: time for the whole call; rows that are not
+        done by then have the best labels found so far, and `exact` False. Raises ShapeMismatch when X has other features,
+        ParameterError for k or threads below 1 or a deadline below 0, InputError for values that are not finite.
         """
         end = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1e3
         self._check(X)
@@ -118,8 +116,7 @@ class SearchIndex:
         return _answer(out)
 
     def check(self, name: str) -> None:
-        """Raise Corrupt, naming the file, unless the lists are sound; one pass over them. The weights by label are not looked
-        at."""
+        """Raise Corrupt, naming the file, unless the lists are sound; one pass over them. The weights are not looked at."""
         check(self._engine.lists, self._engine.order, name)
 
     def score(self, X: CSR, label: int, row: int = 0) -> float:

@@ -28,7 +28,7 @@ from xcray.kernels.lists import (
     top_at,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "e8e03d25"}
+BUILT_ON = {"bits": "68667ae0", "lists": "7be6c512"}
 
 
 @numba.njit(nogil=True, cache=True)

@@ -12,10 +12,10 @@ are dense: bit 31 of the header is set, lo and step follow as float32 and the nu
 weight = lo + step * byte, to half a step, clipped; then, in place of 2 m weights (m = n_clipped), the list of the n weights that
 clipping cut, less what is left of them; then all labels and all weights.
 
-Wide (3 bytes a label, 4 beyond 2**24 labels). Long lists are split: bit 31 of the header is set; the smallest weight follows
-as float32;
-then, for each range of 2**16 labels, where its list begins (bytes from the header) and how many weights it has; then a list of the
-largest weights alone (n_leading); then a list of 2 bytes a label for each range. One range's sums fit in the processor's cache.
+Wide (3 bytes a label, 4 beyond 2**24 labels). Long lists are split: bit 31 of the header is set; the smallest weight follows as
+float32; then, for each range of 2**16 labels, where its list begins (bytes from the header) and how many weights it has; then a
+list of the largest weights alone (n_leading); then a list of 2 bytes a label for each range. The sums of a range fit in the
+processor's cache.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ class Lists(NamedTuple):
     """All blocks, one after the other.
 
     blocks: uint8, 8 bytes longer than its content; starts: (D + 1,) uint32, where each feature's block begins, in UNIT bytes,
-    equal to
-    the next for a feature without weights. width: bytes of a label, 2 or 3 (4 beyond 2**24 labels); n_labels: K; least: negative
-    weights down to -least are left out, which makes scores only appear larger.
+    equal to the next for a feature without weights. width: bytes of a label, 2 or 3 (4 beyond 2**24 labels); n_labels: K;
+    least: negative weights down to -least are left out, which makes scores only appear larger.
     """
 
     blocks: Bytes
@@ -88,9 +87,9 @@ def before(bits: np.uint16) -> np.uint16:
 
 @numba.njit(nogil=True, cache=True)
 def chunk_shift(n: int) -> int:
-    """log2 of S for a list of n weights: 8 below 256, then twice as many for four times as many weights, at most 128."""
+    """log2 of S for a list of n weights: 8 below 128, then twice as many for four times as many weights, at most 128."""
     shift = 3
-    while shift < 7 and n >= 256 << (2 * (shift - 3)):
+    while shift < 7 and n >= 128 << (2 * (shift - 3)):
         shift += 1
     return shift
 
@@ -176,12 +175,10 @@ class Terms(NamedTuple):
     """The features of a query that have weights, one entry each.
 
     x: float64 values; dense: int64, the byte where the codes of a dense one begin, or of a split one the places of its ranges;
-    -1 for
-    others; lo, step: of dense ones, float64; n, n_chunks, shift: of the list (the leading one where it is split), int64; tops:
-    int64, the byte where its tops begin; high: float64, the largest weight,
-    or 0 when there is no positive one; low: float64, the smallest, or 0. all: int64, the byte where all labels of narrow lists
-    begin,
-    with all weights behind them, or of a split one its header; n_all: int64, how many weights there are.
+    -1 for others; lo, step: of dense ones, float64; n, n_chunks, shift: of the list (the leading one where it is split), int64;
+    tops: int64, the byte where its tops begin; high: float64, the largest weight, or 0 when there is no positive one; low:
+    float64, the smallest, or 0. all: int64, the byte where all labels of narrow lists begin, with all weights behind them, or
+    of a split one its header; n_all: int64, how many weights there are.
     """
 
     x: Float64

@@ -32,7 +32,7 @@ from xcray.kernels.lists import (
     round_up,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "e8e03d25"}
+BUILT_ON = {"bits": "68667ae0", "lists": "7be6c512"}
 INSERTION = 48  # lists up to this long are sorted by insertion
 
 
@@ -48,8 +48,8 @@ def kept_counts(indices: Int32, data: Float32, least: float, n_cols: int) -> tup
 
 @numba.njit(nogil=True, cache=True)
 def exponents(data: Float32) -> tuple[Int64, Int64]:
-    """How many weights are not below zero, by sixteenth of a power of two; and how many are, by the same of their size:
-    (4096,) int64 both."""
+    """How many weights are not below zero, by sixteenth of a power of two; and how many are, by the same of their size: (4096,)
+    int64 both."""
     above, below = np.zeros(4096, np.int64), np.zeros(4096, np.int64)
     for p in range(len(data)):
         bits = bits_of(data[p])
@@ -77,8 +77,8 @@ def pack(
 ) -> None:
     """Write the blocks of features [first, stop) to `out`, whose first byte is where the block of `first` begins.
 
-    starts: (D + 1,) as in `Lists`; ends: (stop - first,) where the entries of each feature end in rows and data; they begin where
-    the one before ends. dense_from: features with at least so many kept weights are dense.
+    starts: (D + 1,) as in `Lists`; ends: (stop - first,) where the entries of each feature end in rows and data; they begin
+    where the one before ends. dense_from: features with at least so many kept weights are dense.
     """
     begin = int64(0)
     origin = int64(starts[first]) * UNIT
@@ -157,8 +157,8 @@ def _falling(weight: float) -> np.uint16:
 
 @numba.njit(nogil=True, cache=True)
 def _write_list(labels: Int32, weights: Float32, width: int, out: Bytes, place: int) -> int:
-    """Tops, then labels; returns where they end. Within a key weights may be in any order, so tops are the largest of their
-    chunk, rounded."""
+    """Tops, then labels; returns where they end. Within a key weights may be in any order, so tops are the largest of their chunk,
+    rounded."""
     n = len(labels)
     shift = chunk_shift(n)
     count = chunk_count(n, shift)

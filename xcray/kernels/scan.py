@@ -33,7 +33,7 @@ from xcray.kernels.lists import (
 )
 from xcray.kernels.postings import beats, offer, sort_best_first
 
-BUILT_ON = {"bits": "68667ae0", "lists": "e8e03d25", "postings": "2462fd82"}
+BUILT_ON = {"bits": "68667ae0", "lists": "7be6c512", "postings": "2462fd82"}
 
 ROUNDING = 2.0**-23  # of a float32 operation, doubled
 TINY = 1e-36  # float32 below it loses digits
@@ -48,11 +48,9 @@ class Engine(NamedTuple):
     """What a search reads.
 
     lists; W: (K, D) by label; bias: (K,) float32; start: (K,) float32, bias, but -inf for labels without weights; order: (K,)
-    int32,
-    labels by falling bias, equal ones by number; hollow: int32, labels without weights in that order; row_cost: how many postings
-    could be read in the time that the score of a likely label takes. loud: int32, labels with weights whose bias is unusually
-    large;
-    quiet: float32, the largest bias of all others with weights; largest: the largest |bias|.
+    int32, labels by falling bias, equal ones by number; hollow: int32, labels without weights in that order; row_cost: how many
+    postings could be read in the time that the score of a likely label takes. loud: int32, labels with weights whose bias is
+    unusually large; quiet: float32, the largest bias of all others with weights; largest: the largest |bias|.
     """
 
     lists: Lists
@@ -69,10 +67,8 @@ class Engine(NamedTuple):
 
 class Work(NamedTuple):
     """Memory of one thread. sums: (K,) float32, anything; totals: (K,) float64, tally: (K,) int16 and seen: (K,) uint8, zero
-    between
-    queries; touched: (K + 1,) int32, chosen: (K,) int32, bounds: (K,) float64: anything. Narrow lists need no tally, wide ones
-    no totals:
-    empty.
+    between queries; touched: (K + 1,) int32, chosen: (K,) int32, bounds: (K,) float64: anything. Narrow lists need no tally,
+    wide ones no totals: empty.
     """
 
     sums: Float32
@@ -85,9 +81,8 @@ class Work(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Answers: labels (n, k) int32, scores (n, k) float64, exact (n,) uint8, labels_scored, postings_read (n,) int64; rival:
-    (n,) float64,
-    while a search runs, the most that a label beside the k could have.
+    """Answers: labels (n, k) int32, scores (n, k) float64, exact (n,) uint8, labels_scored, postings_read (n,) int64; rival: (n,)
+    float64, while a search runs, the most that a label beside the k could have.
     """
 
     labels: NDArray[np.int32]
@@ -99,12 +94,10 @@ class Found(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A query: its features ascending, (m,) int32, and values, (m,) float32; its terms and how many of them; reach: weights of
-    all its
-    features; n_dense: features that are dense or split; positive: whether none is negative; hidden: what
-    the weights that lists leave out could add; most: how large any sum on the way
-    to a score
-    can get, the largest |bias| and |x| times the largest |weight| of each term.
+    """A query: its features ascending, (m,) int32, and values, (m,) float32; its terms and how many of them; reach: weights of all
+    its features; n_dense: features that are dense or split; positive: whether none is negative; hidden: what the weights
+    that lists leave out could add; most: how large any sum on the way to a score can get, the largest |bias| and |x| times
+    the largest |weight| of each term.
     """
 
     indices: Int32
@@ -297,8 +290,7 @@ def propose(out: Found, i: int, size: int, label: int, value: float) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def offer_listed(listed: Int32, bias: Float32, skip: Bytes, allowed: Bytes, out: Found, i: int, size: int) -> int:
-    """Offer labels that score their bias, best first, until one is not good enough. skip: (K,), those not 0 are left out, or
-    empty."""
+    """Offer labels that score their bias, best first, until one is not good enough. skip: (K,), those not 0 stay out, or empty."""
     for label in listed:
         if (len(skip) and skip[label]) or (len(allowed) and not allowed[label]):
             continue

@@ -11,7 +11,7 @@ from xcray.kernels.postings import sort_best_first
 from xcray.kernels.scan import Engine, Found, Row, Work, offer_listed, read_row, scan, scan_exact, scan_touched, score_all
 from xcray.kernels.wide import MANY_TERMS, wide_search
 
-BUILT_ON = {"lists": "e8e03d25", "postings": "2462fd82", "scan": "e737b773", "wide": "05c1f0e7"}
+BUILT_ON = {"lists": "7be6c512", "postings": "2462fd82", "scan": "9107e520", "wide": "f3f1d36b"}
 
 UNSAFE = 1e30  # sums as large as this may leave float32
 SPARSE = 4  # from K / SPARSE postings on, going through all labels is cheaper than remembering which were touched
@@ -24,8 +24,7 @@ def search(
     """Answer rows [first, stop) into the same rows of `out`, whose k is at most the number of labels allowed.
 
     allowed: (K,) uint8, 1 for labels that may be answered, or empty for all; n_allowed of them. budget: postings that may be
-    read for a
-    row, negative for all; k labels are always scored.
+    read for a row, negative for all; k labels are always scored.
     """
     for i in range(first, stop):
         row = read_row(X, i, engine)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcray.arrays import Float64, Int32
-from xcray.kernels.bits import float32, float64, int64, load32, prefetch
+from xcray.kernels.bits import float32, float64, int64, load16, load32, prefetch
 from xcray.kernels.lists import PLACE, RANGE, Bytes, Lists, Terms, chunk_count, chunk_shift, chunk_start, floor_at, n_ranges, top_at
 from xcray.kernels.postings import offer, sort_best_first
 from xcray.kernels.scan import (
@@ -39,7 +39,7 @@ from xcray.kernels.scan import (
     unread,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "e8e03d25", "postings": "2462fd82", "scan": "e737b773"}
+BUILT_ON = {"bits": "68667ae0", "lists": "7be6c512", "postings": "2462fd82", "scan": "9107e520"}
 
 Int16 = NDArray[np.int16]
 
@@ -49,9 +49,9 @@ DEEP = 24  # for more labels than this the threshold is too low to be worth its 
 SHARE = 0.7  # of T - b that may stay unread
 FLATNESS = 0.4  # how the cut grows with the length of a list over x: weights above c number about length * c ** -1.5
 STEPS = 12  # halvings when the cuts are sought
-WORTH = 0.7  # cut when at most this share of the positive weights would be read
-MANY = 10_000  # labels that reach the bar, their own biases aside: beyond, reading the negative weights is better
-MOST = 500  # labels left to score: the same
+WORTH = 0.95  # cut when at most this share of the positive weights would be read
+MANY = 500  # labels of a range that reach the bar with the largest bias: beyond, each label's own is looked at first
+MOST = 3000  # labels left to score: beyond, reading the negative weights is better
 LARGEST = 32000  # of int16, for sums
 MANY_TERMS = 8000  # rounding up of more terms could take up too much of it
 BLOCK = 256  # sums that are looked at together
@@ -130,8 +130,7 @@ def strongest(row: Row, lists: Lists, allowed: Bytes, work: Work, picked: Int32)
 
 @numba.njit(nogil=True, cache=True)
 def pick(work: Work, n: int, allowed: Bytes, picked: Int32) -> int:
-    """The touched labels with the largest tallies go to `picked` and are marked as seen; tallies are zero again. Returns how
-    many."""
+    """The touched labels with the largest tallies go to `picked` and are marked as seen; tallies are zero again; how many."""
     sums = np.empty(len(picked), np.float64)
     size = 0
     for j in range(n):
@@ -158,8 +157,8 @@ def add_loud(loud: Int32, allowed: Bytes, seen: Bytes, picked: Int32, n: int) ->
 
 @numba.njit(nogil=True, cache=True)
 def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found, i: int) -> bool:
-    """Steps 2 to 4, from the threshold in the heap of row i. False, with no more labels scored, when the lists had better be
-    read whole."""
+    """Steps 2 to 4, from the threshold in the heap of row i. False, with no more labels scored, when the lists had better be read
+    whole."""
     terms, scores = row.terms, out.scores[i]
     gap = scores[0] - float64(engine.quiet)
     rest = slack_of(row)
@@ -174,44 +173,59 @@ def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
     bar = int64(np.ceil(min((gap - rest) / unit, 2.0 * LARGEST))) if unit > 0 else 0
     if bar < 1:
         return False
-    read, n = 0, 0
+    read, n, fine = 0, 0, False
     for t in range(row.n_terms):
         if terms.dense[t] < 0:
             factor = terms.x[t] / unit
             read += add_above(engine.lists.blocks, terms.tops[t], terms.n[t], engine.lists.width, cuts[t], factor, work.tally)
     for r in range(n_ranges(len(work.tally))):
-        part = work.tally[r * RANGE : min((r + 1) * RANGE, len(work.tally))]
-        read += add_range(engine.lists, row, r, cuts, 1.0 / unit, part)
-        n = reaching(part, min(bar, 32767), r * RANGE, work.chosen, n)
-        if n > MANY:
-            break
-    kept, rival = 0, float64(engine.quiet) + rest + (bar - 1) * unit
-    for c in range(n):
-        label = work.chosen[c]
-        if work.seen[label] or (len(allowed) and not allowed[label]):
-            continue
-        bound = float64(engine.bias[label]) + rest + work.tally[label] * unit
-        if bound >= scores[0]:
-            work.chosen[kept], work.bounds[kept] = label, bound
-            kept += 1
+        begin, stop = r * RANGE, min((r + 1) * RANGE, len(work.tally))
+        read += add_range(engine.lists, row, r, cuts, 1.0 / unit, work.tally[begin:stop])
+        if not fine:
+            before = n
+            n = reaching(work.tally[begin:stop], min(bar, 32767), begin, work.chosen, n)
+            fine = n - before > MANY  # many biases lie well below the largest then: from now on look at each label's own
+            n = keep_own(work, engine, allowed, unit, scores[0] - rest, before, n)
         else:
-            rival = max(rival, bound)
+            n = tallies_above(work, engine, allowed, float32(unit), bar_of(scores[0] - rest), begin, stop, n)
+        if n > MOST:
+            break
     work.tally[:] = 0
     out.postings_read[i] += read
-    if n > MANY or kept > MOST:
+    if n > MOST:
         return False
+    rival = bar_of(scores[0] - rest) + rest if fine else float64(engine.quiet) + rest + (bar - 1) * unit
     out.rival[i] = max(out.rival[i], rival)
-    order = np.argsort(-work.bounds[:kept])
-    rescore(row, engine, work.chosen[:kept][order], work.bounds[:kept][order], 0.0, kept, int64(1) << 60, out, i, len(scores))
+    order = np.argsort(-work.bounds[:n])
+    rescore(row, engine, work.chosen[:n][order], work.bounds[:n][order], rest, n, int64(1) << 60, out, i, len(scores))
     return True
+
+
+@numba.njit(nogil=True, cache=True)
+def bar_of(least: float) -> float:
+    """A little less, so that rounding to float32 loses no label."""
+    return least - abs(least) * ROUNDING - TINY
+
+
+@numba.njit(nogil=True, cache=True)
+def keep_own(work: Work, engine: Engine, allowed: Bytes, unit: float, least: float, first: int, stop: int) -> int:
+    """Of the chosen labels [first, stop) those stay, allowed and not seen, whose own bias + tally * unit is at least `least`."""
+    kept = first
+    for c in range(first, stop):
+        label = work.chosen[c]
+        bound = float64(engine.start[label]) + work.tally[label] * unit
+        if bound >= least and not work.seen[label] and (len(allowed) == 0 or allowed[label]):
+            work.chosen[kept], work.bounds[kept] = label, bound
+            kept += 1
+    return kept
 
 
 @numba.njit(nogil=True, cache=True)
 def plan_cuts(row: Row, lists: Lists, most: float) -> Float64:
     """Cuts c_f, (n_terms,), so that R is at most `most`; all 0 where that would leave little unread.
 
-    The least reading for a given R has equally many postings per unit of R at each cut. With about length * c ** -a weights above c
-    that is c ~ (length / x) ** (1 / (a + 1)), up to the largest weight; one factor for all lists is sought by halving.
+    The least reading for a given R has equally many postings per unit of R at each cut. With about length * c ** -a weights
+    above c that is c ~ (length / x) ** (1 / (a + 1)), up to the largest weight; one factor for all lists is sought by halving.
     """
     terms = row.terms
     cuts, shape = np.zeros(row.n_terms, np.float64), np.empty(row.n_terms, np.float64)
@@ -271,8 +285,7 @@ def first_below(blocks: Bytes, tops: int, n_chunks: int, cut: float) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def add_above(blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: float, tally: Int16) -> int:
-    """Add factor * (w - cut) of the chunks of a list above its cut to the tallies, rounded up; returns how many postings were
-    read."""
+    """Add factor * (w - cut) of the chunks of a list above its cut to the tallies, rounded up; how many postings were read."""
     shift = chunk_shift(n)
     chunks = chunk_count(n, shift)
     place = tops + 2 * (chunks + 1)
@@ -282,10 +295,17 @@ def add_above(blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: 
         if top <= cut:
             return chunk_start(chunk, shift)
         units = np.int16(int64(factor * (top - cut)) + 1)
-        for _j in range(min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)):
-            label = load32(blocks, place) & mask
-            place += width
-            tally[label] = np.int16(tally[label] + units)
+        size = min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)
+        if width == 2:
+            for _j in range(size):
+                label = load16(blocks, place)
+                place += 2
+                tally[label] = np.int16(tally[label] + units)
+        else:
+            for _j in range(size):
+                far = load32(blocks, place) & mask
+                place += width
+                tally[far] = np.int16(tally[far] + units)
     return n
 
 
@@ -334,8 +354,8 @@ def reaching(tally: Int16, bar: int, first: int, labels: Int32, count: int) -> i
 
 @numba.njit(nogil=True, cache=True)
 def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int, size: int) -> None:
-    """Read all lists, as far as the budget goes, and score the labels of the best bounds. size: of the heap of row i, whose
-    labels are seen."""
+    """Read all lists, as far as the budget goes, and score the labels of the best bounds. size: of the heap of row i, whose labels
+    are seen."""
     terms, lists, scores = row.terms, engine.lists, out.scores[i]
     k, left, rest, up, down = len(scores), budget, slack_of(row), 0.0, 0.0
     for t in range(row.n_terms):
@@ -366,8 +386,8 @@ def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out
         for c in range(n):
             work.seen[first[c]] = 1
         bar = scores[0] - rest if size == k else -np.inf
-        bar -= abs(bar) * ROUNDING + TINY
-        others = tallies_above(work, engine, allowed, float32(unit), bar)
+        bar = bar_of(bar)
+        others = tallies_above(work, engine, allowed, float32(unit), bar, 0, len(work.tally), 0)
         out.rival[i] = max(out.rival[i], bar + rest)
         finish(row, engine, work, others, rest, left, out, i, size)
         for c in range(n):
@@ -387,10 +407,17 @@ def add_whole(blocks: Bytes, tops: int, n: int, width: int, factor: float, tally
     for chunk in range(chunks):
         weight = float64(top_at(blocks, tops, chunk) if factor > 0 else floor_at(blocks, tops, chunk, chunks))
         units = np.int16(int64(np.floor(factor * weight)) + 1)
-        for _j in range(min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)):
-            label = load32(blocks, place) & mask
-            place += width
-            tally[label] = np.int16(tally[label] + units)
+        size = min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)
+        if width == 2:
+            for _j in range(size):
+                label = load16(blocks, place)
+                place += 2
+                tally[label] = np.int16(tally[label] + units)
+        else:
+            for _j in range(size):
+                far = load32(blocks, place) & mask
+                place += width
+                tally[far] = np.int16(tally[far] + units)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -411,8 +438,8 @@ def add_range_whole(lists: Lists, row: Row, r: int, skip: Bytes, scale: float, t
 def best_tallies(
     work: Work, engine: Engine, allowed: Bytes, unit: float, start: int, labels: Int32, bounds: Float64, size: int
 ) -> int:
-    """Offer the labels of the range from `start` on, not seen and allowed, to the heap of the largest bias + tally * unit; its
-    size then."""
+    """Offer the labels of the range from `start` on, not seen and allowed, to the heap of the largest bias + tally * unit; its size
+    then."""
     tally, biases_ = work.tally, engine.start
     worst = float32(bounds[0]) if size == len(labels) else float32(-np.inf)
     end = min(start + RANGE, len(tally))
@@ -434,21 +461,21 @@ def best_tallies(
 
 
 @numba.njit(nogil=True, cache=True)
-def tallies_above(work: Work, engine: Engine, allowed: Bytes, unit: float, least: float) -> int:
-    """All labels, allowed, whose bias + tally * unit is at least `least`, into `chosen` and `bounds`; returns how many."""
-    count, n, tally, start = 0, len(work.tally), work.tally, engine.start
+def tallies_above(work: Work, engine: Engine, allowed: Bytes, unit: float, least: float, first: int, end: int, count: int) -> int:
+    """Append the labels of [first, end), allowed and not seen, whose bias + tally * unit is at least `least`, to `chosen` and
+    `bounds`; returns how many there are then."""
     bar = float32(least)
-    for begin in range(0, n, BLOCK):
-        stop = min(begin + BLOCK, n)
-        part, biases = tally[begin:stop], start[begin:stop]
+    for begin in range(first, end, BLOCK):
+        stop = min(begin + BLOCK, end)
+        part, biases = work.tally[begin:stop], engine.start[begin:stop]
         some = False
         for j in range(len(part)):
             some |= float32(part[j]) * unit + biases[j] >= bar
         if not some:
             continue
         for j in range(len(part)):
-            value = float32(part[j]) * unit + biases[j]
-            if value >= bar and value > -np.inf and (len(allowed) == 0 or allowed[begin + j]):
-                work.chosen[count], work.bounds[count] = begin + j, value
+            value, label = float32(part[j]) * unit + biases[j], begin + j
+            if value >= bar and value > -np.inf and not work.seen[label] and (len(allowed) == 0 or allowed[label]):
+                work.chosen[count], work.bounds[count] = label, value
                 count += 1
     return count

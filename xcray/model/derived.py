@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from xcray.files import discard_directory, file_digests, publish_directory, staging_directory, write_bytes
+from xcray.index import packed
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import card
-from xcray.model.directory import CARD, MANIFEST, sealed
+from xcray.model.directory import CARD, LISTS, MANIFEST, SCHEMA_VERSION, sealed
 from xcray.model.model import Model, calibrated
 
 
@@ -22,15 +23,42 @@ def with_calibration(model: Model, target: str | Path, curves: Calibration, fact
     hard links to the model's own files, which never change, or copies on another file system; they take the checksums that the
     model has of them: open it with verify=True first. Raises Conflict when `target` exists.
     """
-    bare = {name: value for name, value in model.manifest.items() if name not in ("files", "seal")}
-    manifest = {**bare, **calibrated(bare, curves, facts)}
+    bare = _bare(model)
+    return _published(model, target, {**bare, **calibrated(bare, curves, facts)}, lambda staged: curves.save(staged / CALIBRATION))
+
+
+def with_lists(model: Model, target: str | Path) -> Model:
+    """Publish the model in the present format at `target`, by one rename: a model of the first format gets the lists that its
+    search would otherwise be made of each time it is opened. Content and sha256 stay. Raises Conflict when `target` exists."""
+
+    def write_lists(staged: Path) -> None:
+        (staged / LISTS).parent.mkdir()
+        packed.write(staged / LISTS, model.W, model.b)
+
+    manifest = {**_bare(model), "schema_version": SCHEMA_VERSION, "index": {"lists": LISTS}}
+    return _published(model, target, manifest, write_lists, lambda name: name.startswith("index/"))
+
+
+def _bare(model: Model) -> dict[str, Any]:
+    """The manifest without what is about its files."""
+    return {name: value for name, value in model.manifest.items() if name not in ("files", "seal")}
+
+
+def _published(
+    model: Model,
+    target: str | Path,
+    manifest: Mapping[str, Any],
+    write: Callable[[Path], None],
+    gone: Callable[[str], bool] = lambda name: False,
+) -> Model:
+    """A directory of what `write` makes of a staging directory, a new card, and links to all other files that are not `gone`."""
     target = Path(target)
     staged = staging_directory(target)
     try:
-        curves.save(staged / CALIBRATION)
+        write(staged)
         write_bytes(staged / CARD, card(manifest).encode())
         fresh = file_digests(staged)
-        shared = {name: digest for name, digest in model.manifest["files"].items() if name not in fresh}
+        shared = {name: digest for name, digest in model.manifest["files"].items() if name not in fresh and not gone(name)}
         for name in shared:
             _link(model.path / name, staged / name)
         write_bytes(staged / MANIFEST, sealed({**manifest, "files": {**shared, **fresh}}).encode())
