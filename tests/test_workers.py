@@ -21,6 +21,7 @@ from live import client_of, publish, settings_for
 from xcray.errors import Conflict, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.launch import ProcessLauncher
+from xcray.jobs.runner import stand_back
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.listening import listen, reserve
@@ -251,6 +252,22 @@ def test_runners_stand_back_for_predictions(tmp_path: Path, monkeypatch: pytest.
     launcher.launch(SimpleNamespace(id="job_1", attempt=1))  # type: ignore[arg-type]  # all that is looked at
     assert begun[0][-2:] == ["--nice", "10"]
     assert [each.job_id for each in launcher.tend()] == ["job_1"]
+
+
+def test_a_runner_stands_back_with_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nice counts only within a session where sessions are scheduled against each other."""
+    heard: list[int] = []
+    monkeypatch.setattr("xcray.jobs.runner.os.nice", heard.append)
+    group = tmp_path / "autogroup"
+    stand_back(10, group)
+    assert not group.exists()  # this system has none
+    group.write_text("/autogroup-1 nice 0")
+    stand_back(10, group)
+    assert (heard, group.read_text()) == ([10, 10], "10")
+    stand_back(0, group)
+    assert group.read_text() == "10"
+    stand_back(5, tmp_path)  # can't be written
+    assert heard == [10, 10, 0, 5]
 
 
 def test_workers_are_a_setting() -> None:

@@ -191,8 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--wanted", type=Path, help="a file to touch while running")
     parser.add_argument("--nice", type=int, default=0, help="how far to stand back for other processes, 0 to 19")
     chosen = parser.parse_args(arguments)
-    os.nice(chosen.nice)
     _log_to(chosen.log, chosen.job, chosen.attempt)
+    stand_back(chosen.nice)
     home, flag = Home(chosen.home), StopFlag()
     signal.signal(signal.SIGTERM, lambda _number, _frame: flag.set())
     store = JobStore(chosen.store or home.store_url)
@@ -205,6 +205,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store.close()
     LOG.info("end: %s", end)
     return {FAILED: 1, FENCED: 3}.get(end, 0)
+
+
+def stand_back(nice: int, group: Path = Path("/proc/self/autogroup")) -> None:
+    """Give way to other processes, by 0 to 19.
+
+    group: where Linux schedules sessions against each other, as most desktops do, this process' session stands back by the same:
+    a runner has one of its own, and nice counts only within it.
+    """
+    os.nice(nice)
+    if nice and group.exists():
+        try:
+            group.write_text(str(nice))
+        except OSError as error:  # not allowed to everybody: then it competes with the service as an equal
+            LOG.info("the session keeps its priority: %s", os.strerror(error.errno or 0))
 
 
 def _log_to(path: Path | None, job: str, attempt: int) -> None:
