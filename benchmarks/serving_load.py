@@ -138,7 +138,7 @@ async def closed(host: str, port: int, load: Load, count: int) -> None:
 
 async def opened(host: str, port: int, load: Load, count: int, rate: float, seed: int) -> None:
     """Requests when they are due, on a free connection, or on the next one that falls free."""
-    free: deque[Connection] = deque()
+    free: list[Connection] = []
     late: deque[float] = deque()
 
     def done(connection: Connection, due: float, status: int) -> None:
@@ -159,7 +159,7 @@ async def opened(host: str, port: int, load: Load, count: int, rate: float, seed
         if wait > 0.0:
             await asyncio.sleep(wait)
         if free:
-            load.ask(free.popleft(), due)
+            load.ask(free.pop(), due)  # the one used last: as few connections as it takes
         else:
             late.append(due)
     await load.settled()
