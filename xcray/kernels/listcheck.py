@@ -28,7 +28,7 @@ from xcray.kernels.lists import (
     top_at,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "7be6c512"}
+BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578"}
 
 
 @numba.njit(nogil=True, cache=True)

@@ -241,7 +241,7 @@ def _open_list(lists: Lists, terms: Terms, t: int, place: int) -> None:
     terms.shift[t], terms.n_chunks[t], terms.tops[t] = shift, chunks, place
     terms.high[t], terms.low[t] = 0.0, 0.0
     if terms.n[t] > 0:
-        terms.high[t] = max(0.0, float64(top_at(lists.blocks, place, 0)))
+        terms.high[t] = max(0.0, float64(top_at(lists.blocks, place, int64(0))))
         terms.low[t] = min(0.0, float64(top_at(lists.blocks, place, chunks)))
 
 

@@ -33,7 +33,7 @@ from xcray.kernels.lists import (
 )
 from xcray.kernels.postings import beats, offer, sort_best_first
 
-BUILT_ON = {"bits": "68667ae0", "lists": "7be6c512", "postings": "2462fd82"}
+BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82"}
 
 ROUNDING = 2.0**-23  # of a float32 operation, doubled
 TINY = 1e-36  # float32 below it loses digits
@@ -191,7 +191,7 @@ def add_split(lists: Lists, terms: Terms, t: int, sums: Float32) -> None:
         place = terms.dense[t] + PLACE * r
         n = int64(load32(lists.blocks, place + 4))
         if n:
-            add_list(lists.blocks, terms.all[t] + int64(load32(lists.blocks, place)), n, 2, terms.x[t], sums[r * RANGE :])
+            add_list(lists.blocks, terms.all[t] + int64(load32(lists.blocks, place)), n, int64(2), terms.x[t], sums[r * RANGE :])
 
 
 @numba.njit(nogil=True, cache=True)
@@ -241,7 +241,7 @@ def begin_sums(start: Float32, allowed: Bytes, sums: Float32) -> None:
 @numba.njit(nogil=True, cache=True)
 def best_bounds(sums: Float32, labels: Int32, bounds: Float64) -> int:
     """The labels of the largest sums, best first, as many as there is room for; returns how many there are."""
-    size, most = 0, len(labels)
+    size, most = int64(0), len(labels)
     worst = float32(-np.inf)
     n = len(sums)
     for begin in range(0, n, SPREAD):
@@ -263,7 +263,7 @@ def best_bounds(sums: Float32, labels: Int32, bounds: Float64) -> int:
 @numba.njit(nogil=True, cache=True)
 def above(sums: Float32, least: float, labels: Int32, bounds: Float64) -> int:
     """All labels whose sum is at least `least`; returns how many."""
-    count, n = 0, len(sums)
+    count, n = int64(0), len(sums)
     bar = float32(least)
     for begin in range(0, n, SPREAD):
         part = sums[begin : min(begin + SPREAD, n)]
@@ -291,7 +291,8 @@ def propose(out: Found, i: int, size: int, label: int, value: float) -> int:
 @numba.njit(nogil=True, cache=True)
 def offer_listed(listed: Int32, bias: Float32, skip: Bytes, allowed: Bytes, out: Found, i: int, size: int) -> int:
     """Offer labels that score their bias, best first, until one is not good enough. skip: (K,), those not 0 stay out, or empty."""
-    for label in listed:
+    for number in listed:
+        label = int64(number)
         if (len(skip) and skip[label]) or (len(allowed) and not allowed[label]):
             continue
         value = 0.0 + float64(bias[label])  # an empty sum, so that a bias of -0.0 gives the same bits
@@ -312,13 +313,13 @@ def rescore(
     """
     labels, scores = out.labels[i], out.scores[i]
     for c in range(n):
-        label, bound = chosen[c], bounds[c] + more
+        label, bound = int64(chosen[c]), bounds[c] + more
         if size == len(labels) and (bound < scores[0] or budget <= 0):
             out.rival[i] = max(out.rival[i], bound)
             out.exact[i] &= bound < scores[0]
             break
         if c + 1 < n:
-            fetch_row(engine.W, chosen[c + 1])
+            fetch_row(engine.W, int64(chosen[c + 1]))
         size = propose(out, i, size, label, score(row, engine.W, label, engine.bias))
         out.labels_scored[i] += 1
         budget -= (engine.W.indptr[label + 1] - engine.W.indptr[label]) // ROW_COST + 50
@@ -386,7 +387,7 @@ def scan(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out:
     """Bounds for all labels from all lists, then the best of them in full."""
     labels, scores = out.labels[i], out.scores[i]
     k, sums = len(labels), work.sums
-    size = offer_listed(engine.hollow, engine.bias, work.seen[:0], allowed, out, i, 0)
+    size = offer_listed(engine.hollow, engine.bias, work.seen[:0], allowed, out, i, int64(0))
     begin_sums(engine.start, allowed, sums)
     more, read = add_terms(row, engine.lists, budget, sums)
     out.postings_read[i] += read
@@ -441,25 +442,25 @@ def scan_touched(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Foun
     k = len(labels)
     n, more = touch(row, engine, work)
     out.postings_read[i] += row.reach
-    size = offer_listed(engine.order, engine.bias, work.seen, allowed, out, i, 0)
+    size = offer_listed(engine.order, engine.bias, work.seen, allowed, out, i, int64(0))
     work.seen[work.touched[:n]] = 0
     room = min(n, k + max(8, k >> 2))
     first, bounds = np.empty(room, np.int32), np.empty(room, np.float64)
-    count = 0
+    count = int64(0)
     for t in range(n):
         label = work.touched[t]
         if len(allowed) and not allowed[label]:
             continue
         value = float64(work.sums[label])
         if count < room or value > bounds[0]:
-            count = offer(first, bounds, count, label, value)
+            count = offer(first, bounds, count, int64(label), value)
     sort_best_first(first[:count], bounds[:count])
-    size = rescore(row, engine, first, bounds, more, count, 1 << 60, out, i, size)
+    size = rescore(row, engine, first, bounds, more, count, int64(1) << int64(60), out, i, size)
     if size == k and count and bounds[count - 1] + more < scores[0]:
         out.rival[i] = max(out.rival[i], bounds[count - 1] + more)
         return
     work.seen[first[:count]] = 1
-    others = 0
+    others = int64(0)
     for t in range(n):
         label = work.touched[t]
         if len(allowed) and not allowed[label]:
@@ -469,7 +470,7 @@ def scan_touched(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Foun
             others += 1
         else:
             out.rival[i] = max(out.rival[i], work.sums[label] + more)
-    finish(row, engine, work, others, more, 1 << 60, out, i, size)
+    finish(row, engine, work, others, more, int64(1) << int64(60), out, i, size)
     work.seen[first[:count]] = 0
 
 
@@ -482,7 +483,7 @@ def scan_exact(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
         labels, weights = terms.all[t], terms.all[t] + NARROW * terms.n_all[t]
         for j in range(n):
             totals[load16(blocks, labels + NARROW * j)] += x * float64(float_of(load32(blocks, weights + WEIGHT * j)))
-    size, worst, rival = 0, -np.inf, -np.inf
+    size, worst, rival = int64(0), -np.inf, -np.inf
     for label in range(len(totals)):
         value = totals[label] + float64(engine.bias[label])
         totals[label] = 0.0
@@ -501,7 +502,7 @@ def scan_exact(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
 @numba.njit(nogil=True, cache=True)
 def score_all(row: Row, engine: Engine, allowed: Bytes, out: Found, i: int) -> None:
     """Score every label that is allowed: for numbers that bounds in float32 can't hold, and for short lists of labels."""
-    size = 0
+    size = int64(0)
     for label in range(len(engine.bias)):
         if len(allowed) == 0 or allowed[label]:
             size = propose(out, i, size, label, score(row, engine.W, label, engine.bias))

@@ -3,9 +3,8 @@
 1. The strongest postings name a few labels; their scores give a threshold T that the k-th best score can't be below.
 2. Each list f is cut at a weight c_f >= 0, so that what all unread weights could add together, R = sum of x_f c_f, stays below a
    share of T - b, where b is the largest bias. Where that saves little, c_f = 0: negative weights alone are left unread.
-3. Only weights above the cuts are read. A label's score is at most bias + R + sum of x_f (w_f - c_f) over its weights that
-were read: a
-   weight that is read replaces the c_f that R holds for its list.
+3. Only weights above the cuts are read. A label's score is at most bias + R + sum of x_f (w_f - c_f) over its weights that were
+   read: a weight that is read replaces the c_f that R holds for its list.
 4. The few labels whose bound reaches T are scored in full, the highest bound first.
 
 Without a threshold that helps (many labels asked for, or scores as low as biases) everything is read, negative weights too.
@@ -39,7 +38,7 @@ from xcray.kernels.scan import (
     unread,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "7be6c512", "postings": "2462fd82", "scan": "9107e520"}
+BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82", "scan": "5bdf1645"}
 
 Int16 = NDArray[np.int16]
 
@@ -63,7 +62,7 @@ def wide_search(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Wor
     k = out.labels.shape[1]
     picked = np.empty(k + EXTRA + len(engine.loud), np.int32)
     n = 0
-    size = offer_listed(engine.hollow, engine.bias, work.seen, allowed, out, i, 0)
+    size = offer_listed(engine.hollow, engine.bias, work.seen, allowed, out, i, int64(0))
     if k <= DEEP and row.positive and budget >= row.reach:
         read, n = strongest(row, engine.lists, allowed, work, picked[: k + EXTRA])
         n = add_loud(engine.loud, allowed, work.seen, picked, n)
@@ -80,8 +79,9 @@ def score_these(row: Row, engine: Engine, labels: Int32, n: int, out: Found, i: 
     """Score n labels; returns the heap's size."""
     for c in range(n):
         if c + 1 < n:
-            fetch_row(engine.W, labels[c + 1])
-        size = propose(out, i, size, labels[c], score(row, engine.W, labels[c], engine.bias))
+            fetch_row(engine.W, int64(labels[c + 1]))
+        label = int64(labels[c])
+        size = propose(out, i, size, label, score(row, engine.W, label, engine.bias))
     out.labels_scored[i] += n
     return size
 
@@ -100,7 +100,7 @@ def strongest(row: Row, lists: Lists, allowed: Bytes, work: Work, picked: Int32)
     if best <= 0.0:
         return 0, 0
     next_ = np.zeros(row.n_terms, np.int64)
-    bar, read, n = 0.5 * best, 0, 0
+    bar, read, n = 0.5 * best, 0, int64(0)
     while read < FIRST and bar > 1e-3 * best:
         for t in range(row.n_terms):
             if terms.x[t] * terms.high[t] < bar:
@@ -132,13 +132,13 @@ def strongest(row: Row, lists: Lists, allowed: Bytes, work: Work, picked: Int32)
 def pick(work: Work, n: int, allowed: Bytes, picked: Int32) -> int:
     """The touched labels with the largest tallies go to `picked` and are marked as seen; tallies are zero again; how many."""
     sums = np.empty(len(picked), np.float64)
-    size = 0
+    size = int64(0)
     for j in range(n):
         label = work.touched[j]
         value = float64(work.tally[label])
         work.tally[label] = 0
         if (size < len(picked) or value > sums[0]) and (len(allowed) == 0 or allowed[label]):
-            size = offer(picked, sums, size, label, value)
+            size = offer(picked, sums, size, int64(label), value)
     for c in range(size):
         work.seen[picked[c]] = 1
     return size
@@ -173,7 +173,7 @@ def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
     bar = int64(np.ceil(min((gap - rest) / unit, 2.0 * LARGEST))) if unit > 0 else 0
     if bar < 1:
         return False
-    read, n, fine = 0, 0, False
+    read, n, fine = int64(0), int64(0), False
     for t in range(row.n_terms):
         if terms.dense[t] < 0:
             factor = terms.x[t] / unit
@@ -197,7 +197,7 @@ def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
     rival = bar_of(scores[0] - rest) + rest if fine else float64(engine.quiet) + rest + (bar - 1) * unit
     out.rival[i] = max(out.rival[i], rival)
     order = np.argsort(-work.bounds[:n])
-    rescore(row, engine, work.chosen[:n][order], work.bounds[:n][order], rest, n, int64(1) << 60, out, i, len(scores))
+    rescore(row, engine, work.chosen[:n][order], work.bounds[:n][order], rest, n, int64(1) << int64(60), out, i, len(scores))
     return True
 
 
@@ -321,7 +321,7 @@ def add_range(lists: Lists, row: Row, r: int, cuts: Float64, scale: float, tally
             n = int64(load32(blocks, place + 4))
             tops = terms.all[t] + int64(load32(blocks, place))
             if n:
-                read += add_above(blocks, tops, n, 2, cuts[t], terms.x[t] * scale, tally)
+                read += add_above(blocks, tops, n, int64(2), cuts[t], terms.x[t] * scale, tally)
     return read
 
 
@@ -375,7 +375,7 @@ def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out
     out.postings_read[i] += budget - left
     room = k + max(8, k >> 2)
     first, bounds = np.empty(room, np.int32), np.empty(room, np.float64)
-    n = 0
+    n = int64(0)
     for r in range(n_ranges(len(work.tally))):
         add_range_whole(lists, row, r, skip, 1.0 / unit, work.tally[r * RANGE : min((r + 1) * RANGE, len(work.tally))])
         n = best_tallies(work, engine, allowed, float32(unit), r * RANGE, first, bounds, n)
@@ -387,7 +387,7 @@ def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out
             work.seen[first[c]] = 1
         bar = scores[0] - rest if size == k else -np.inf
         bar = bar_of(bar)
-        others = tallies_above(work, engine, allowed, float32(unit), bar, 0, len(work.tally), 0)
+        others = tallies_above(work, engine, allowed, float32(unit), bar, int64(0), len(work.tally), int64(0))
         out.rival[i] = max(out.rival[i], bar + rest)
         finish(row, engine, work, others, rest, left, out, i, size)
         for c in range(n):
@@ -431,7 +431,7 @@ def add_range_whole(lists: Lists, row: Row, r: int, skip: Bytes, scale: float, t
             place = terms.dense[t] + PLACE * r
             n = int64(load32(blocks, place + 4))
             if n:
-                add_whole(blocks, terms.all[t] + int64(load32(blocks, place)), n, 2, terms.x[t] * scale, tally)
+                add_whole(blocks, terms.all[t] + int64(load32(blocks, place)), n, int64(2), terms.x[t] * scale, tally)
 
 
 @numba.njit(nogil=True, cache=True)
