@@ -31,7 +31,7 @@ from xcray.predict import Predictor
 
 BUDGET = 15.0  # seconds an engine may take for one k, all repeats
 BATCH_SECONDS = 1.0  # about what a batch takes on one thread
-POSTING_BYTES = 4  # of the index, a posting: a label and a code for its weight
+WEIGHT_BYTES = 4  # of a posting's own weight, where that is read
 ACCUMULATOR_BYTES = 4  # a label's sum is cleared and read once a query
 
 
@@ -73,9 +73,12 @@ def costs(subject: Subject, predictor: Predictor, scan: InvertedIndex, k: int, s
     answer = predictor.index.query(subject.X, k)
     X, lists = subject.X, np.diff(subject.model.postings.indptr)
     of_lists = float(lists[X.indices].sum()) / X.n_rows
-    rescored = float(answer.labels_scored.mean()) * 8 * subject.model.nnz / subject.model.n_labels
-    read = float(answer.postings_read.mean())
-    touched = POSTING_BYTES * read + ACCUMULATOR_BYTES * subject.model.n_labels + rescored
+    n_labels, read = subject.model.n_labels, float(answer.postings_read.mean())
+    whole = answer.labels_scored > n_labels // 4  # scored from the lists with all their weights, not label by label
+    rescored = float(np.where(whole, 0, answer.labels_scored).mean()) * 8 * subject.model.nnz / n_labels
+    weights = WEIGHT_BYTES * float(np.where(whole, answer.postings_read, 0).mean())
+    label_bytes = 2 if n_labels <= 1 << 16 else 3
+    touched = label_bytes * read + weights + ACCUMULATOR_BYTES * n_labels + rescored
     return {
         "postings_read": read,
         "postings_of_lists": of_lists,
