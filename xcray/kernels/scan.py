@@ -241,7 +241,8 @@ def begin_sums(start: Float32, allowed: Bytes, sums: Float32) -> None:
 @numba.njit(nogil=True, cache=True)
 def best_bounds(sums: Float32, labels: Int32, bounds: Float64) -> int:
     """The labels of the largest sums, best first, as many as there is room for; returns how many there are."""
-    size, most = int64(0), len(labels)
+    size: int = int64(0)
+    most = len(labels)
     worst = float32(-np.inf)
     n = len(sums)
     for begin in range(0, n, SPREAD):
@@ -263,7 +264,8 @@ def best_bounds(sums: Float32, labels: Int32, bounds: Float64) -> int:
 @numba.njit(nogil=True, cache=True)
 def above(sums: Float32, least: float, labels: Int32, bounds: Float64) -> int:
     """All labels whose sum is at least `least`; returns how many."""
-    count, n = int64(0), len(sums)
+    count: int = int64(0)
+    n = len(sums)
     bar = float32(least)
     for begin in range(0, n, SPREAD):
         part = sums[begin : min(begin + SPREAD, n)]

@@ -38,7 +38,7 @@ from xcray.kernels.scan import (
     unread,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82", "scan": "5bdf1645"}
+BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82", "scan": "5b13b50b"}
 
 Int16 = NDArray[np.int16]
 
@@ -132,7 +132,7 @@ def strongest(row: Row, lists: Lists, allowed: Bytes, work: Work, picked: Int32)
 def pick(work: Work, n: int, allowed: Bytes, picked: Int32) -> int:
     """The touched labels with the largest tallies go to `picked` and are marked as seen; tallies are zero again; how many."""
     sums = np.empty(len(picked), np.float64)
-    size = int64(0)
+    size: int = int64(0)
     for j in range(n):
         label = work.touched[j]
         value = float64(work.tally[label])
