@@ -54,7 +54,8 @@ def serving(app: FastAPI) -> Iterator[str]:
 @contextmanager
 def client_of(app: FastAPI) -> Iterator[httpx.Client]:
     """A plain HTTP client of a served app."""
-    with serving(app) as url, httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+    patience = 180  # seconds: whoever loads the first model may have to compile the kernels
+    with serving(app) as url, httpx.Client(base_url=url, trust_env=False, timeout=patience) as client:
         yield client
 
 

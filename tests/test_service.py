@@ -798,7 +798,7 @@ class Process:
         self.log = open(home.parent / "serve.log", "ab")  # noqa: SIM115  # closed in `end`
         self.popen = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=self.log, stdout=self.log)
         eventually(self._announced, 60)
-        self.http = httpx.Client(base_url=json.loads((home / "serve.json").read_text())["url"], trust_env=False, timeout=20)
+        self.http = httpx.Client(base_url=json.loads((home / "serve.json").read_text())["url"], trust_env=False, timeout=180)
 
     def _announced(self) -> bool:
         assert self.popen.poll() is None, (self.home.parent / "serve.log").read_text()

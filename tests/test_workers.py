@@ -211,7 +211,7 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
             assert (told["pid"], told["workers"], told["alive"]) == (process.pid, 2, 2)
 
             def ask() -> httpx.Response:
-                return httpx.post(f"{told['url']}/v1/models/docs:predict", json=body, trust_env=False, timeout=60)
+                return httpx.post(f"{told['url']}/v1/models/docs:predict", json=body, trust_env=False, timeout=180)
 
             replies = [ask() for _ in range(24)]  # a connection each: dealt out among both
             assert {one.status_code for one in replies} == {200}
