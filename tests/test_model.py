@@ -301,7 +301,9 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
         "bias.arrow": pa.table({"bias": pa.array([0.0, 0, 0], pa.float64())}),
         "labels.arrow": pa.table({"name": pa.array(["a", None, "c"], pa.large_string())}),
         "features.arrow": pa.table({"term": pa.array(list("abcd"), pa.large_string())}),
-        "index/lists.arrow": pa.table({"starts": pa.array([[0] * 5], pa.large_list(pa.int64()))}),
+        "index/lists.arrow": pa.table({"starts": pa.array([[0] * 5], pa.large_list(pa.int64()))}).replace_schema_metadata(
+            {"layout": packed.LAYOUT}
+        ),
     }.items():
         path = tmp_path / name.replace("/", "-")
         write_model(path, **parts())
@@ -401,7 +403,7 @@ def first_format(path: Path) -> Path:
     return path
 
 
-def test_a_model_of_the_first_format_is_searched_and_upgraded(tmp_path: Path) -> None:
+def test_a_model_of_the_first_format_is_searched_and_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = Model.open(first_format(tmp_path / "old"))
     new = with_lists(old, tmp_path / "new")
     today = write_model(tmp_path / "today", **parts())
@@ -410,6 +412,9 @@ def test_a_model_of_the_first_format_is_searched_and_upgraded(tmp_path: Path) ->
         assert model.sha256 == today.sha256
         for ours, expected in zip(model.search.query(X, 3), today.search.query(X, 3), strict=True):
             assert np.array_equal(ours, expected)
+    monkeypatch.setattr(packed, "LAYOUT", "another")  # lists of another xcray: made anew too, never misread
+    assert np.array_equal(Model.open(new.path).search.query(X, 3).scores, today.search.query(X, 3).scores)
+    assert not packed.is_current(new.path / "index/lists.arrow")
     assert (new.path / "index/lists.arrow").read_bytes() == (today.path / "index/lists.arrow").read_bytes()
     assert not (new.path / "index/postings.arrow").exists()
     assert new.manifest["schema_version"] == 2

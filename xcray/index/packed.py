@@ -25,6 +25,7 @@ from xcray.kernels.lists import NARROW, UNIT, Lists, narrow_units
 from xcray.kernels.merge import take_columns
 from xcray.kernels.packing import exponents, kept_counts, pack, wide_bytes
 
+LAYOUT = "1"  # of the blocks: to be changed with their form, so that lists of another form are made anew and not misread
 SIZE = 1.29  # bytes of rows and wide lists, over bytes of the rows
 DENSE_ROOM = 0.06  # bytes that dense features may add to narrow lists, over bytes of the rows
 ENTRY = 8  # bytes of a weight by label: int32 and float32
@@ -96,7 +97,7 @@ def write(path: Path, W: CSR, b: Float32, budget: int = BUDGET, tick: Callable[[
     piece.
     """
     made = plan(W)
-    head = {"width": str(made.width), "n_labels": str(W.n_rows), "least": float(made.least).hex()}
+    head = {"layout": LAYOUT, "width": str(made.width), "n_labels": str(W.n_rows), "least": float(made.least).hex()}
     columns = {"starts": pa.array(made.starts), "order": pa.array(order_of(b))}
     with BlobWriter(path, int(made.starts[-1]) * UNIT + 8, columns, head) as out:
         for place, piece in pieces(W, made, budget):
@@ -111,6 +112,11 @@ def check(lists: Lists, order: Int32, name: str) -> None:
         raise Corrupt(f"{name}, feature {bad}: its list is not sound; train the model again or restore its file", file=name)
     if not is_order(order):
         raise Corrupt(f"{name}: the order of labels is not one of {len(order)} labels", file=name)
+
+
+def is_current(path: Path) -> bool:
+    """Whether the lists of a file have the layout that this code reads. Raises NotFound, or Corrupt when it is not Arrow."""
+    return (read_table(path).schema.metadata or {}).get(b"layout") == LAYOUT.encode()
 
 
 def read(path: Path, shape: tuple[int, int]) -> tuple[Lists, Int32]:

@@ -262,6 +262,27 @@ def best_bounds(sums: Float32, labels: Int32, bounds: Float64) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
+def best_totals(totals: Float64, labels: Int32, scores: Float64) -> int:
+    """As `best_bounds`, of sums in float64; equal ones by label."""
+    size: int = int64(0)
+    worst, n = -np.inf, len(totals)
+    for begin in range(0, n, SPREAD):
+        part = totals[begin : min(begin + SPREAD, n)]
+        better = np.int32(0)
+        for i in range(len(part)):
+            better += np.int32(part[i] > worst)
+        if better == 0:
+            continue
+        for i in range(len(part)):
+            if part[i] > worst:
+                size = offer(labels, scores, size, begin + i, part[i])
+                if size == len(labels):
+                    worst = scores[0]
+    sort_best_first(labels[:size], scores[:size])
+    return size
+
+
+@numba.njit(nogil=True, cache=True)
 def above(sums: Float32, least: float, labels: Int32, bounds: Float64) -> int:
     """All labels whose sum is at least `least`; returns how many."""
     count: int = int64(0)
@@ -485,18 +506,18 @@ def scan_exact(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
         labels, weights = terms.all[t], terms.all[t] + NARROW * terms.n_all[t]
         for j in range(n):
             totals[load16(blocks, labels + NARROW * j)] += x * float64(float_of(load32(blocks, weights + WEIGHT * j)))
-    size, worst, rival = int64(0), -np.inf, -np.inf
     for label in range(len(totals)):
-        value = totals[label] + float64(engine.bias[label])
-        totals[label] = 0.0
-        if len(allowed) and not allowed[label]:
-            continue
-        if value > worst or size < k:
-            size = propose(out, i, size, label, value)
-            worst = out.scores[i, 0] if size == k else -np.inf
-        else:
-            rival = max(rival, value)
-    out.rival[i] = max(out.rival[i], rival)
+        totals[label] += float64(engine.bias[label])
+    if len(allowed):
+        for label in range(len(totals)):
+            totals[label] = totals[label] if allowed[label] else -np.inf
+    best, scores = np.empty(k + 1, np.int32), np.empty(k + 1, np.float64)  # one more: the rival
+    size = best_totals(totals, best, scores)
+    totals[:] = 0.0
+    if size > k:
+        out.rival[i] = max(out.rival[i], scores[k])
+    for c in range(k):
+        out.labels[i, k - 1 - c], out.scores[i, k - 1 - c] = best[c], scores[c]  # worst first: a heap
     out.labels_scored[i] += len(totals)
     out.postings_read[i] += row.reach
 

@@ -38,7 +38,7 @@ from xcray.kernels.scan import (
     unread,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82", "scan": "5b13b50b"}
+BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82", "scan": "759fda0f"}
 
 Int16 = NDArray[np.int16]
 

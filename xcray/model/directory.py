@@ -264,8 +264,8 @@ def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> Parts:
 
 
 def _search(path: Path, manifest: Mapping[str, Any], W: CSR, b: Float32) -> SearchIndex:
-    """The search over mapped lists, or, for a model of the first version, over lists made now."""
-    if LISTS not in manifest["files"]:
+    """The search over mapped lists, or, where these are missing or of another layout, over lists made now."""
+    if LISTS not in manifest["files"] or not packed.is_current(path / LISTS):
         return SearchIndex.build(W, b)
     lists, order = packed.read(path / LISTS, W.shape)
     return SearchIndex(lists, W, b, order)
