@@ -47,7 +47,7 @@ class SearchIndex:
             frozen(np.where(full, b, np.float32(-np.inf)), np.float32),
             frozen(order, np.int32),
             frozen(order[~full[order]], np.int32),
-            200.0 + 0.8 * float(np.dot(lengths, lengths)) / max(int(lengths.sum()), 1),
+            300.0 + 1.2 * float(np.dot(lengths, lengths)) / max(int(lengths.sum()), 1),
             frozen(loud, np.int32),
             quiet,
             float(np.abs(b).max(initial=0.0)),

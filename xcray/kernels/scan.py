@@ -39,6 +39,8 @@ ROUNDING = 2.0**-23  # of a float32 operation, doubled
 TINY = 1e-36  # float32 below it loses digits
 LINE = 16  # entries of a row in a cache line
 FETCHED = 768  # entries of a row that are asked for ahead
+FEW = 48  # labels of the best bounds that are scored before the others are looked at again
+KEPT = 4  # added to `seen` of these
 WINDOW = 64  # features of a row that are compared at once
 SPREAD = 64  # labels that are looked at together
 ROW_COST = 4  # entries of a row that take as long as a posting
@@ -393,16 +395,36 @@ def add_terms(row: Row, lists: Lists, budget: int, sums: Float32) -> tuple[float
 
 @numba.njit(nogil=True, cache=True)
 def finish(row: Row, engine: Engine, work: Work, n: int, more: float, budget: int, out: Found, i: int, size: int) -> int:
-    """Score the n labels of `chosen` that are not seen yet, best bounds first; returns the heap's size."""
-    kept = 0
+    """Score the n labels of `chosen` that are not seen yet, best bounds first; returns the heap's size.
+
+    Many are not sorted as a whole: the scores of the FEW best mostly leave nothing of the rest.
+    """
+    k, kept = out.labels.shape[1], int64(0)
+    room = min(n, max(FEW, 2 * k))
+    first, best = np.empty(room, np.int32), np.empty(room, np.float64)
     for c in range(n):
-        label = work.chosen[c]
-        if not work.seen[label]:
-            work.chosen[kept], work.bounds[kept] = label, work.bounds[c]
-            kept += 1
-    order = np.argsort(-work.bounds[:kept])
-    chosen, bounds = work.chosen[:kept][order], work.bounds[:kept][order]
-    return rescore(row, engine, chosen, bounds, more, kept, budget, out, i, size)
+        label, bound = work.chosen[c], work.bounds[c]
+        if not work.seen[label] and (kept < room or bound > best[0]):
+            kept = offer(first, best, kept, int64(label), bound)
+    sort_best_first(first[:kept], best[:kept])
+    size = rescore(row, engine, first, best, more, kept, budget, out, i, size)
+    if kept < room or not out.exact[i] or (size == k and best[kept - 1] + more < out.scores[i, 0]):
+        return size
+    for c in range(kept):
+        work.seen[first[c]] += KEPT
+    others = int64(0)
+    for c in range(n):
+        label, bound = work.chosen[c], work.bounds[c]
+        if not work.seen[label] and (size < k or bound + more >= out.scores[i, 0]):
+            work.chosen[others], work.bounds[others] = label, bound
+            others += 1
+        elif not work.seen[label]:
+            out.rival[i] = max(out.rival[i], bound + more)
+    order = np.argsort(-work.bounds[:others])
+    size = rescore(row, engine, work.chosen[:others][order], work.bounds[:others][order], more, others, budget, out, i, size)
+    for c in range(kept):
+        work.seen[first[c]] -= KEPT
+    return size
 
 
 @numba.njit(nogil=True, cache=True)

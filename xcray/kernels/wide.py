@@ -38,7 +38,7 @@ from xcray.kernels.scan import (
     unread,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82", "scan": "759fda0f"}
+BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82", "scan": "27bce24c"}
 
 Int16 = NDArray[np.int16]
 
@@ -53,6 +53,7 @@ MANY = 500  # labels of a range that reach the bar with the largest bias: beyond
 MOST = 3000  # labels left to score: beyond, reading the negative weights is better
 LARGEST = 32000  # of int16, for sums
 MANY_TERMS = 8000  # rounding up of more terms could take up too much of it
+HIDDEN = 2  # in `seen`: a label of unusually large bias
 BLOCK = 256  # sums that are looked at together
 
 
@@ -60,12 +61,11 @@ BLOCK = 256  # sums that are looked at together
 def wide_search(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int) -> None:
     """Answer row i, which has at most MANY_TERMS terms, none of them dense. budget: postings that may be read."""
     k = out.labels.shape[1]
-    picked = np.empty(k + EXTRA + len(engine.loud), np.int32)
+    picked = np.empty(k + EXTRA, np.int32)
     n = 0
     size = offer_listed(engine.hollow, engine.bias, work.seen, allowed, out, i, int64(0))
     if k <= DEEP and row.positive and budget >= row.reach:
-        read, n = strongest(row, engine.lists, allowed, work, picked[: k + EXTRA])
-        n = add_loud(engine.loud, allowed, work.seen, picked, n)
+        read, n = strongest(row, engine.lists, allowed, work, picked)
         out.postings_read[i] += read
         size = score_these(row, engine, picked, n, out, i, size)
     if n == 0 or size < k or not above_cuts(row, engine, allowed, work, out, i):
@@ -145,13 +145,30 @@ def pick(work: Work, n: int, allowed: Bytes, picked: Int32) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def add_loud(loud: Int32, allowed: Bytes, seen: Bytes, picked: Int32, n: int) -> int:
-    """Labels with an unusually large bias join the picked ones; returns how many there are then."""
+def hide(loud: Int32, seen: Bytes) -> None:
+    """Mark the labels of unusually large bias that are not seen yet: `choose_hidden` looks at them one by one."""
     for label in loud:
-        if not seen[label] and (len(allowed) == 0 or allowed[label]):
-            picked[n] = label
-            seen[label] = 1
-            n += 1
+        if not seen[label]:
+            seen[label] = HIDDEN
+
+
+@numba.njit(nogil=True, cache=True)
+def choose_hidden(
+    engine: Engine, allowed: Bytes, unit: float, least: float, rest: float, work: Work, n: int, out: Found, i: int
+) -> int:
+    """Unmark the hidden labels, and append those whose own bias + tally * unit is at least `least`; how many are chosen then."""
+    for number in engine.loud:
+        label = int64(number)
+        if work.seen[label] != HIDDEN:
+            continue
+        work.seen[label] = 0
+        if len(allowed) == 0 or allowed[label]:
+            bound = float64(engine.start[label]) + work.tally[label] * unit
+            if bound >= least:
+                work.chosen[n], work.bounds[n] = label, bound
+                n += 1
+            else:
+                out.rival[i] = max(out.rival[i], bound + rest)
     return n
 
 
@@ -173,6 +190,7 @@ def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
     bar = int64(np.ceil(min((gap - rest) / unit, 2.0 * LARGEST))) if unit > 0 else 0
     if bar < 1:
         return False
+    hide(engine.loud, work.seen)
     read, n, fine = int64(0), int64(0), False
     for t in range(row.n_terms):
         if terms.dense[t] < 0:
@@ -190,14 +208,14 @@ def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
             n = tallies_above(work, engine, allowed, float32(unit), bar_of(scores[0] - rest), begin, stop, n)
         if n > MOST:
             break
+    n = choose_hidden(engine, allowed, unit, scores[0] - rest, rest, work, n, out, i)
     work.tally[:] = 0
     out.postings_read[i] += read
     if n > MOST:
         return False
     rival = bar_of(scores[0] - rest) + rest if fine else float64(engine.quiet) + rest + (bar - 1) * unit
     out.rival[i] = max(out.rival[i], rival)
-    order = np.argsort(-work.bounds[:n])
-    rescore(row, engine, work.chosen[:n][order], work.bounds[:n][order], rest, n, int64(1) << int64(60), out, i, len(scores))
+    finish(row, engine, work, n, rest, int64(1) << int64(60), out, i, len(scores))
     return True
 
 
