@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from xcray.arrays import CSR, Float32, TopK, frozen
-from xcray.errors import InputError, NotFound, ParameterError, ShapeMismatch
-from xcray.kernels.canonical import FAULTS, first_fault
+from xcray.errors import ParameterError, ShapeMismatch
+from xcray.index.rows import check_place, check_rows
 from xcray.kernels.postings import Biases, Scratch, rank_of, score_of, top_k
 from xcray.kernels.sparse import transpose
 
@@ -56,7 +56,7 @@ class InvertedIndex:
         Raises ShapeMismatch when X has other features, ParameterError for k or threads below 1, InputError for values
         that are not finite.
         """
-        self._check(X)
+        check_rows(X, self.n_features)
         if k < 1 or threads < 1:
             raise ParameterError(f"k is {k} and threads {threads}: both must be at least 1")
         shape = X.n_rows, min(k, self.n_labels)
@@ -67,12 +67,14 @@ class InvertedIndex:
 
     def score(self, X: CSR, label: int, row: int = 0) -> float:
         """The score of one label for one row: the same bits as `query` gives. Raises NotFound, ShapeMismatch."""
-        self._check_place(X, label, row)
+        check_rows(X, self.n_features)
+        check_place(X, row, label, self.n_labels)
         return float(score_of(X, row, label, self.W, float(self._biases.values[label])))
 
     def rank(self, X: CSR, label: int, row: int = 0) -> int:
         """The place of a label among all for one row, from 1. Raises NotFound, ShapeMismatch."""
-        self._check_place(X, label, row)
+        check_rows(X, self.n_features)
+        check_place(X, row, label, self.n_labels)
         scratch = self._scratch()
         place = 1 + int(rank_of(X, row, label, self.postings, self._biases, scratch))
         self._free.append(scratch)
@@ -103,23 +105,3 @@ class InvertedIndex:
         except IndexError:
             n = self.n_labels
             return Scratch(np.zeros(n, np.float64), np.zeros(n, np.uint8), np.zeros(n + 1, np.int32))
-
-    def _check(self, X: CSR) -> None:
-        """Raise unless the kernels can trust X: they read without bounds checks."""
-        if X.n_cols != self.n_features:
-            raise ShapeMismatch(
-                f"X has {X.n_cols} features, the model {self.n_features}; read it with n_features={self.n_features}"
-            )
-        code, row = first_fault(X)
-        if code == 4:
-            raise InputError(f"row {row} of X: {FAULTS[code]}; remove or replace NaN and infinity", code="NOT_FINITE")
-        if code:
-            raise ShapeMismatch(f"row {row} of X: {FAULTS[code]}; make it with arrays.csr_from, which sorts and checks")
-
-    def _check_place(self, X: CSR, label: int, row: int) -> None:
-        """Raise unless row and label exist."""
-        self._check(X)
-        if not 0 <= label < self.n_labels:
-            raise NotFound(f"there is no label number {label}: the model has labels 0 to {self.n_labels - 1}")
-        if not 0 <= row < X.n_rows:
-            raise ShapeMismatch(f"X has no row {row}: it has {X.n_rows}")

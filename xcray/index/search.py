@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Int32, frozen
-from xcray.errors import InputError, NotFound, ParameterError, ShapeMismatch
+from xcray.errors import ParameterError, ShapeMismatch
 from xcray.index.answer import Answer
 from xcray.index.filters import LabelFilter
 from xcray.index.packed import build, check, order_of
-from xcray.kernels.canonical import FAULTS, first_fault
+from xcray.index.rows import check_place, check_rows
 from xcray.kernels.lists import NARROW, Lists
 from xcray.kernels.scan import Engine, Found, Work, rank_of, score_one
 from xcray.kernels.search import search
@@ -95,7 +95,7 @@ class SearchIndex:
         ParameterError for k or threads below 1 or a deadline below 0, InputError for values that are not finite.
         """
         end = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1e3
-        self._check(X)
+        check_rows(X, self.n_features)
         if k < 1 or threads < 1:
             raise ParameterError(f"k is {k} and threads {threads}: both must be at least 1")
         if deadline_ms is not None and not deadline_ms >= 0:
@@ -121,12 +121,14 @@ class SearchIndex:
 
     def score(self, X: CSR, label: int, row: int = 0) -> float:
         """The score of one label for one row: the same bits as `query` gives. Raises NotFound, ShapeMismatch."""
-        self._check_place(X, label, row)
+        check_rows(X, self.n_features)
+        check_place(X, row, label, self.n_labels)
         return float(score_one(X, row, label, self._engine))
 
     def rank(self, X: CSR, label: int, row: int = 0) -> int:
         """The place of a label among all for one row, from 1. Raises NotFound, ShapeMismatch."""
-        self._check_place(X, label, row)
+        check_rows(X, self.n_features)
+        check_place(X, row, label, self.n_labels)
         work = self._work()
         place = 1 + int(rank_of(X, row, label, self._engine, work))
         self._free.append(work)
@@ -168,26 +170,6 @@ class SearchIndex:
                 np.zeros(n, np.int32),
                 np.zeros(n, np.float64),
             )
-
-    def _check(self, X: CSR) -> None:
-        """Raise unless the kernels can trust X: they read without bounds checks."""
-        if X.n_cols != self.n_features:
-            raise ShapeMismatch(
-                f"X has {X.n_cols} features, the model {self.n_features}; read it with n_features={self.n_features}"
-            )
-        code, row = first_fault(X)
-        if code == 4:
-            raise InputError(f"row {row} of X: {FAULTS[code]}; remove or replace NaN and infinity", code="NOT_FINITE")
-        if code:
-            raise ShapeMismatch(f"row {row} of X: {FAULTS[code]}; make it with arrays.csr_from, which sorts and checks")
-
-    def _check_place(self, X: CSR, label: int, row: int) -> None:
-        """Raise unless row and label exist."""
-        self._check(X)
-        if not 0 <= label < self.n_labels:
-            raise NotFound(f"there is no label number {label}: the model has labels 0 to {self.n_labels - 1}")
-        if not 0 <= row < X.n_rows:
-            raise ShapeMismatch(f"X has no row {row}: it has {X.n_rows}")
 
 
 def _loud(b: Float32, order: Int32) -> tuple[Any, Any]:
