@@ -28,7 +28,7 @@ from xcray.kernels.lists import (
     top_at,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578"}
+BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31"}
 
 
 @numba.njit(nogil=True, cache=True)

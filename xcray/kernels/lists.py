@@ -41,6 +41,7 @@ WEIGHT = 4  # bytes of a weight
 SPLIT_HEAD = 8  # bytes of a split one: header, smallest weight
 PLACE = 8  # bytes that tell of a range: where, how many
 RANGE = 1 << 16  # labels of a range
+AHEAD = 4  # cache lines of a block that are asked for before it is read
 SPLIT_FROM = 64  # weights a range from which a list is split
 
 
@@ -213,7 +214,8 @@ def read_terms(indices: NDArray[np.int32], values: NDArray[np.float32], lists: L
         begin = int64(lists.starts[indices[i]])
         if values[i] == 0 or lists.starts[indices[i] + 1] == begin:
             continue
-        prefetch(blocks, begin * UNIT)
+        for line in range(AHEAD):
+            prefetch(blocks, begin * UNIT + 64 * line)
         terms.all[count], terms.x[count] = begin * UNIT, values[i]
         count += 1
     for t in range(count):

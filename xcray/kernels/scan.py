@@ -33,7 +33,7 @@ from xcray.kernels.lists import (
 )
 from xcray.kernels.postings import beats, offer, sort_best_first
 
-BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82"}
+BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31", "postings": "2462fd82"}
 
 ROUNDING = 2.0**-23  # of a float32 operation, doubled
 TINY = 1e-36  # float32 below it loses digits

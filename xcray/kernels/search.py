@@ -12,7 +12,7 @@ from xcray.kernels.postings import sort_best_first
 from xcray.kernels.scan import Engine, Found, Row, Work, offer_listed, read_row, scan, scan_exact, scan_touched, score_all
 from xcray.kernels.wide import MANY_TERMS, wide_search
 
-BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82", "scan": "27bce24c", "wide": "1201f964"}
+BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31", "postings": "2462fd82", "scan": "50b2b558", "wide": "e687fa61"}
 
 UNSAFE = 1e30  # sums as large as this may leave float32
 SPARSE = 4  # from K / SPARSE postings on, going through all labels is cheaper than remembering which were touched

@@ -38,7 +38,7 @@ from xcray.kernels.scan import (
     unread,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "a3d93578", "postings": "2462fd82", "scan": "27bce24c"}
+BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31", "postings": "2462fd82", "scan": "50b2b558"}
 
 Int16 = NDArray[np.int16]
 
