@@ -113,6 +113,8 @@ class SearchIndex:
         )
         if k > 0:
             self._fill(X, out, threads, end, among)
+        else:
+            out.exact[:], out.labels_scored[:], out.postings_read[:], out.rival[:] = 1, 0, 0, 0.0
         return _answer(out)
 
     def check(self, name: str) -> None:
@@ -187,13 +189,7 @@ def _loud(b: Float32, order: Int32) -> tuple[Any, Any]:
 
 def _answer(out: Found) -> Answer:
     """The arrays of a search, read-only; where there is no other label, the gap is 0."""
-    last = out.scores[:, -1] if out.scores.shape[1] else out.rival
-    gap = np.subtract(last, out.rival, out=np.zeros(len(last)), where=np.isfinite(out.rival))
-    return Answer(
-        frozen(out.labels, np.int32),
-        frozen(out.scores, np.float64),
-        frozen(out.exact.view(np.bool_), np.bool_),
-        frozen(out.labels_scored, np.int64),
-        frozen(out.postings_read, np.int64),
-        frozen(gap, np.float64),
-    )
+    answer = Answer(out.labels, out.scores, out.exact.view(np.bool_), out.labels_scored, out.postings_read, out.rival)
+    for array in answer:
+        array.flags.writeable = False
+    return answer

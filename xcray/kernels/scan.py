@@ -84,7 +84,8 @@ class Work(NamedTuple):
 
 class Found(NamedTuple):
     """Answers: labels (n, k) int32, scores (n, k) float64, exact (n,) uint8, labels_scored, postings_read (n,) int64; rival: (n,)
-    float64, while a search runs, the most that a label beside the k could have.
+    float64, while a search runs, the most that a label beside the k could have; afterwards the k-th score less that, or 0 where
+    there is none.
     """
 
     labels: NDArray[np.int32]

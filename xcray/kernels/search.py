@@ -12,7 +12,7 @@ from xcray.kernels.postings import sort_best_first
 from xcray.kernels.scan import Engine, Found, Row, Work, offer_listed, read_row, scan, scan_exact, scan_touched, score_all
 from xcray.kernels.wide import MANY_TERMS, wide_search
 
-BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31", "postings": "2462fd82", "scan": "50b2b558", "wide": "e687fa61"}
+BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31", "postings": "2462fd82", "scan": "19e8b08c", "wide": "aa58bca3"}
 
 UNSAFE = 1e30  # sums as large as this may leave float32
 SPARSE = 4  # from K / SPARSE postings on, going through all labels is cheaper than remembering which were touched
@@ -33,6 +33,8 @@ def search(
         answer(row, engine, allowed, n_allowed, budget, work, out, i)
         sort_best_first(out.labels[i], out.scores[i])
         out.labels_scored[i] = max(out.labels_scored[i], out.labels.shape[1])  # bare biases are scores too
+        rival = out.rival[i]
+        out.rival[i] = out.scores[i, out.scores.shape[1] - 1] - rival if np.isfinite(rival) else 0.0  # the gap from here on
 
 
 @numba.njit(nogil=True, cache=True)
