@@ -21,6 +21,7 @@ from xcray.kernels.lists import (
     Lists,
     chunk_count,
     chunk_shift,
+    label_mask,
     list_bytes,
     n_clipped,
     n_leading,
@@ -28,7 +29,7 @@ from xcray.kernels.lists import (
     top_at,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31"}
+BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca"}
 
 
 @numba.njit(nogil=True, cache=True)
@@ -114,7 +115,7 @@ def _sound_list(blocks: Bytes, tops: int, n: int, width: int, n_labels: int) -> 
             return False
         before = top
     place = tops + 2 * (chunks + 1)
-    mask = np.uint32((int64(1) << (8 * width)) - 1)
+    mask = label_mask(width)
     for _i in range(n):
         if load32(blocks, place) & mask >= n_labels:
             return False

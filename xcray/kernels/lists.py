@@ -121,6 +121,12 @@ def list_bytes(n: int, width: int) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
+def label_mask(width: int) -> np.uint32:
+    """What is left of four bytes that begin with a label of `width`."""
+    return np.uint32((int64(1) << (8 * width)) - 1)
+
+
+@numba.njit(nogil=True, cache=True)
 def n_clipped(n_labels: int) -> int:
     """How many weights may be clipped at each end of a dense feature."""
     return n_labels >> 7

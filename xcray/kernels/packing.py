@@ -32,7 +32,7 @@ from xcray.kernels.lists import (
     round_up,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31"}
+BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca"}
 INSERTION = 48  # lists up to this long are sorted by insertion
 
 

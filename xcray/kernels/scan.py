@@ -26,6 +26,7 @@ from xcray.kernels.lists import (
     chunk_shift,
     chunk_start,
     floor_at,
+    label_mask,
     n_ranges,
     new_terms,
     read_terms,
@@ -33,7 +34,7 @@ from xcray.kernels.lists import (
 )
 from xcray.kernels.postings import beats, offer, sort_best_first
 
-BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31", "postings": "2462fd82"}
+BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca", "postings": "2462fd82"}
 
 ROUNDING = 2.0**-23  # of a float32 operation, doubled
 TINY = 1e-36  # float32 below it loses digits
@@ -43,6 +44,7 @@ FEW = 48  # labels of the best bounds that are scored before the others are look
 KEPT = 4  # added to `seen` of these
 WINDOW = 64  # features of a row that are compared at once
 SPREAD = 64  # labels that are looked at together
+EVERYTHING: int = int64(1 << 60)  # a budget that is never used up
 ROW_COST = 4  # entries of a row that take as long as a posting
 
 
@@ -179,7 +181,7 @@ def add_list(blocks: Bytes, tops: int, n: int, width: int, x: float, sums: Float
     shift = chunk_shift(n)
     chunks = chunk_count(n, shift)
     place = tops + 2 * (chunks + 1)
-    mask = np.uint32((int64(1) << (8 * width)) - 1)
+    mask = label_mask(width)
     for chunk in range(chunks):
         value = float32(x) * (top_at(blocks, tops, chunk) if x > 0 else floor_at(blocks, tops, chunk, chunks))
         for _j in range(min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)):
@@ -242,11 +244,11 @@ def begin_sums(start: Float32, allowed: Bytes, sums: Float32) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def best_bounds(sums: Float32, labels: Int32, bounds: Float64) -> int:
-    """The labels of the largest sums, best first, as many as there is room for; returns how many there are."""
+def best_bounds(sums: Float32 | Float64, labels: Int32, bounds: Float64) -> int:
+    """The labels of the largest sums, best first, equal ones by label, as many as there is room for; returns how many there are."""
     size: int = int64(0)
     most = len(labels)
-    worst = float32(-np.inf)
+    worst = sums.dtype.type(-np.inf)
     n = len(sums)
     for begin in range(0, n, SPREAD):
         part = sums[begin : min(begin + SPREAD, n)]
@@ -259,29 +261,8 @@ def best_bounds(sums: Float32, labels: Int32, bounds: Float64) -> int:
             if part[i] > worst:
                 size = offer(labels, bounds, size, begin + i, float64(part[i]))
                 if size == most:
-                    worst = float32(bounds[0])
+                    worst = sums.dtype.type(bounds[0])
     sort_best_first(labels[:size], bounds[:size])
-    return size
-
-
-@numba.njit(nogil=True, cache=True)
-def best_totals(totals: Float64, labels: Int32, scores: Float64) -> int:
-    """As `best_bounds`, of sums in float64; equal ones by label."""
-    size: int = int64(0)
-    worst, n = -np.inf, len(totals)
-    for begin in range(0, n, SPREAD):
-        part = totals[begin : min(begin + SPREAD, n)]
-        better = np.int32(0)
-        for i in range(len(part)):
-            better += np.int32(part[i] > worst)
-        if better == 0:
-            continue
-        for i in range(len(part)):
-            if part[i] > worst:
-                size = offer(labels, scores, size, begin + i, part[i])
-                if size == len(labels):
-                    worst = scores[0]
-    sort_best_first(labels[:size], scores[:size])
     return size
 
 
@@ -400,6 +381,8 @@ def finish(row: Row, engine: Engine, work: Work, n: int, more: float, budget: in
 
     Many are not sorted as a whole: the scores of the FEW best mostly leave nothing of the rest.
     """
+    if n == 0:
+        return size
     k, kept = out.labels.shape[1], int64(0)
     room = min(n, max(FEW, 2 * k))
     first, best = np.empty(room, np.int32), np.empty(room, np.float64)
@@ -461,7 +444,7 @@ def touch(row: Row, engine: Engine, work: Work) -> tuple[int, float]:
     """Bounds for the labels that a feature of the row touches alone; (how many, what to add to their sums). No term is dense."""
     lists, terms = engine.lists, row.terms
     n, more = 0, slack_of(row)
-    mask = np.uint32((int64(1) << (8 * lists.width)) - 1)
+    mask = label_mask(lists.width)
     for t in range(row.n_terms):
         count, x = terms.n_chunks[t], float32(terms.x[t])
         place = terms.tops[t] + 2 * (count + 1)
@@ -484,40 +467,17 @@ def touch(row: Row, engine: Engine, work: Work) -> tuple[int, float]:
 @numba.njit(nogil=True, cache=True)
 def scan_touched(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found, i: int) -> None:
     """As `scan`, but labels that are not touched are known to score their bias; for few postings."""
-    labels, scores = out.labels[i], out.scores[i]
-    k = len(labels)
     n, more = touch(row, engine, work)
     out.postings_read[i] += row.reach
     size = offer_listed(engine.order, engine.bias, work.seen, allowed, out, i, int64(0))
     work.seen[work.touched[:n]] = 0
-    room = min(n, k + max(8, k >> 2))
-    first, bounds = np.empty(room, np.int32), np.empty(room, np.float64)
-    count = int64(0)
+    kept = int64(0)
     for t in range(n):
         label = work.touched[t]
-        if len(allowed) and not allowed[label]:
-            continue
-        value = float64(work.sums[label])
-        if count < room or value > bounds[0]:
-            count = offer(first, bounds, count, int64(label), value)
-    sort_best_first(first[:count], bounds[:count])
-    size = rescore(row, engine, first, bounds, more, count, int64(1) << int64(60), out, i, size)
-    if size == k and count and bounds[count - 1] + more < scores[0]:
-        out.rival[i] = max(out.rival[i], bounds[count - 1] + more)
-        return
-    work.seen[first[:count]] = 1
-    others = int64(0)
-    for t in range(n):
-        label = work.touched[t]
-        if len(allowed) and not allowed[label]:
-            continue
-        if size < k or work.sums[label] + more >= scores[0]:
-            work.chosen[others], work.bounds[others] = label, work.sums[label]
-            others += 1
-        else:
-            out.rival[i] = max(out.rival[i], work.sums[label] + more)
-    finish(row, engine, work, others, more, int64(1) << int64(60), out, i, size)
-    work.seen[first[:count]] = 0
+        if len(allowed) == 0 or allowed[label]:
+            work.chosen[kept], work.bounds[kept] = label, work.sums[label]
+            kept += 1
+    finish(row, engine, work, kept, more, EVERYTHING, out, i, size)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -535,7 +495,7 @@ def scan_exact(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
         for label in range(len(totals)):
             totals[label] = totals[label] if allowed[label] else -np.inf
     best, scores = np.empty(k + 1, np.int32), np.empty(k + 1, np.float64)  # one more: the rival
-    size = best_totals(totals, best, scores)
+    size = best_bounds(totals, best, scores)
     totals[:] = 0.0
     if size > k:
         out.rival[i] = max(out.rival[i], scores[k])
@@ -561,7 +521,7 @@ def rank_of(X: CSR, i: int, label: int, engine: Engine, work: Work) -> int:
     row = read_row(X, i, engine)
     own, better = score(row, engine.W, label, engine.bias), 0
     begin_sums(engine.bias, work.seen[:0], work.sums)
-    more = add_terms(row, engine.lists, int64(1) << 60, work.sums)[0]
+    more = add_terms(row, engine.lists, EVERYTHING, work.sums)[0]
     for other in range(len(work.sums)):
         if not float64(work.sums[other]) + more < own:  # not: sums that are no numbers are looked at too
             better += beats(score(row, engine.W, other, engine.bias), other, own, label)

@@ -9,10 +9,22 @@ from xcray.arrays import CSR
 from xcray.kernels.bits import int64
 from xcray.kernels.lists import NARROW, Bytes
 from xcray.kernels.postings import sort_best_first
-from xcray.kernels.scan import Engine, Found, Row, Work, offer_listed, read_row, scan, scan_exact, scan_touched, score_all
+from xcray.kernels.scan import (
+    EVERYTHING,
+    Engine,
+    Found,
+    Row,
+    Work,
+    offer_listed,
+    read_row,
+    scan,
+    scan_exact,
+    scan_touched,
+    score_all,
+)
 from xcray.kernels.wide import MANY_TERMS, wide_search
 
-BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31", "postings": "2462fd82", "scan": "19e8b08c", "wide": "aa58bca3"}
+BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca", "postings": "2462fd82", "scan": "22af7bd1", "wide": "64f7c65f"}
 
 UNSAFE = 1e30  # sums as large as this may leave float32
 SPARSE = 4  # from K / SPARSE postings on, going through all labels is cheaper than remembering which were touched
@@ -41,7 +53,7 @@ def search(
 def answer(row: Row, engine: Engine, allowed: Bytes, n_allowed: int, budget: int, work: Work, out: Found, i: int) -> None:
     """One row; its answer is a heap still."""
     n_labels, k = len(engine.bias), out.labels.shape[1]
-    most = budget if budget >= 0 else int64(1) << int64(60)
+    most = budget if budget >= 0 else EVERYTHING
     whole_lists = engine.lists.least == 0.0  # else a label that no list touches may have weights all the same
     if row.n_terms == 0 and (whole_lists or not row.values.any()):
         offer_listed(engine.order, engine.bias, work.seen[:0], allowed, out, i, int64(0))

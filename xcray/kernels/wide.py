@@ -19,26 +19,37 @@ from numpy.typing import NDArray
 
 from xcray.arrays import Float64, Int32
 from xcray.kernels.bits import float32, float64, int64, load16, load32, prefetch
-from xcray.kernels.lists import PLACE, RANGE, Bytes, Lists, Terms, chunk_count, chunk_shift, chunk_start, floor_at, n_ranges, top_at
+from xcray.kernels.lists import (
+    PLACE,
+    RANGE,
+    Bytes,
+    Lists,
+    Terms,
+    chunk_count,
+    chunk_shift,
+    chunk_start,
+    floor_at,
+    label_mask,
+    n_ranges,
+    top_at,
+)
 from xcray.kernels.postings import offer, sort_best_first
 from xcray.kernels.scan import (
+    EVERYTHING,
     ROUNDING,
     TINY,
     Engine,
     Found,
     Row,
     Work,
-    fetch_row,
     finish,
     offer_listed,
-    propose,
     rescore,
-    score,
     slack_of,
     unread,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "2ee70b31", "postings": "2462fd82", "scan": "19e8b08c"}
+BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca", "postings": "2462fd82", "scan": "22af7bd1"}
 
 Int16 = NDArray[np.int16]
 
@@ -67,23 +78,11 @@ def wide_search(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Wor
     if k <= DEEP and row.positive and budget >= row.reach:
         read, n = strongest(row, engine.lists, allowed, work, picked)
         out.postings_read[i] += read
-        size = score_these(row, engine, picked, n, out, i, size)
+        size = rescore(row, engine, picked, np.full(n, np.inf), 0.0, n, EVERYTHING, out, i, size)  # inf: each of them
     if n == 0 or size < k or not above_cuts(row, engine, allowed, work, out, i):
         whole(row, engine, allowed, budget, work, out, i, size)
     for c in range(n):
         work.seen[picked[c]] = 0
-
-
-@numba.njit(nogil=True, cache=True)
-def score_these(row: Row, engine: Engine, labels: Int32, n: int, out: Found, i: int, size: int) -> int:
-    """Score n labels; returns the heap's size."""
-    for c in range(n):
-        if c + 1 < n:
-            fetch_row(engine.W, int64(labels[c + 1]))
-        label = int64(labels[c])
-        size = propose(out, i, size, label, score(row, engine.W, label, engine.bias))
-    out.labels_scored[i] += n
-    return size
 
 
 @numba.njit(nogil=True, cache=True)
@@ -93,7 +92,7 @@ def strongest(row: Row, lists: Lists, allowed: Bytes, work: Work, picked: Int32)
     The bar for a posting falls until about FIRST have been read.
     """
     terms, blocks = row.terms, lists.blocks
-    mask = np.uint32((int64(1) << (8 * lists.width)) - 1)
+    mask = label_mask(lists.width)
     best = 0.0
     for t in range(row.n_terms):
         best = max(best, terms.x[t] * terms.high[t])
@@ -191,11 +190,8 @@ def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
     if bar < 1:
         return False
     hide(engine.loud, work.seen)
-    read, n, fine = int64(0), int64(0), False
-    for t in range(row.n_terms):
-        if terms.dense[t] < 0:
-            factor = terms.x[t] / unit
-            read += add_above(engine.lists.blocks, terms.tops[t], terms.n[t], engine.lists.width, cuts[t], factor, work.tally)
+    n, fine = int64(0), False
+    read = add_unsplit(engine.lists, row, cuts, 1.0 / unit, work.tally)
     for r in range(n_ranges(len(work.tally))):
         begin, stop = r * RANGE, min((r + 1) * RANGE, len(work.tally))
         read += add_range(engine.lists, row, r, cuts, 1.0 / unit, work.tally[begin:stop])
@@ -215,7 +211,7 @@ def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
         return False
     rival = bar_of(scores[0] - rest) + rest if fine else float64(engine.quiet) + rest + (bar - 1) * unit
     out.rival[i] = max(out.rival[i], rival)
-    finish(row, engine, work, n, rest, int64(1) << int64(60), out, i, len(scores))
+    finish(row, engine, work, n, rest, EVERYTHING, out, i, len(scores))
     return True
 
 
@@ -302,17 +298,21 @@ def first_below(blocks: Bytes, tops: int, n_chunks: int, cut: float) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def add_above(blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: float, tally: Int16) -> int:
-    """Add factor * (w - cut) of the chunks of a list above its cut to the tallies, rounded up; how many postings were read."""
+def add_chunks(blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: float, tally: Int16) -> int:
+    """Add bounds of factor * (w - cut) of the chunks of a list above its cut to the tallies, rounded up; how many postings were
+    read. cut: at least 0 (factor is positive then), -inf to read all and subtract nothing, inf to read none.
+    """
     shift = chunk_shift(n)
     chunks = chunk_count(n, shift)
     place = tops + 2 * (chunks + 1)
-    mask = np.uint32((int64(1) << (8 * width)) - 1)
+    mask, base = label_mask(width), max(cut, 0.0)
     for chunk in range(chunks):
-        top = float64(top_at(blocks, tops, chunk))
-        if top <= cut:
+        weight = float64(top_at(blocks, tops, chunk))
+        if weight <= cut:
             return chunk_start(chunk, shift)
-        units = np.int16(int64(factor * (top - cut)) + 1)
+        if factor < 0:
+            weight = float64(floor_at(blocks, tops, chunk, chunks))
+        units = np.int16(int64(np.floor(factor * (weight - base))) + 1)
         size = min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)
         if width == 2:
             for _j in range(size):
@@ -328,8 +328,19 @@ def add_above(blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: 
 
 
 @numba.njit(nogil=True, cache=True)
+def add_unsplit(lists: Lists, row: Row, cuts: Float64, scale: float, tally: Int16) -> int:
+    """`add_chunks` of all lists that are not split; how many postings were read."""
+    terms = row.terms
+    read: int = int64(0)
+    for t in range(row.n_terms):
+        if terms.dense[t] < 0:
+            read += add_chunks(lists.blocks, terms.tops[t], terms.n[t], lists.width, cuts[t], terms.x[t] * scale, tally)
+    return read
+
+
+@numba.njit(nogil=True, cache=True)
 def add_range(lists: Lists, row: Row, r: int, cuts: Float64, scale: float, tally: Int16) -> int:
-    """`add_above` for one range of all lists that are split."""
+    """`add_chunks` of one range of all lists that are split; how many postings were read."""
     terms, blocks, read = row.terms, lists.blocks, 0
     for t in range(row.n_terms):
         if t + 2 < row.n_terms and terms.dense[t + 2] >= 0:
@@ -339,7 +350,7 @@ def add_range(lists: Lists, row: Row, r: int, cuts: Float64, scale: float, tally
             n = int64(load32(blocks, place + 4))
             tops = terms.all[t] + int64(load32(blocks, place))
             if n:
-                read += add_above(blocks, tops, n, int64(2), cuts[t], terms.x[t] * scale, tally)
+                read += add_chunks(blocks, tops, n, int64(2), cuts[t], terms.x[t] * scale, tally)
     return read
 
 
@@ -381,21 +392,20 @@ def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out
         up += max(high, low)
         down -= min(high, low)
     unit = max(max(up, down) / (LARGEST - row.n_terms), 1e-300)
-    skip = np.zeros(row.n_terms, np.uint8)
+    cuts = np.full(row.n_terms, -np.inf)
     for t in range(row.n_terms):
         if terms.n_all[t] > left:
             rest += unread(row, t)
-            skip[t] = 1
-            continue
-        left -= terms.n_all[t]
-        if terms.dense[t] < 0:
-            add_whole(lists.blocks, terms.tops[t], terms.n[t], lists.width, terms.x[t] / unit, work.tally)
+            cuts[t] = np.inf
+        else:
+            left -= terms.n_all[t]
     out.postings_read[i] += budget - left
+    add_unsplit(lists, row, cuts, 1.0 / unit, work.tally)
     room = k + max(8, k >> 2)
     first, bounds = np.empty(room, np.int32), np.empty(room, np.float64)
     n = int64(0)
     for r in range(n_ranges(len(work.tally))):
-        add_range_whole(lists, row, r, skip, 1.0 / unit, work.tally[r * RANGE : min((r + 1) * RANGE, len(work.tally))])
+        add_range(lists, row, r, cuts, 1.0 / unit, work.tally[r * RANGE : min((r + 1) * RANGE, len(work.tally))])
         n = best_tallies(work, engine, allowed, float32(unit), r * RANGE, first, bounds, n)
     sort_best_first(first[:n], bounds[:n])
     size = rescore(row, engine, first, bounds, rest, n, left, out, i, size)
@@ -413,43 +423,6 @@ def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out
     elif n == room:
         out.rival[i] = max(out.rival[i], last)
     work.tally[:] = 0
-
-
-@numba.njit(nogil=True, cache=True)
-def add_whole(blocks: Bytes, tops: int, n: int, width: int, factor: float, tally: Int16) -> None:
-    """Add the bounds of factor * w to the tallies, rounded up."""
-    shift = chunk_shift(n)
-    chunks = chunk_count(n, shift)
-    place = tops + 2 * (chunks + 1)
-    mask = np.uint32((int64(1) << (8 * width)) - 1)
-    for chunk in range(chunks):
-        weight = float64(top_at(blocks, tops, chunk) if factor > 0 else floor_at(blocks, tops, chunk, chunks))
-        units = np.int16(int64(np.floor(factor * weight)) + 1)
-        size = min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)
-        if width == 2:
-            for _j in range(size):
-                label = load16(blocks, place)
-                place += 2
-                tally[label] = np.int16(tally[label] + units)
-        else:
-            for _j in range(size):
-                far = load32(blocks, place) & mask
-                place += width
-                tally[far] = np.int16(tally[far] + units)
-
-
-@numba.njit(nogil=True, cache=True)
-def add_range_whole(lists: Lists, row: Row, r: int, skip: Bytes, scale: float, tally: Int16) -> None:
-    """`add_whole` for one range of all lists that are split and not to be skipped."""
-    terms, blocks = row.terms, lists.blocks
-    for t in range(row.n_terms):
-        if t + 2 < row.n_terms and terms.dense[t + 2] >= 0:
-            fetch_range(blocks, terms, t + 2, r)
-        if terms.dense[t] >= 0 and not skip[t]:
-            place = terms.dense[t] + PLACE * r
-            n = int64(load32(blocks, place + 4))
-            if n:
-                add_whole(blocks, terms.all[t] + int64(load32(blocks, place)), n, int64(2), terms.x[t] * scale, tally)
 
 
 @numba.njit(nogil=True, cache=True)
