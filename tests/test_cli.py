@@ -19,13 +19,14 @@ import pytest
 from xcray.cli import main as cli
 from xcray.cli import output
 from xcray.cli.interrupt import stopping
-from xcray.cli.progress import Lines, Step, duration, line_of, reporter, step_of
+from xcray.cli.progress import Lines, duration, line_of, reporter, step_of
 from xcray.errors import Conflict, DataError, InputError, NotFound, Stopped, Unavailable
+from xcray.execution.progress import Progress
 
 
-def step(phase: str = "TRAINING", done: int = 0, total: int = 100, **fields: Any) -> Step:
+def step(phase: str = "TRAINING", done: int = 0, total: int = 100, **fields: Any) -> Progress:
     values: dict[str, Any] = {"seconds": 1.0, "rate": 0.0, "eta": None, "note": "", **fields}
-    return Step(phase=phase, done=done, total=total, **values)
+    return Progress(phase=phase, done=done, total=total, **values)
 
 
 def run(*arguments: str) -> int:
@@ -76,7 +77,7 @@ def test_the_last_line_of_a_phase_comes_once() -> None:
 
 
 def test_a_step_from_json_needs_nothing() -> None:
-    assert step_of({}, "QUEUED") == Step("QUEUED", 0, 0, 0.0, 0.0, None, "")
+    assert step_of({}, "QUEUED") == Progress("QUEUED", 0, 0, 0.0, 0.0, None, "")
     assert step_of({"phase": "TRAINING", "done": 3, "eta": 1.5}).eta == 1.5
 
 

@@ -11,7 +11,7 @@ import typer
 from xcray.cli import output
 from xcray.cli.interrupt import resumable
 from xcray.cli.jobs import follow_quietly, show
-from xcray.cli.predict import ModelName, is_directory, sets_around
+from xcray.cli.predict import Allowed, Denied, ModelName, WithProbabilities, is_directory, sets_around
 from xcray.cli.progress import duration
 from xcray.cli.server import ServerChoice, client_of
 from xcray.errors import Conflict, InputError
@@ -25,15 +25,9 @@ def predict_batch(
         str | None, typer.Option(help="parquet, svmlight, xc, jsonl or text. [default: by the name of the input]")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many labels for each row.")] = 5,
-    allow: Annotated[
-        list[str] | None, typer.Option(metavar="LABEL", help="Answer only this label, or those of set:NAME; repeat it.")
-    ] = None,
-    deny: Annotated[
-        list[str] | None, typer.Option(metavar="LABEL", help="Never answer this label, or those of set:NAME; repeat it.")
-    ] = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="How likely each label is right (calibrated models).")
-    ] = False,
+    allow: Allowed = None,
+    deny: Denied = None,
+    probabilities: WithProbabilities = False,
     certificate: Annotated[bool, typer.Option("--certificate", help="Whether each answer is proven, and by what margin.")] = False,
     text_column: Annotated[
         list[str] | None,

@@ -25,6 +25,13 @@ BATCH = 256  # instances of one request to a server
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model directory, or NAME, NAME:VERSION, NAME@ALIAS of a server.")
 ]
+Allowed = Annotated[
+    list[str] | None, typer.Option(metavar="LABEL", help="Answer only this label, or those of set:NAME; repeat it.")
+]
+Denied = Annotated[
+    list[str] | None, typer.Option(metavar="LABEL", help="Never answer this label, or those of set:NAME; repeat it.")
+]
+WithProbabilities = Annotated[bool, typer.Option("--probabilities", help="How likely each label is right (calibrated models).")]
 
 
 def is_directory(model: str, server: str | None) -> bool:
@@ -51,18 +58,12 @@ def predict(
     file: Annotated[Path | None, typer.Option(help="Rows of an svmlight file instead of texts.")] = None,
     zero_based: Annotated[bool, typer.Option("--zero-based", help="The file's feature indices start at 0.")] = False,
     k: Annotated[int, typer.Option("-k", min=1, help="How many labels for each.")] = 5,
-    allow: Annotated[
-        list[str] | None, typer.Option(metavar="LABEL", help="Answer only this label, or those of set:NAME; repeat it.")
-    ] = None,
-    deny: Annotated[
-        list[str] | None, typer.Option(metavar="LABEL", help="Never answer this label, or those of set:NAME; repeat it.")
-    ] = None,
+    allow: Allowed = None,
+    deny: Denied = None,
     deadline_ms: Annotated[
         float | None, typer.Option(metavar="MS", help="Time for the answers; then the best found so far.")
     ] = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="How likely each label is right (calibrated models).")
-    ] = False,
+    probabilities: WithProbabilities = False,
     certificate: Annotated[bool, typer.Option("--certificate", help="Whether each answer is proven, and what it took.")] = False,
     server: ServerChoice = None,
     json: output.AsJson = False,

@@ -6,26 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, Self
 
 from xcray.cli.output import printable
+from xcray.execution.progress import Progress
 
 
-class Step(NamedTuple):
-    """How far a training is. rate: classes a second; seconds, eta: seconds since the start of the phase and left."""
-
-    phase: str
-    done: int
-    total: int
-    seconds: float
-    rate: float
-    eta: float | None
-    note: str
-
-
-def step_of(values: Mapping[str, Any], phase: str = "") -> Step:
+def step_of(values: Mapping[str, Any], phase: str = "") -> Progress:
     """A step from the progress of a job over REST; what is missing counts as nothing."""
-    return Step(
+    return Progress(
         phase=str(values.get("phase") or phase),
         done=int(values.get("done") or 0),
         total=int(values.get("total") or 0),
@@ -44,7 +33,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def line_of(step: Step) -> str:
+def line_of(step: Progress) -> str:
     """`TRAINING 1,200 of 5,000 (24 %), 830/s, 5 s left`."""
     parts = [step.phase]
     if step.total:
@@ -66,7 +55,7 @@ class Reporter:
         return None
 
     def __call__(self, step: Any) -> None:
-        """Take notice of a step: anything with the fields of `Step`."""
+        """Take notice of a step: anything with the fields of `Progress`."""
 
 
 class Lines(Reporter):
