@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Progress(NamedTuple):
-    """How far work is. phase: of a training LOADING, TRAINING, MERGING, EVALUATING or PUBLISHING, with done and total in classes;
-    of a batch prediction LOADING, PREDICTING or PUBLISHING, with done and total in rows. seconds since the start; rate a second;
-    eta in seconds, None when not known; note: a line for people."""
+    """How far work is.
+
+    phase: of a training LOADING, TRAINING, MERGING, EVALUATING or PUBLISHING, with done and total in classes (TRAINING of solvers
+    that go in epochs: in epochs); of a batch prediction LOADING, PREDICTING or PUBLISHING, with done and total in rows. seconds
+    since the start; rate a second; eta in seconds, None when not known; note: a line for people; figures: for machines, where a
+    training goes in epochs its newest "epoch", "objective" and "held_out" loss.
+    """
 
     phase: str
     done: int
@@ -17,3 +25,4 @@ class Progress(NamedTuple):
     rate: float
     eta: float | None
     note: str
+    figures: Mapping[str, Any] = NONE

@@ -67,7 +67,9 @@ class Heart:
 
     def progress(self, progress: Progress) -> None:
         """Take a report of the training: phases are kept all, progress as often as the store is written."""
-        data = {name: _finite(value) for name, value in progress._asdict().items()}
+        data = {name: _finite(value) for name, value in progress._asdict().items() if name != "figures"}
+        if progress.figures:
+            data["figures"] = {name: _finite(value) for name, value in progress.figures.items()}
         with self._lock:
             if progress.phase != self._phase:
                 self._phase = progress.phase

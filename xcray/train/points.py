@@ -29,7 +29,7 @@ from xcray.solvers.solver import Local, Solver
 from xcray.train.grid import Point, rescale
 from xcray.train.preflight import merge_budget, workers_of
 from xcray.train.report import figures
-from xcray.train.run import ray_pool
+from xcray.train.scattering import ray_pool
 from xcray.train.solving import Rows, local_pool, solve_labels
 from xcray.train.spec import TrainSpec
 

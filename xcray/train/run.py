@@ -6,34 +6,33 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-import numpy as np
-
-from xcray.arrays import CSR, Float32, TopK, frozen
+from xcray.arrays import CSR, Float32, TopK
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, InputError, Stopped, Unavailable
+from xcray.errors import Conflict, InputError, Stopped
 from xcray.execution.parts import Parts
-from xcray.execution.pool import Pool, StopFlag
-from xcray.execution.progress import Progress
-from xcray.execution.remote import SolverWork, shared_arrays
-from xcray.execution.timeline import Timeline, balance, read_streams
+from xcray.execution.pool import StopFlag
+from xcray.execution.progress import NONE, Progress
+from xcray.execution.timeline import balance, read_streams
 from xcray.index.search import SearchIndex
 from xcray.metrics import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.model import write_model
 from xcray.solvers import make_solver
-from xcray.solvers.block import Block, joined
-from xcray.solvers.solver import Solver, keep_in
+from xcray.solvers.block import Block
 from xcray.train.partial import check_some, partial
-from xcray.train.preflight import check, entries_of_labels, estimate, limits_of, merge_budget, workers_of
+from xcray.train.preflight import check, limits_of, merge_budget
 from xcray.train.probabilities import calibrated, held_out
-from xcray.train.report import by_frequency, class_table, figures
-from xcray.train.solving import Rows, local_pool, solve_labels
+from xcray.train.report import by_frequency
+from xcray.train.scattering import Scattering
 from xcray.train.spec import TrainSpec
 from xcray.train.timeline import plain
 from xcray.train.watch import Watch
+from xcray.train.way import Desk, Setting, Way
+
+WAYS: Final[dict[str, Callable[[Setting], Way]]] = {"scatter": Scattering}  # by the family of the solver
 
 
 class TrainResult(NamedTuple):
@@ -78,7 +77,7 @@ class _Run:
     """One training under way: what its steps share."""
 
     def __init__(self, spec: TrainSpec, run_dir: Path, progress: Callable[[Progress], None], stop: StopFlag, job: str) -> None:
-        self.spec, self.run_dir, self.progress, self.stop, self.job = spec, run_dir, progress, stop, job
+        self.spec, self.run_dir, self.progress, self.stop = spec, run_dir, progress, stop
         self.started = time.monotonic()
         self.seconds: dict[str, float] = {}
         self.tell("LOADING", 0, 0)
@@ -87,11 +86,8 @@ class _Run:
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
-        self.rows = Rows(train.X, train.XT, train.YT, train.weights)
-        self.terms = self.rows.terms(self.solver)
-        self.workers = 1 if self.solver.joint else workers_of(spec)
+        self.way = WAYS[getattr(self.solver, "family", "scatter")](Setting(spec, self.dataset, self.solver, run_dir, job))
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
-        self.finished: list[Block] = []  # and not yet on disk
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
         self.notes: dict[str, Any] = {}
         self.calibration: tuple[Calibration, dict[str, Any]] | None = None
@@ -100,42 +96,18 @@ class _Run:
         """Foresee what the training takes; refuse it when it can't fit, or can't be calibrated."""
         if self.spec.calibrate:
             held_out(self.dataset)
-        found = estimate(self.spec, self.dataset, self.solver, self.parts.missing, workers=self.workers, terms=self.terms)
+        found = self.way.foreseen(self.parts.missing)
         check(found, limits_of(self.spec), self.run_dir, out)
-        self.watch = Watch(found, np.sqrt(entries_of_labels(self.dataset.train)), self.parts, self.run_dir, out)
+        self.watch = Watch(found, self.way.shares(), self.parts, self.run_dir, out)
 
     def solve(self) -> None:
         """Solve the labels that no part holds."""
-        missing = frozen(self.parts.missing, np.int32)
-        timed = self.spec.max_seconds is not None
         self.seconds["LOADING"] = time.monotonic() - self.started
-        began, kept = time.monotonic(), self.dataset.n_labels - len(missing)
-        if len(missing):
-            pool = self._pool()
-            self.watch.ask = pool.footprints
-            with Timeline(self.run_dir) as timeline:
-                solve_labels(
-                    self.solver,
-                    self.terms,
-                    missing,
-                    pool,
-                    workers=self.workers,
-                    commit=lambda result: self.finished.append(result.block),
-                    stop=self.stop,
-                    tick=lambda done, share: self._tick(done, share, began, kept),
-                    record=timeline.add,
-                    values=self.dataset.label_counts if timed else None,
-                    seconds=self._seconds_left(),
-                    sync=self._sync,
-                )
+        began = time.monotonic()
+        if len(self.parts.missing):
+            self.way.solve(Desk(self.parts, self.stop, self._tick, self._seconds_left, self.watch.follow))
         self.seconds["TRAINING"] = time.monotonic() - began
         check_some(self.dataset.n_labels, self.parts.missing, self.spec.max_seconds)
-
-    def _sync(self) -> None:
-        """Make what has finished durable, in one part."""
-        if self.finished:
-            self.parts.commit(joined(self.finished))
-            self.finished.clear()
 
     def publish(self, out: Path) -> TrainResult:
         """Merge the parts, measure the model on the held-out part, and publish its directory; no step holds all weights."""
@@ -156,7 +128,7 @@ class _Run:
     def _write(self, staging: Staging, block: Block, b: Float32, measures: dict[str, float]) -> TrainResult:
         """Everything of the model that is not its arrays, and the rename."""
         timeline = read_streams(self.run_dir)
-        report = self._report(block, staging.path, balance(timeline, self.workers))
+        report = self._report(block, staging.path, balance(timeline, self.way.workers), measures)
         model = write_model(
             staging.target,
             staged=staging,
@@ -171,24 +143,39 @@ class _Run:
             seed=self.solver.seed,
             measures=measures,
             report=report,
-            classes=class_table(block, self.solver.eps, timeline),
+            classes=self.way.classes(block, timeline),
             timeline=plain(timeline) if timeline.num_rows else None,
             missing=len(self.parts.missing),
+            link=self.way.link,
             calibration=self.calibration,
         )
         return TrainResult(model.path, model.sha256, model.measures, report)
 
-    def tell(self, phase: str, done: int, total: int, rate: float = 0.0, eta: float | None = None, note: str = "") -> None:
+    def tell(
+        self,
+        phase: str,
+        done: int,
+        total: int,
+        rate: float = 0.0,
+        eta: float | None = None,
+        note: str = "",
+        figures: Mapping[str, Any] = NONE,
+    ) -> None:
         """Report progress. Raises Stopped when a stop was asked for: between phases, finished batches are all on disk."""
         if self.stop.is_set():
             raise Stopped("stopped on request; finished batches are kept, the next run does the rest")
-        self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note))
+        self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note, figures))
 
     def _at(self, phase: str) -> None:
         """Report a phase in which all classes are solved, or all that there was time for."""
         self.watch.look()
         n_labels = self.dataset.n_labels
         self.tell(phase, n_labels - len(self.parts.missing), n_labels)
+
+    def _tick(self, *told: Any, **more: Any) -> None:
+        """Report how far the solving is; see `Tell`."""
+        self.watch.look()
+        self.tell("TRAINING", *told, **more)
 
     def _seconds_left(self) -> float | None:
         """What is left of the time the spec allows."""
@@ -198,23 +185,7 @@ class _Run:
     def _fingerprint(self) -> dict[str, Any]:
         """What makes two runs the same run."""
         solver = {"solver": self.spec.solver, "revision": self.solver.revision, "params": self.solver.as_dict()}
-        return {**solver, "dataset": self.dataset.content_hash, "format": 1}
-
-    def _pool(self) -> Pool:
-        """The pool the spec asks for."""
-        if self.spec.pool == "ray":
-            return ray_pool(self.spec, self.solver, self.dataset, self.workers, self.job, keep=self.run_dir)
-        local = self.solver.load(*self.rows)
-        keep_in(local, self.run_dir)
-        return local_pool(self.spec.pool, self.solver, local, self.workers)
-
-    def _tick(self, done: int, share: float, began: float, kept: int) -> None:
-        """Progress of the solving: rate in classes, time left by the cost that is left."""
-        self.watch.look()
-        elapsed = time.monotonic() - began
-        eta = elapsed * (1.0 - share) / share if share > 0.0 else None
-        rate = done / elapsed if elapsed > 0.0 else 0.0
-        self.tell("TRAINING", kept + done, self.dataset.n_labels, rate, eta, f"{kept} kept" if kept else "")
+        return {**solver, "dataset": self.dataset.content_hash, "format": 1, **self.way.settled()}
 
     def _measure(self, index: SearchIndex) -> dict[str, float]:
         """Measures on the held-out part; empty without one."""
@@ -246,7 +217,7 @@ class _Run:
             self.notes["not_calibrated"] = error.message
         self.seconds["CALIBRATING"] = time.monotonic() - began
 
-    def _report(self, block: Block, staged: Path, spread: dict[str, Any]) -> dict[str, Any]:
+    def _report(self, block: Block, staged: Path, spread: dict[str, Any], measures: dict[str, float]) -> dict[str, Any]:
         """Figures people ask for after a training; JSON. spread: how the work was spread over workers."""
         test = self.dataset.test
         happened = {
@@ -258,9 +229,9 @@ class _Run:
         return {
             "data": {"name": self.dataset.name, "rows": self.dataset.train.n_rows, "held_out": test.n_rows if test else 0},
             "pool": self.spec.pool,
-            "workers": self.workers,
+            "workers": self.way.workers,
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
-            **figures(block, self.solver.eps),
+            **self.way.figures(block, measures),
             "damaged_parts": self.parts.damaged,
             **spread,
             "preflight": self.watch.report(happened),
@@ -268,15 +239,3 @@ class _Run:
             **partial(self.dataset.label_counts, self.parts.missing, self.spec.max_seconds),
             **self.notes,
         }
-
-
-def ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, job: str, keep: Path | None = None) -> Pool:
-    """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own; keep: see `RayPool`."""
-    try:
-        from xcray.execution.ray_pool import RayPool, session
-    except ModuleNotFoundError as error:
-        raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
-    where = str(dataset.path.resolve())
-    kept = str(keep.resolve()) if keep is not None else None
-    work = SolverWork(spec.solver, solver.as_dict(), where, dataset.content_hash, kept)
-    return RayPool(work, workers, session(spec.ray_address, workers), job, lambda: shared_arrays(dataset))

@@ -31,7 +31,11 @@ class Watch:
         self._before = self._peak = anonymous()
         self._bytes_before, self._looked = part_bytes(run_dir), time.monotonic()
         self._workers: dict[str, Footprint] = {}
-        self.ask: Callable[[], Mapping[str, Footprint]] = dict  # what workers in processes of their own hold now
+        self._ask: Callable[[], Mapping[str, Footprint]] = dict
+
+    def follow(self, ask: Callable[[], Mapping[str, Footprint]]) -> None:
+        """From now on, ask workers in processes of their own by `ask` what they hold."""
+        self._ask = ask
 
     def look(self) -> None:
         """Note what this process holds; now and then, see whether the disk is large enough. Raises Refused when it is not."""
@@ -45,7 +49,7 @@ class Watch:
 
     def look_around(self) -> None:
         """Note what workers in processes of their own hold; the largest of what each one held is kept."""
-        for name, held in self.ask().items():
+        for name, held in self._ask().items():
             if name not in self._workers or held.anonymous > self._workers[name].anonymous:
                 self._workers[name] = held
 
