@@ -19,7 +19,7 @@ import pytest
 from xcray.cli import main as cli
 from xcray.cli import output
 from xcray.cli.interrupt import stopping
-from xcray.cli.progress import Lines, duration, line_of, reporter, step_of
+from xcray.cli.progress import Lines, duration, line_of, reporter, speed_of, step_of
 from xcray.errors import Conflict, DataError, InputError, NotFound, Stopped, Unavailable
 from xcray.execution.progress import Progress
 
@@ -40,6 +40,10 @@ def test_a_step_as_a_line() -> None:
     whole = step(done=1200, total=5000, rate=830.4, eta=4.6, note="two workers")
     assert line_of(whole) == "TRAINING 1,200 of 5,000 (24 %), 830/s, 5 s left, two workers"
     assert line_of(step("MERGING", 0, 0)) == "MERGING"
+    assert line_of(step(done=3, total=50, rate=0.25)) == "TRAINING 3 of 50 (6 %), 0.25/s"
+    epochs = step(done=3, total=50, rate=2.0, note="objective 1.5")
+    assert speed_of(epochs) == "2/s"
+    assert speed_of(epochs._replace(figures={"objective": 1.5})) == "2/s, objective 1.5"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +83,7 @@ def test_the_last_line_of_a_phase_comes_once() -> None:
 def test_a_step_from_json_needs_nothing() -> None:
     assert step_of({}, "QUEUED") == Progress("QUEUED", 0, 0, 0.0, 0.0, None, "")
     assert step_of({"phase": "TRAINING", "done": 3, "eta": 1.5}).eta == 1.5
+    assert step_of({"figures": {"epoch": 3}}).figures == {"epoch": 3}
 
 
 def test_bars_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,11 @@ def test_every_picture_is_a_png(tmp_path, rng):
     plots.draw_certificates(tmp_path / "gaps.png", rng.random(30) * 0.01, 0.01, rng.integers(1, 5, 30), "set", "note")
     plots.draw_certificates(tmp_path / "no-gaps.png", [], None, [], "set", "note")
     plots.draw_scaling(tmp_path / "scaling.png", [(1, 8.0), (2, 4.2)], "set", "note")
+    epochs = [{"seconds": 0.1 * e, "epoch": e, "objective": 2.0 / e, "held_out": 3.0 / e if e % 2 else None} for e in range(1, 9)]
+    plots.draw_descent(tmp_path / "descent.png", [{**e, "P@1": 0.5, "P@3": None} for e in epochs], "set", "note")
+    plots.draw_descent(tmp_path / "bare.png", [{**e, "held_out": None} for e in epochs], "set", "note")
     sizes = {path.name: png_size(path) for path in tmp_path.glob("*.png")}
-    assert len(sizes) == 9
+    assert len(sizes) == 11
     assert sizes["groups.png"] == (11 * plots.DPI, round(6.6 * plots.DPI))
     assert all(600 <= width <= 2000 and 300 <= height <= 2200 for width, height in sizes.values())
     assert all(path.stat().st_size > 8000 for path in tmp_path.glob("*.png"))

@@ -171,6 +171,20 @@ def test_progress_is_throttled_and_phases_are_not(store, home, job):
     assert store.get(job.id).progress["note"] == "two classes"  # the last one is always told
 
 
+def test_no_epoch_is_left_out(store, home, job):
+    def training(spec, *, progress, **more):
+        for epoch in range(1, 41):
+            for _ in range(3):  # between two rests the newest figures are told again
+                figures = {"epoch": epoch, "objective": 1.0 / epoch, "held_out": float("nan")}
+                progress(Progress("TRAINING", epoch, 40, 0.1, 1.0, 1.0, "falling", figures))
+        return good(spec, progress=progress, **more)
+
+    run_attempt(store, home, job.id, 1, training=training, **{**QUICK, "report_seconds": 0.2})
+    told = [e.data for e in store.events(job.id) if e.kind == "epoch"]
+    assert told == [{"epoch": epoch, "objective": 1.0 / epoch, "held_out": None} for epoch in range(1, 41)]
+    assert "figures" not in store.get(job.id).progress  # of a phase that has none
+
+
 # --- other ends
 
 

@@ -238,6 +238,33 @@ def draw_certificates(path: Path, gaps: Any, eps: float | None, rounds: Any, nam
         )
 
 
+def draw_descent(path: Path, history: Sequence[Mapping[str, Any]], name: str, note: str) -> None:
+    """The objective and what held-out rows say, against time and against epochs: one point an entry of `history`.
+
+    An entry has "seconds" (since the training began), "epoch", "objective", and where there are held-out rows "held_out", their
+    loss, and measures as fractions, "P@1" and so on.
+    """
+    measures = [key for key in (history[-1] if history else ()) if "@" in key][:3]
+    held = [each for each in history if each.get("held_out") is not None]
+    rows = 2 if measures else 1
+    with page(path, 10, 3.2 * rows + 0.8, f"How the objective fell · {name}", note) as figure:
+        axes = figure.subplots(rows, 2, squeeze=False, sharex="col", sharey="row", gridspec_kw={"wspace": 0.04, "hspace": 0.06})
+        for column, (by, label) in enumerate((("seconds", "seconds"), ("epoch", "epochs"))):
+            above = axes[0, column]
+            above.plot([each[by] for each in history], [each["objective"] for each in history], "o-", color=BLUE, markersize=3)
+            above.plot([each[by] for each in held], [each["held_out"] for each in held], "s--", color=ORANGE, markersize=3)
+            for i, measure in enumerate(measures):
+                shown = [each for each in history if each.get(measure) is not None]
+                values = [100 * each[measure] for each in shown]
+                axes[1, column].plot([each[by] for each in shown], values, "o-", color=_shade(i, len(measures)), markersize=3)
+            axes[-1, column].set_xlabel(label)
+        axes[0, 0].set_ylabel("objective")
+        axes[0, 1].legend(["training objective", "held-out loss"] if held else ["training objective"], loc="upper right")
+        if measures:
+            axes[1, 0].set_ylabel("held-out rows (%)")
+            axes[1, 1].legend(measures, loc="lower right")
+
+
 def draw_calibration(path: Path, report: Mapping[str, Mapping[str, Any]], name: str, note: str) -> None:
     """What was told against what came true, a panel a k, before and after: report is that of `xcray.train.probabilities`."""
     with page(path, 3.6 * max(len(report), 2), 4.1, f"What probabilities are worth · {name}", note) as figure:

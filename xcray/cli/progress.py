@@ -22,6 +22,7 @@ def step_of(values: Mapping[str, Any], phase: str = "") -> Progress:
         rate=float(values.get("rate") or 0.0),
         eta=values.get("eta"),
         note=str(values.get("note") or ""),
+        figures=values.get("figures") or {},
     )
 
 
@@ -39,7 +40,7 @@ def line_of(step: Progress) -> str:
     if step.total:
         parts[0] += f" {step.done:,} of {step.total:,} ({100 * step.done // step.total} %)"
     if step.rate:
-        parts.append(f"{step.rate:,.0f}/s")
+        parts.append(pace(step.rate))
     if step.eta is not None:
         parts.append(f"{duration(step.eta)} left")
     return ", ".join(printable(part) for part in [*parts, step.note] if part)
@@ -117,9 +118,15 @@ class Bars(Reporter):
 
 
 def speed_of(step: Any) -> str:
-    """`830/s, 5 s left`, as far as known."""
+    """`830/s, 5 s left`, as far as known; and where a training goes in epochs, its note: the objective."""
     left = f"{duration(step.eta)} left" if step.eta is not None else ""
-    return ", ".join(part for part in (f"{step.rate:,.0f}/s" if step.rate else "", left) if part)
+    note = printable(step.note) if step.figures else ""
+    return ", ".join(part for part in (pace(step.rate) if step.rate else "", left, note) if part)
+
+
+def pace(rate: float) -> str:
+    """`830/s`; of slow things two digits."""
+    return f"{rate:,.0f}/s" if rate >= 1.0 else f"{rate:.2g}/s"
 
 
 def reporter(quiet: bool) -> Reporter:

@@ -49,7 +49,7 @@ class Output(TypedDict):
 
 
 class Event(TypedDict):
-    """Something that happened to a job: kinds status, phase, progress, stop."""
+    """Something that happened to a job: kinds status, phase, progress, epoch (of trainings that go in epochs), stop."""
 
     seq: int
     time: str

@@ -45,7 +45,8 @@ class Heart:
         self._store, self._job_id, self._attempt = store, job_id, attempt
         self._lease, self._beat_seconds, self._report_seconds = lease_seconds, beat_seconds, report_seconds
         self._patience, self._wanted, self._end_process = patience, wanted, end_process
-        self._phases: deque[dict[str, Any]] = deque()
+        self._kept: deque[tuple[str, dict[str, Any]]] = deque()  # events of which none is left out
+        self._epoch: Any = None
         self._latest: dict[str, Any] | None = None
         self._phase = ""
         self._told: float | None = None
@@ -66,15 +67,18 @@ class Heart:
         self._quietly(self._report)
 
     def progress(self, progress: Progress) -> None:
-        """Take a report of the training: phases are kept all, progress as often as the store is written."""
+        """Take a report of the training: phases and epochs are kept all, progress as often as the store is written."""
         data = {name: _finite(value) for name, value in progress._asdict().items() if name != "figures"}
         if progress.figures:
             data["figures"] = {name: _finite(value) for name, value in progress.figures.items()}
         with self._lock:
             if progress.phase != self._phase:
                 self._phase = progress.phase
-                self._phases.append({"phase": progress.phase})
+                self._kept.append(("phase", {"phase": progress.phase}))
                 LOG.info("phase %s", progress.phase)
+            if progress.figures.get("epoch") != self._epoch:
+                self._epoch = progress.figures.get("epoch")
+                self._kept += [("epoch", data["figures"])] if "figures" in data else []
             self._latest = data
 
     def beat(self) -> None:
@@ -111,10 +115,10 @@ class Heart:
         """Write what was reported since."""
         with self._lock:
             latest, self._latest = self._latest, None
-            phases = list(self._phases)
-            self._phases.clear()
-        for phase in phases:
-            self._store.append(self._job_id, self._attempt, "phase", phase)
+            kept = list(self._kept)
+            self._kept.clear()
+        for kind, data in kept:
+            self._store.append(self._job_id, self._attempt, kind, data)
         if latest is not None:
             self._store.append(self._job_id, self._attempt, "progress", latest)
 

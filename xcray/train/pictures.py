@@ -41,7 +41,7 @@ def draw_report(model_path: Path, out: Path, beside: Sequence[Path] = ()) -> dic
     out.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    for name, draw in {**_PICTURES, **({"calibration": _calibration} if model.calibrated else {})}.items():
+    for name, draw in _pictures(model).items():
         reason = draw(model, report, out / f"{name}.png")
         if reason is None:
             pictures[name] = f"{name}.png"
@@ -106,6 +106,8 @@ def page_of(report: Mapping[str, Any]) -> str:
     if "classes_certified" in kept:
         gap = f"the largest gap is {kept['largest_gap']:.2g} of the null objective" if "largest_gap" in kept else ""
         lines.append(f"{kept['classes_certified']:,} of {kept['classes']:,} classes certified; {gap}.")
+    if "objective" in kept:
+        lines.append(f"The objective is {kept['objective']:.6g} after {kept['epochs']:,} epochs; {kept['stopped']}.")
     if kept.get("core_seconds"):
         ms = f"{1e3 * kept['core_seconds'] / max(n_labels, 1):.2f} ms a class"
         took = f"in {kept['makespan']:,.1f} s by {kept['workers']} workers"
@@ -229,6 +231,19 @@ def _calibration(model: Model, report: Mapping[str, Any], path: Path) -> None:
     bins, places = len(facts["bins"]), max(len(facts["places"]), 1)
     note = f"{rows}; {bins} x {places} curves: labels by frequency, places"
     plots.draw_calibration(path, facts["report"], report["name"], note)
+
+
+def _descent(model: Model, report: Mapping[str, Any], path: Path) -> None:
+    """Draw the objective and the held-out measures against time and epochs."""
+    kept = report["training"]
+    note = f"objective {kept['objective']:.6g} after {kept['epochs']:,} epochs; {kept['stopped']}"
+    plots.draw_descent(path, kept["history"], report["name"], note)
+
+
+def _pictures(model: Model) -> dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]:
+    """What to draw of a model: what every model may have, and what only some have."""
+    some = {"descent": (_descent, model.manifest["report"].get("history")), "calibration": (_calibration, model.calibrated)}
+    return {**_PICTURES, **{name: draw for name, (draw, there) in some.items() if there}}
 
 
 _PICTURES: Final[dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]] = {

@@ -65,12 +65,15 @@ function status(value) {
 
 function progress(job) {
   const bar = document.createElement("progress");
-  const { done, total, eta } = job.progress;
+  const { done, total, eta, note, figures } = job.progress;
   if (!total) return job.message || "";
   bar.max = total;
   bar.value = done;
   bar.title = `${count(done)} of ${count(total)}` + (eta === null || eta === undefined ? "" : `, ${Math.round(eta)} s left`);
-  return bar;
+  if (!figures || job.status !== "RUNNING") return bar;
+  const cell = document.createElement("span");  // a training in epochs: what the objective is
+  cell.append(bar, ` ${note}`);
+  return cell;
 }
 
 function measures(found) {
