@@ -93,6 +93,7 @@ class PDSparseSolver:
     afresh from the dual after every pass.
     """
 
+    family: ClassVar[str] = "scatter"
     revision: ClassVar[int] = 1
     joint: ClassVar[bool] = True
     cost_rates: ClassVar[tuple[float, ...]] = (PASSES * 4e-9, PASSES * 5e-8)  # seconds an entry walked, an entry found

@@ -96,6 +96,7 @@ class PPDSparseSolver:
     violating negatives.
     """
 
+    family: ClassVar[str] = "scatter"
     revision: ClassVar[int] = 3  # raised with every change of the bits of a model, so that no run mixes parts of two
     joint: ClassVar[bool] = False  # classes are solved one by one, in any batches
     cost_rates: ClassVar[tuple[float, ...]] = (2e-8, 2e-8, 1e-8)  # seconds a visit; four passes of 5 ns; schedules measure them

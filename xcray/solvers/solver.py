@@ -33,12 +33,15 @@ def keep_in(local: Local, directory: Path | None) -> None:
 class Solver(Protocol):
     """A family of solvers: a frozen dataclass of its parameters (`xcray.solvers.parameters`) with these verbs.
 
+    family: how the work is spread, and so which verbs there are: "scatter" (labels are given out in batches: the verbs below),
+    "circulate" (blocks of labels go round shards of rows) or "rounds" (all workers do one verb at a time).
     revision: raised with every change of the bits of a model, so that no run mixes parts of two. joint: labels depend on
     each other, so one task holds them all; else each label is solved alone, and gives the same bits in any batch.
     cost_rates: (T,) seconds of one core for a unit of each column of `cost_terms`; a first guess that schedules better
     while they run.
     """
 
+    family: ClassVar[str]
     revision: ClassVar[int]
     joint: ClassVar[bool]
     cost_rates: ClassVar[tuple[float, ...]]

@@ -52,8 +52,12 @@ class PathSpec:
         object.__setattr__(self, "grid", checked_grid(self.grid))
         if twice := sorted(set(self.grid) & set(self.train.params)):
             raise ParameterError(f"{twice[0]} is in the grid and among the fixed parameters; give it once")
-        for point in plan(self.grid):
-            make_solver(self.train.solver, {**self.train.params, **point.params})
+        solvers = [make_solver(self.train.solver, {**self.train.params, **point.params}) for point in plan(self.grid)]
+        if any(solver.family != "scatter" for solver in solvers):
+            raise ParameterError(
+                f"there is no path for {self.train.solver}: train it once for each value (`xcray train -p lam=...`), or search "
+                "with scikit-learn's GridSearchCV over its estimator"
+            )
         family, _, k = self.select.partition("@")
         if family not in FAMILIES or not (k.isascii() and k.isdecimal() and 1 <= int(k) <= 100):
             raise ParameterError(

@@ -31,7 +31,7 @@ from xcray.train.compose import compose_bias, compose_classes, compose_weights, 
 from xcray.train.preflight import merge_budget, workers_of
 from xcray.train.report import by_frequency, class_table, figures
 from xcray.train.run import TrainResult
-from xcray.train.solving import Rows, check_local, local_pool, solve_labels
+from xcray.train.solving import Rows, check_local, labels_are_alone, local_pool, solve_labels
 from xcray.train.spec import TrainSpec
 from xcray.train.timeline import plain
 
@@ -117,7 +117,7 @@ class _Remaking:
         self.began, self.seconds = time.monotonic(), dict[str, float]()
         self.timeline: pa.Table | None = None
         self.told: dict[str, Any] = {}
-        if self.solver.joint and len(self.wanted):
+        if not labels_are_alone(self.solver) and len(self.wanted):
             solver = old.manifest["solver"]
             raise InputError(f"solver {solver} trains all labels together, so none can be trained alone; train the model anew")
 

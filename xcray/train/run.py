@@ -86,7 +86,7 @@ class _Run:
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
-        self.way = WAYS[getattr(self.solver, "family", "scatter")](Setting(spec, self.dataset, self.solver, run_dir, job))
+        self.way = WAYS[self.solver.family](Setting(spec, self.dataset, self.solver, run_dir, job))
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
         self.notes: dict[str, Any] = {}

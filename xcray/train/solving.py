@@ -30,6 +30,11 @@ class Rows(NamedTuple):
         return solver.cost_terms(self.X, self.XT, self.YT)
 
 
+def labels_are_alone(solver: Solver) -> bool:
+    """Whether each label is solved without regard to the others."""
+    return solver.family == "scatter" and not solver.joint
+
+
 def check_local(pool: str) -> None:
     """Raise ParameterError for a pool that is not of this process."""
     if pool not in LOCAL_POOLS:
