@@ -1,46 +1,38 @@
 """Blocks of weights that pass every shard of the data, lap after lap: what block-separable solvers run on.
 
 A *visit* is one block passing one or more consecutive shards at their worker; a *lap* is every block past every shard, once; a
-*stretch* is some laps, at the end of which everything is at rest. The schedule says which visit is next. It promises: a block is in one
-place at a time; each cell (shard, block) comes once a lap; a shard begins a lap when all blocks have passed it in the lap before.
+*stretch* is some laps, after which everything is at rest. The schedule says which visit is next. It promises: a block is in
+one place at a time; each cell (shard, block) comes once a lap; a shard begins a lap when all blocks have passed it in the lap
+before.
 
-Orders, by name: "sync" and "ring" (see `ring.py`) give each shard and each block the same partners in the same order, on any
-workers, at any speed: what is computed is the same to the bit. "uniform" and "shortest" (see `nomad.py`) send a block where there is room.
+Orders, by name: "sync" and "ring" (`ring.py`) give each shard and each block the same partners in the same order, on any
+workers, at any speed: what is computed is the same to the bit. "uniform" and "shortest" (`nomad.py`) send a block where there is
+room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from xcray.errors import ParameterError
 from xcray.schedule.messages import Done, Finish, Lost
 from xcray.schedule.nomad import Nomad
 from xcray.schedule.ring import Ring
-from xcray.schedule.stops import Route, Stop, require, stations
+from xcray.schedule.stops import Route, Visit, require, stations
+
+__all__ = ["ORDERS", "Circulate", "Visit"]
 
 ORDERS = ("sync", "ring", "uniform", "shortest")
-
-
-@dataclass(frozen=True)
-class Visit:
-    """Let `block` pass `shards`, in this order, at `worker`, in lap `lap` of the stretch (from 0). `id` counts from 0."""
-
-    id: int
-    worker: str
-    block: int
-    shards: tuple[int, ...]
-    lap: int
 
 
 class Circulate:
     """The schedule of one stretch.
 
     homes: homes[s] is the worker of shard s; a worker's shards are consecutive. blocks: how many there are. laps: of the stretch.
-    order: one of ORDERS. ahead: visits issued and not done, at most, per worker; with 2 the next block can travel while the worker
-    is at the one before. seed: of "uniform" and "shortest". nodes: worker -> node; with it a block of these two passes all workers of a
-    node before it goes to another. Raises ParameterError for values out of their range.
+    order: one of ORDERS. ahead: visits issued and not done, at most, per worker; with 2 the next block can travel while the
+    worker is at the one before. seed: of "uniform" and "shortest". nodes: worker -> node; with it a block of these two passes all
+    workers of a node before it goes to another. Raises ParameterError for values out of their range.
 
     Workers run their visits in the order in which they are issued.
     """
@@ -99,9 +91,7 @@ class Circulate:
 
     def state(self) -> dict[str, Any]:
         """Where everything is, JSON-ready; for people, not to go on from: a stretch that broke off is begun again."""
-        visits = [
-            {"id": v.id, "worker": v.worker, "block": v.block, "shards": list(v.shards), "lap": v.lap} for v in self.under_way()
-        ]
+        visits = [{**visit._asdict(), "shards": list(visit.shards)} for visit in self.under_way()]
         cells = {"done_cells": self.done_cells, "total_cells": self.total_cells}
         return {**self._shape, **cells, "under_way": visits, "reason": self._reason, **self._route.state()}
 
@@ -128,10 +118,10 @@ class Circulate:
         if visit is None:
             return []
         self.done_cells += len(visit.shards)
-        workers = self._route.passed(Stop(visit.worker, visit.block, visit.shards, visit.lap))
+        workers = self._route.passed(visit)
         if self.done_cells == self.total_cells:
             return [Finish()]
-        return list(self._issue(workers, self._ahead))
+        return self._issue(workers, self._ahead)
 
     def _lose(self, event: Lost) -> list[Visit | Finish]:
         """What a worker had is gone, and with it the stretch."""
@@ -140,15 +130,16 @@ class Circulate:
         self._reason = f"{event.worker} was lost"
         return [Finish(self._reason)]
 
-    def _issue(self, workers: Iterable[str], most: int) -> Iterable[Visit]:
+    def _issue(self, workers: Iterable[str], most: int) -> list[Visit | Finish]:
         """Visits for workers that have room, at most so many each."""
+        out: list[Visit | Finish] = []
         for worker in workers:
             held = self._held[worker]
             for _ in range(min(most, self._ahead - len(held))):
-                stop = self._route.take(worker)
-                if stop is None:
+                visit = self._route.take(worker, self._visits)
+                if visit is None:
                     break
-                visit = Visit(self._visits, stop.worker, stop.block, stop.shards, stop.lap)
                 self._visits += 1
                 held[visit.id] = visit
-                yield visit
+                out.append(visit)
+        return out

@@ -1,13 +1,14 @@
 """Blocks go where there is room: the routing of NOMAD (Yun et al. 2013; DS-MLR, Algorithm 2), with a strict count of laps.
 
-A block that has passed a worker goes to one that it has still to pass in this lap and that is in the same lap: drawn at random, and
-drawn again while the queue drawn is full ("uniform"), or one of those with the shortest queue ("shortest"). Where all queues are full
-it waits, and a worker that gets room draws one of those that wait for it. So no worker idles while a block that it could take
-waits. With nodes, a block passes all workers of a node, in random order, before it goes to the next (the hybrid of section 5.2).
+A block that has passed a worker goes to one that it has still to pass in this lap and that is in the same lap: drawn at random,
+and drawn again while the queue drawn is full ("uniform"), or one of those with the shortest queue ("shortest"). Where all
+queues are full it waits, and a worker that gets room draws one of those that wait for it. So no worker idles while a block
+that it could take waits. With nodes, a block passes all workers of a node, in random order, before it goes to another node (the
+hybrid of section 5.2).
 
-A worker's shards are passed together. It begins its next lap when all blocks have been taken in this one. It cannot lock: of the workers
-in the lowest lap one still lacks a block; that block is in the same lap, and so is every worker it has still to pass, on
-its node or elsewhere.
+A worker's shards are passed together. It begins its next lap when it has taken all blocks in this one. It cannot lock: of the
+workers in the lowest lap one still lacks a block; that block is in the same lap, and so is every worker that it has still to
+pass, on its node or elsewhere.
 
 Sets of blocks and of workers are whole numbers, a bit each: an event takes a few operations on them.
 """
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from xcray.schedule.stops import Stop, require, stations
+from xcray.schedule.stops import Visit, require, stations
 
 DRAWS = 8  # random members tried before the first one after a random place is taken
 
@@ -56,7 +57,7 @@ class Nomad:
         self._loose = self._all_blocks  # blocks that wait, and may go to any node
         self._bound = [0] * workers  # and those that may not leave their node, by node
 
-    def take(self, worker: str) -> Stop | None:
+    def take(self, worker: str, number: int) -> Visit | None:
         """One of the blocks that wait for the worker, at random."""
         w = self._number[worker]
         lap = self._worker_lap[w]
@@ -76,17 +77,17 @@ class Nomad:
             self._workers_in[lap] ^= 1 << w
             self._workers_in[lap + 1] ^= 1 << w
             self._worker_lap[w], self._to_take[w] = lap + 1, self._all_blocks
-        return Stop(worker, block, self._shards[w], lap)
+        return Visit(number, worker, block, self._shards[w], lap)
 
-    def passed(self, stop: Stop) -> Sequence[str]:
+    def passed(self, visit: Visit) -> Sequence[str]:
         """The block goes to another worker, if one has room; the worker that it passed has room."""
-        w, block = self._number[stop.worker], stop.block
+        w, block = self._number[visit.worker], visit.block
         self._put(w, -1)
         goal = self._goal(block, w)
-        return (stop.worker,) if goal is None else (self._names[goal], stop.worker)
+        return (visit.worker,) if goal is None else (self._names[goal], visit.worker)
 
     def state(self) -> dict[str, Any]:
-        """Laps done by each block and begun to the end by each shard."""
+        """Laps done by each block and taken to the end by each shard."""
         return {
             "block_laps": list(self._block_lap),
             "shard_laps": [lap for lap, shards in zip(self._worker_lap, self._shards, strict=True) for _ in shards],

@@ -1,4 +1,4 @@
-"""What ways through the shards have in common: stops, and who lives where."""
+"""What ways through the shards have in common: visits, the contract of a way, and who lives where."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, Protocol
 from xcray.errors import ParameterError
 
 
-class Stop(NamedTuple):
-    """Where a block goes next: consecutive shards of one worker, in the order in which it passes them."""
+class Visit(NamedTuple):
+    """Let `block` pass `shards`, in this order, at `worker`, in lap `lap` of the stretch (from 0). `id` counts from 0."""
 
+    id: int
     worker: str
     block: int
     shards: tuple[int, ...]
@@ -18,17 +19,17 @@ class Stop(NamedTuple):
 
 
 class Route(Protocol):
-    """Which block may go where. A worker makes its stops in the order they are taken, so that what is taken counts as before
-    what is taken later at the same worker; a block goes on only when it has passed."""
+    """Which block may go where. A worker makes its visits in the order they are taken, so what is taken at a worker counts there
+    as before what is taken later; a block goes on only when its visit has passed."""
 
-    def take(self, worker: str) -> Stop | None:
-        """The next stop at a worker that has room for one; None while there is none."""
+    def take(self, worker: str, number: int) -> Visit | None:
+        """The next visit of a worker that has room for one, with this number as its id; None while there is none."""
 
-    def passed(self, stop: Stop) -> Sequence[str]:
-        """A block has passed; the workers that may have a next stop now, those to look at first first."""
+    def passed(self, visit: Visit) -> Sequence[str]:
+        """A visit is done; the workers that may have a next one now, in the order in which to ask them."""
 
     def state(self) -> dict[str, Any]:
-        """Laps done by each block and each shard, JSON-ready."""
+        """Laps done by each block (block_laps) and taken to the end by each shard (shard_laps), JSON-ready."""
 
     def check(self) -> None:
         """Raises AssertionError when the books do not agree with each other."""
@@ -40,9 +41,7 @@ def stations(homes: Sequence[str]) -> dict[str, range]:
     for shard, worker in enumerate(homes):
         known = out.get(worker)
         if known is not None and known.stop != shard:
-            raise ParameterError(
-                f"{worker} is home of shards {known.start}..{known.stop - 1} and of {shard}; give it consecutive ones"
-            )
+            raise ParameterError(f"{worker} is the home of shards {known.start}..{known.stop - 1} and of {shard}: not consecutive")
         out[worker] = range(shard if known is None else known.start, shard + 1)
     return out
 
