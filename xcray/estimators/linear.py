@@ -1,9 +1,10 @@
-"""The scikit-learn face: estimators with fit, predict and score that take sparse X and sparse Y."""
+"""What all estimators share: scikit-learn's checks of X and y, and answers from weights that were fitted."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,87 +13,34 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from xcray.arrays import CSR, Float32, Pattern, TopK, csr_from, pattern, pattern_from
-from xcray.execution.drive import drive
-from xcray.execution.local import SerialPool, ThreadPool
-from xcray.execution.pool import Pool, Result, StopFlag
+from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr_from, pattern, pattern_from
 from xcray.index.search import SearchIndex
-from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
-from xcray.schedule.scatter import Scatter
-from xcray.solvers.block import Block, merge
-from xcray.solvers.parameters import make_parameters
-from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.kernels.sparse import take_pattern_rows, take_rows
+from xcray.solvers.block import Block
 
 CHUNK = 4096  # rows scored at once
 
 
-class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """One-vs-all sparse linear classification for very many labels; see `xcray.solvers.ppdsparse` for the problem.
+class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Linear scores of many labels: a row of weights and a bias for each, and exact search among them.
 
-    lam, tau, C, loss, eps, positives, positive_weight, prune, prune_keep, prune_loss, max_rounds, max_sweeps, growth, seed: as
-    in the solver. n_jobs: threads; None for one, -1 for all cores; the model's bits do not depend on it.
-
-    After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,) structured: rounds,
-    primal, dual, gap and more of every class; n_features_in_.
-
-    Example:
-        >>> import numpy as np
-        >>> X, Y = np.eye(3), np.array([[1, 0], [0, 1], [0, 1]])
-        >>> PPDSparse(eps=1e-6).fit(X, Y).predict_top_k(X, k=1).labels.ravel().tolist()
-        [0, 1, 1]
+    After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,) structured, what the solver tells
+    of every class; n_features_in_.
     """
 
-    def __init__(
-        self,
-        lam: float = 0.01,
-        tau: float = 1.0,
-        C: float = 1.0,
-        loss: str = "squared_hinge",
-        eps: float = 0.01,
-        positives: str = "equal",
-        positive_weight: float = 1.0,
-        prune: float = 0.0,
-        prune_keep: int = 0,
-        prune_loss: float = 0.0,
-        max_rounds: int = 100,
-        max_sweeps: int = 20,
-        growth: int = 10,
-        seed: int = 0,
-        n_jobs: int | None = None,
-    ) -> None:
-        """Keep the parameters; they are checked in `fit`."""
-        self.lam, self.tau, self.C, self.loss, self.eps = lam, tau, C, loss, eps
-        self.positives, self.positive_weight = positives, positive_weight
-        self.prune, self.prune_keep, self.prune_loss = prune, prune_keep, prune_loss
-        self.max_rounds, self.max_sweeps, self.growth, self.seed, self.n_jobs = max_rounds, max_sweeps, growth, seed, n_jobs
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train one linear model a label.
-
-        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense; or (N,) one class a row.
-        sample_weight: (N,) numbers, what each row's losses are multiplied by; rows of weight 0 are left out.
-        Raises ParameterError for a parameter out of its range, ValueError for X or y that scikit-learn's checks refuse.
-        """
-        solver = make_parameters(PPDSparseSolver, {name: value for name, value in self.get_params().items() if name != "n_jobs"})
-        rows, labels = self._validated(X, y)
-        rows, labels, weights = _weighted(rows, labels, sample_weight)
-        block = _solve(solver, rows, labels, weights, self._workers())
-        self.coef_, self.intercept_ = block.W.to_scipy(), block.bias.astype(np.float32)
-        self.records_ = block.records
-        self._index = SearchIndex.build(block.W, self.intercept_)
-        return self
+    n_jobs: int | None
 
     def predict_top_k(self, X: Any, k: int = 5) -> TopK:
         """The k best labels of each row of X (N, D), exactly: numbers (columns of y, places in `classes_`) and scores."""
         return self._index.query(self._rows(X), k, threads=self._workers()).top
 
     def predict(self, X: Any) -> Any:
-        """For one class a row: the best class, (N,). For label indicators: (N, K) of 0/1, one where the score is above 0;
-        sparse when the y of `fit` was."""
+        """For one class a row: the best class, (N,). For label indicators: (N, K) of 0/1, the labels that the estimator would give
+        (see the class); sparse when the y of `fit` was."""
         rows = self._rows(X)
         if not self.multilabel_:
             return self.classes_[self._index.query(rows, 1, threads=self._workers()).labels[:, 0]]
-        out = [sp.csr_matrix(scores > 0.0, dtype=np.int64) for scores in self._scores(rows)]
+        out = [sp.csr_matrix(self._given(scores), dtype=np.int64) for scores in self._scores(rows)]
         found = sp.vstack(out, "csr") if out else sp.csr_matrix((0, len(self.classes_)), dtype=np.int64)
         return found if self.sparse_labels_ else found.toarray()
 
@@ -129,6 +77,16 @@ class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if "coef_" in state:
             self._index = SearchIndex.build(csr_from(self.coef_), self.intercept_)
 
+    def _keep(self, block: Block) -> None:
+        """Be what a solver gave."""
+        self.coef_, self.intercept_ = block.W.to_scipy(), block.bias.astype(np.float32)
+        self.records_ = block.records
+        self._index = SearchIndex.build(block.W, self.intercept_)
+
+    def _given(self, scores: Float64) -> Any:
+        """(n, K) bool: which labels rows of these scores (n, K) are given; here those above 0."""
+        return scores > 0.0
+
     def _validated(self, X: Any, Y: Any) -> tuple[CSR, Pattern]:
         """X and Y in xcray's arrays; sets classes_, multilabel_ and n_features_in_."""
         self.sparse_labels_ = sp.issparse(Y)
@@ -157,7 +115,7 @@ class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "coef_")
         return csr_from(validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False))
 
-    def _scores(self, rows: CSR) -> Any:
+    def _scores(self, rows: CSR) -> Iterator[Float64]:
         """Dense scores, chunk by chunk."""
         X, W = rows.to_scipy().astype(np.float64), self.coef_.T.astype(np.float64)
         for start in range(0, rows.n_rows, CHUNK):
@@ -171,21 +129,10 @@ class PPDSparse(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return max(1, self.n_jobs if self.n_jobs > 0 else cores + 1 + self.n_jobs)
 
 
-def _weighted(X: CSR, Y: Pattern, sample_weight: Any) -> tuple[CSR, Pattern, Float32 | None]:
+def weighted(X: CSR, Y: Pattern, sample_weight: Any) -> tuple[CSR, Pattern, Float32 | None]:
     """The rows of a weight above 0, with their weights; all of them, and None, where there are no weights."""
     if sample_weight is None:
         return X, Y, None
     weights = _check_sample_weight(sample_weight, X.to_scipy(), dtype=np.float32, ensure_non_negative=True)
     kept = np.flatnonzero(weights)
     return take_rows(X, kept), take_pattern_rows(Y, kept), weights[kept]
-
-
-def _solve(solver: PPDSparseSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int) -> Block:
-    """All labels, on threads of this process."""
-    XT, YT = transpose(X), transpose_pattern(Y)
-    local, terms = solver.load(X, XT, YT, weights), solver.cost_terms(X, XT, YT)
-    schedule = Scatter(range(Y.n_cols), terms, solver.cost_rates, workers=workers, joint=solver.joint)
-    pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
-    results: list[Result] = []
-    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
-    return merge([result.block for result in results], Y.n_cols, X.n_cols)

@@ -1,0 +1,5 @@
+"""The scikit-learn face: estimators with fit, predict and score that take sparse X and sparse Y."""
+
+from xcray.estimators.ppdsparse import PPDSparse
+
+__all__ = ["PPDSparse"]
