@@ -105,7 +105,7 @@ class Circulate:
             shards = self._workers[visit.worker]
             require(all(shard in shards for shard in visit.shards), f"{visit} is at shards of another worker")
         require(bool(visits) or self._at_rest(), "nothing is under way, and not all is done")
-        self._route.check()
+        self._route.check(visits)
 
     def _at_rest(self) -> bool:
         """Whether all is done, broken off, or not begun."""

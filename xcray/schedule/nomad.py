@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from xcray.errors import ParameterError
 from xcray.schedule.stops import Visit, require, stations
 
 DRAWS = 8  # random members tried before the first one after a random place is taken
@@ -93,24 +94,28 @@ class Nomad:
             "shard_laps": [lap for lap, shards in zip(self._worker_lap, self._shards, strict=True) for _ in shards],
         }
 
-    def check(self) -> None:
+    def check(self, under_way: Sequence[Visit]) -> None:
         """The books of blocks and those of workers speak of the same cells, and nobody waits in vain; raises AssertionError if
         not."""
+        loads = [sum(visit.worker == name for visit in under_way) for name in self._names]
+        require(self._load == loads, "the queues are not as long as they are held to be")
         waiting = self._loose | sum(self._bound)
+        require(sum(loads) + waiting.bit_count() + self._block_lap.count(self._laps) == self._blocks, "a block is lost")
         for w, lap in enumerate(self._worker_lap):
+            may_come = self._loose | self._bound[self._node[w]]
             for block in range(self._blocks):
                 gap, taken = lap - self._block_lap[block], not self._to_take[w] >> block & 1
                 passed = not self._to_pass[block] >> w & 1
-                require(gap + taken == passed, f"worker {w} and block {block} do not agree on what they have done")
-                bound = self._bound[self._node[w]] >> block & 1 or self._loose >> block & 1
-                in_vain = bound and gap == 0 and not passed and lap < self._laps and not self._with_load[-1] >> w & 1
-                require(not in_vain, f"block {block} waits for worker {w}, which has room")
-        require(sum(self._load) + waiting.bit_count() + self._block_lap.count(self._laps) == self._blocks, "a block is lost")
+                require(gap + taken == passed, f"block {block} and {self._names[w]} do not agree on what they have done")
+                waits = may_come >> block & 1 and gap == 0 and not passed and lap < self._laps
+                require(not waits or self._load[w] == len(self._with_load) - 1, f"block {block} waits for a worker that has room")
 
     def _nodes_of(self, nodes: Mapping[str, str] | None) -> list[int]:
         """The node of each worker, by number; without nodes there is one, and nothing to be bound to."""
         if nodes is None:
             return [0] * len(self._names)
+        if homeless := [name for name in self._names if name not in nodes]:
+            raise ParameterError(f"{homeless[0]} is on no node; name the node of every worker, or of none")
         number: dict[str, int] = {}
         return [number.setdefault(nodes[name], len(number)) for name in self._names]
 

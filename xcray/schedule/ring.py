@@ -80,12 +80,12 @@ class Ring:
             "shard_laps": [taken // self._blocks for taken in self._taken],
         }
 
-    def check(self) -> None:
+    def check(self, under_way: Sequence[Visit]) -> None:
         """The books of blocks and those of shards speak of the same cells; raises AssertionError if not."""
         n, ready = len(self._homes), [block for entries in self._ready.values() for _, block in entries]
-        under_way = sum(self._taken) - sum(self._steps)
-        require(under_way >= 0, "a block has passed a shard that did not take it")
-        require(under_way == 0 or not all(self._free), "a shard has taken a block that rests")
+        cells = sum(len(visit.shards) for visit in under_way)
+        require(sum(self._taken) == sum(self._steps) + cells, "blocks and shards do not agree on what they have done")
+        require(not any(self._free[visit.block] for visit in under_way), "a block under way is held to be free")
         for block in (block for block in range(self._blocks) if self._free[block]):
             shard, lap = self._at[block], self._steps[block] // n
             require(self._taken[shard] // self._blocks <= lap, f"shard {shard} is a lap before block {block}, which has to pass it")
@@ -103,11 +103,8 @@ class Ring:
             heappush(self._ready[self._homes[shard]], (-shard, block))
 
     def _run(self, block: int, shard: int, most: int) -> tuple[int, ...]:
-        """The shards from `shard` on that a block may pass at one worker, at most so many."""
-        n, worker, shards = len(self._homes), self._homes[shard], [shard]
-        while len(shards) < most:
-            shard = (shard + 1) % n
-            if self._homes[shard] != worker or self._next[shard] != block:
-                break
-            shards.append(shard)
-        return tuple(shards)
+        """The shards from `shard` up that a block may pass at one worker, at most so many."""
+        end, last, worker = shard + 1, min(shard + most, len(self._homes)), self._homes[shard]
+        while end < last and self._homes[end] == worker and self._next[end] == block:
+            end += 1
+        return tuple(range(shard, end))

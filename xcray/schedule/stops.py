@@ -31,8 +31,8 @@ class Route(Protocol):
     def state(self) -> dict[str, Any]:
         """Laps done by each block (block_laps) and taken to the end by each shard (shard_laps), JSON-ready."""
 
-    def check(self) -> None:
-        """Raises AssertionError when the books do not agree with each other."""
+    def check(self, under_way: Sequence[Visit]) -> None:
+        """Raises AssertionError when the books do not agree with each other and with the visits under way."""
 
 
 def stations(homes: Sequence[str]) -> dict[str, range]:

@@ -1,0 +1,366 @@
+"""Circulate: decisions only, driven by a world that runs visits in any order workers could; judged by plain nested loops."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xcray.errors import ParameterError
+from xcray.schedule.circulate import ORDERS, Circulate, Visit
+from xcray.schedule.messages import Done, Finish, Lost
+from xcray.schedule.nomad import Nomad
+
+
+class World:
+    """Workers that run their visits one after the other, in the order given, each at any time; what happens is written down.
+
+    Shards and blocks hold numbers that change in a way that depends on the order in which they meet.
+    """
+
+    def __init__(self, homes, blocks, laps, *, ahead=2, **options):
+        self.homes, self.blocks, self.laps, self.ahead = homes, blocks, laps, ahead
+        self.circulate = Circulate(homes, blocks, laps, ahead=ahead, **options)
+        self.queues = {worker: deque() for worker in homes}
+        self.by_shard, self.by_block = [[] for _ in homes], [[] for _ in range(blocks)]  # (partner, lap), in order
+        self.shard_values, self.block_values = start(len(homes), blocks)
+        self.issued, self.finish = [], None
+        self.obey(self.circulate.begin())
+
+    def obey(self, commands):
+        """Take commands, and look at each."""
+        for command in commands:
+            if isinstance(command, Finish):
+                assert self.finish is None
+                self.finish = command
+                continue
+            assert not any(command.block == other.block for queue in self.queues.values() for other in queue)
+            assert {self.homes[shard] for shard in command.shards} == {command.worker}
+            assert all(a + 1 == b for a, b in pairwise(command.shards))
+            self.queues[command.worker].append(command)
+            self.issued.append(command)
+            assert len(self.queues[command.worker]) <= self.ahead
+        self.circulate.check()
+
+    def run_one(self, worker):
+        """A worker ends its oldest visit: every cell is judged by what has happened so far."""
+        visit = self.queues[worker].popleft()
+        for shard in visit.shards:
+            assert len(self.by_shard[shard]) // self.blocks == visit.lap  # all blocks have passed it in the laps before
+            assert len(self.by_block[visit.block]) // len(self.homes) == visit.lap
+            assert (visit.block, visit.lap) not in self.by_shard[shard]
+            self.by_shard[shard].append((visit.block, visit.lap))
+            self.by_block[visit.block].append((shard, visit.lap))
+            meet(self.shard_values, self.block_values, shard, visit.block)
+        self.obey(self.circulate.on(Done(worker, visit.id, 1.0)))
+        return visit
+
+    def run(self, choose):
+        """To the end; `choose` says which of the busy workers is next."""
+        while self.finish is None:
+            busy = [worker for worker, queue in self.queues.items() if queue]
+            assert busy, "nobody works, and not all is done"
+            self.run_one(choose(busy))
+        assert self.finish == Finish()
+        assert not any(self.queues.values())
+        every = sorted((block, lap) for block in range(self.blocks) for lap in range(self.laps))
+        assert all(sorted(met) == every for met in self.by_shard)
+        assert self.circulate.done_cells == self.circulate.total_cells == len(self.homes) * self.blocks * self.laps
+        assert self.circulate.under_way() == []
+        return self
+
+
+def start(shards, blocks):
+    """Numbers of shards and of blocks."""
+    return [1.0 + 0.1 * shard for shard in range(shards)], [2.0 + 0.3 * block for block in range(blocks)]
+
+
+def meet(shard_values, block_values, shard, block):
+    """One cell: both numbers change, and neither order of two cells of one shard or one block gives the same bits."""
+    old = shard_values[shard]
+    shard_values[shard] = (0.7 * old + 1.1 * block_values[block]) % 3.0
+    block_values[block] = (0.9 * block_values[block] + 1.3 * old) % 5.0
+
+
+def nested_loops(shards, blocks, laps):
+    """The judge of ring and sync: laps, steps, blocks. What each shard and each block met, and their numbers at the end."""
+    by_shard, by_block = [[] for _ in range(shards)], [[] for _ in range(blocks)]
+    shard_values, block_values = start(shards, blocks)
+    for lap in range(laps):
+        for step in range(shards):
+            for block in range(blocks):
+                shard = (block * shards // blocks + step) % shards
+                by_shard[shard].append((block, lap))
+                by_block[block].append((shard, lap))
+                meet(shard_values, block_values, shard, block)
+    return by_shard, by_block, shard_values, block_values
+
+
+def homes_of(shards, workers, random=None):
+    """Consecutive shards for each worker: alike in number, or as it comes."""
+    cuts = [shards * w // workers for w in range(workers + 1)]
+    if random is not None:
+        cuts = [0, *sorted(random.sample(range(1, shards), workers - 1)), shards]
+    return [f"w{w}" for w in range(workers) for _ in range(cuts[w], cuts[w + 1])]
+
+
+@st.composite
+def grids(draw):
+    """Any small grid on any workers, on one node or more, and a generator for whatever else is to be drawn."""
+    random = Random(draw(st.integers(0, 2**32)))
+    shards = draw(st.integers(1, 9))
+    workers = draw(st.integers(1, shards))
+    homes = homes_of(shards, workers, random)
+    n_nodes = draw(st.integers(0, 3))
+    nodes = {f"w{w}": f"n{random.randrange(n_nodes)}" for w in range(workers)} if n_nodes else None
+    shape = {"blocks": draw(st.integers(1, 12)), "laps": draw(st.integers(1, 3)), "ahead": draw(st.integers(1, 3))}
+    return homes, {**shape, "nodes": nodes, "seed": draw(st.integers(0, 99))}, random
+
+
+def any_worker(random):
+    """Workers end their visits in any order; some are rarely heard of."""
+    weight = {}
+    return lambda busy: random.choices(busy, [weight.setdefault(w, random.choice([0.01, 1.0, 1.0])) for w in busy])[0]
+
+
+@settings(max_examples=250, deadline=None)
+@given(grids(), st.sampled_from(ORDERS))
+def test_every_cell_once_a_lap_whatever_the_order_of_ends(grid, order):
+    """The laws that World and `check` assert at every event; it ends, so it never locks."""
+    homes, options, random = grid
+    World(homes, order=order, **options).run(any_worker(random))
+
+
+@settings(max_examples=150, deadline=None)
+@given(grids(), st.sampled_from(["ring", "sync"]))
+def test_ring_and_sync_are_the_nested_loops_to_the_bit(grid, order):
+    homes, options, random = grid
+    world = World(homes, order=order, **options).run(any_worker(random))
+    by_shard, by_block, shard_values, block_values = nested_loops(len(homes), options["blocks"], options["laps"])
+    assert world.by_shard == by_shard
+    assert world.by_block == by_block
+    assert (world.shard_values, world.block_values) == (shard_values, block_values)
+
+
+def test_the_numbers_of_the_tests_tell_orders_apart():
+    homes = homes_of(4, 4)
+    ends = {repr(World(homes, 5, 2, order="uniform", seed=seed).run(Random(seed).choice).shard_values) for seed in range(6)}
+    assert len(ends) == 6
+
+
+@settings(max_examples=60, deadline=None)
+@given(grids())
+def test_sync_issues_no_step_before_all_have_made_the_one_before(grid):
+    homes, options, random = grid
+    world, n, blocks = World(homes, order="sync", **options), len(homes), options["blocks"]
+    choose = any_worker(random)
+    while world.finish is None:
+        for queue in world.queues.values():
+            for visit in queue:
+                assert len(visit.shards) == 1
+                step = len(world.by_block[visit.block])
+                assert sum(map(len, world.by_block)) // blocks == step
+                assert visit.lap == step // n
+        world.run_one(choose([worker for worker, queue in world.queues.items() if queue]))
+
+
+def test_ring_goes_on_past_a_worker_that_is_late():
+    """Four workers, a block each and one more; w3 does nothing: the others pass what they can without it."""
+    world = World(homes_of(4, 4), 8, 1, order="ring")
+    while busy := [worker for worker, queue in world.queues.items() if queue and worker != "w3"]:
+        world.run_one(busy[0])
+    met = [len(each) for each in world.by_shard]
+    assert met == [2 * 1, 2 * 2, 2 * 3, 0]  # its own two blocks, and those of the workers between w3 and it
+    sync = World(homes_of(4, 4), 8, 1, order="sync")
+    while busy := [worker for worker, queue in sync.queues.items() if queue and worker != "w3"]:
+        sync.run_one(busy[0])
+    assert [len(each) for each in sync.by_shard] == [2, 2, 2, 0]
+
+
+def test_a_visit_covers_the_shards_of_a_worker():
+    """Four workers of four shards, sixteen blocks: a block passes a worker in one visit, but for the blocks that start there."""
+    world = World(homes_of(16, 4), 16, 3, order="ring").run(lambda busy: busy[0])
+    lengths = Counter(len(visit.shards) for visit in world.issued if visit.lap == 1)
+    assert lengths[4] >= 3 * 16
+    assert sum(lengths.values()) <= 5 * 16
+
+
+def test_with_one_worker_alone_the_ring_ends_too():
+    world = World(["w0"] * 6, 4, 2, order="ring", ahead=1).run(lambda busy: busy[0])
+    assert any(visit.shards == (0, 1, 2, 3, 4, 5) for visit in world.issued)
+
+
+@settings(max_examples=80, deadline=None)
+@given(grids(), st.sampled_from(["uniform", "shortest"]))
+def test_with_nodes_a_block_passes_all_workers_of_a_node_before_the_next(grid, order):
+    homes, options, random = grid
+    world = World(homes, order=order, **options).run(any_worker(random))
+    node = (lambda worker: options["nodes"][worker]) if options["nodes"] else (lambda worker: "all")
+    for block in range(options["blocks"]):
+        for lap in range(options["laps"]):
+            tour = [node(v.worker) for v in world.issued if (v.block, v.lap) == (block, lap)]
+            moves = 1 + sum(a != b for a, b in pairwise(tour))
+            assert moves == len(set(tour)) == len({node(worker) for worker in homes})
+
+
+def test_tours_of_a_node_are_in_random_order():
+    """Six orders of three workers: over 200 blocks each is taken, and none by more than half of them."""
+    nodes = {"w0": "a", "w1": "a", "w2": "a", "w3": "b"}
+    world = World(homes_of(4, 4), 200, 1, order="uniform", nodes=nodes).run(Random(1).choice)
+    tours = Counter(tuple(shard for shard, _ in met if shard != 3) for met in world.by_block)
+    assert len(tours) == 6
+    assert max(tours.values()) < 100
+
+
+def test_without_room_anywhere_a_block_waits_for_who_has_room_first():
+    circulate = Circulate(homes_of(2, 2), 5, 1, order="uniform", ahead=1)
+    first = circulate.begin()
+    assert sorted(visit.worker for visit in first) == ["w0", "w1"]
+    (second,) = circulate.on(Done("w0", first[0].id, 1.0))
+    assert second.worker == "w0"  # a block that waited; the one that is done has to wait for w1
+    (third,) = circulate.on(Done("w1", first[1].id, 1.0))
+    assert third.worker == "w1"
+    assert third.block not in {first[1].block, second.block}
+
+
+def test_a_full_queue_is_drawn_again_and_the_shortest_is_preferred():
+    """Six workers with room for three each; the loads are 3 (full), 2, 1, 1, 2, and w5, which the block has just passed."""
+    goals = {}
+    for shortest in (False, True):
+        seen = Counter()
+        for seed in range(300):
+            nomad = Nomad(homes_of(6, 6), 20, 1, ahead=3, shortest=shortest, seed=seed, nodes=None)
+            taken = [nomad.take(f"w{w}", 0) for w, load in enumerate([3, 2, 1, 1, 2, 1]) for _ in range(load)]
+            seen[nomad.passed(taken[-1])[0]] += 1
+        goals[shortest] = seen
+    assert set(goals[True]) == {"w2", "w3"}
+    assert set(goals[False]) == {"w1", "w2", "w3", "w4"}
+    assert all(45 <= count <= 110 for count in goals[False].values())  # 75 each is even
+    assert all(110 <= count <= 190 for count in goals[True].values())
+
+
+@pytest.mark.parametrize("order", ["uniform", "shortest"])
+def test_the_same_seed_and_the_same_events_give_the_same_visits(order):
+    def issued(seed):
+        return World(homes_of(5, 5), 9, 2, order=order, seed=seed).run(Random(3).choice).issued
+
+    assert issued(7) == issued(7)
+    assert issued(7) != issued(8)
+
+
+def test_a_worker_is_never_idle_while_a_block_could_come():
+    """With all workers alike and blocks enough, the first lap takes little more than blocks x shards / workers rounds."""
+    world = World(homes_of(8, 8), 32, 1, order="shortest")
+    rounds = 0
+    while world.finish is None:
+        for worker in [worker for worker, queue in world.queues.items() if queue]:
+            if world.finish is None:
+                world.run_one(worker)
+        rounds += 1
+    assert 32 <= rounds <= 40
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_lost_worker_ends_the_stretch(order):
+    world = World(homes_of(6, 3), 6, 2, order=order)
+    world.run_one("w0")
+    circulate = world.circulate
+    visits = circulate.under_way()
+    assert circulate.on(Lost("nobody")) == []
+    (finish,) = circulate.on(Lost("w1"))
+    assert finish == Finish("w1 was lost")
+    assert all(circulate.on(Done(visit.worker, visit.id, 1.0)) == [] for visit in visits)
+    assert circulate.on(Lost("w2")) == []
+    assert circulate.state()["reason"] == "w1 was lost"
+    assert circulate.done_cells == sum(map(len, world.by_shard))
+    circulate.check()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_it_does_not_know_changes_nothing(order):
+    world = World(homes_of(4, 2), 4, 1, order=order)
+    circulate, before = world.circulate, world.circulate.state()
+    visit = circulate.under_way()[0]
+    other = "w1" if visit.worker == "w0" else "w0"
+    assert circulate.on(Done("nobody", visit.id, 1.0)) == []
+    assert circulate.on(Done(other, visit.id, 1.0)) == []
+    assert circulate.on(Done(visit.worker, 999, 1.0)) == []
+    assert circulate.state() == before
+    world.run(lambda busy: busy[-1])
+    assert circulate.on(Done(visit.worker, visit.id, 1.0)) == []  # said twice
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_state_is_json_and_tells_where_everything_is(order):
+    world = World(homes_of(4, 2), 3, 2, order=order)
+    seen = []
+    while world.finish is None:
+        state = json.loads(json.dumps(world.circulate.state()))
+        assert [Visit(**{**v, "shards": tuple(v["shards"])}) for v in state["under_way"]] == world.circulate.under_way()
+        assert state["block_laps"] == [len(met) // 4 for met in world.by_block]
+        ahead = [sum(shard in v["shards"] for v in state["under_way"]) for shard in range(4)]
+        assert state["shard_laps"] == [(len(met) + ahead[s]) // 3 for s, met in enumerate(world.by_shard)]
+        seen.append(state["done_cells"])
+        world.run_one(next(worker for worker, queue in world.queues.items() if queue))
+    assert seen == sorted(seen)
+    end = world.circulate.state()
+    assert (end["order"], end["done_cells"], end["block_laps"], end["shard_laps"]) == (order, 24, [2] * 3, [2] * 4)
+
+
+def test_no_laps_are_over_before_they_begin():
+    circulate = Circulate(["a"], 3, 0)
+    assert circulate.begin() == [Finish()]
+    assert circulate.on(Done("a", 0, 1.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("homes", "blocks", "options", "says"),
+    [
+        (["a", "b", "a"], 2, {}, "a is the home of shards 0..0 and of 2"),
+        ([], 2, {}, "0 shards"),
+        (["a"], 0, {}, "0 blocks"),
+        (["a"], 1, {"ahead": 0}, "0 visits ahead"),
+        (["a"], 1, {"laps": -1}, "-1 laps"),
+        (["a"], 1, {"order": "zigzag"}, "sync, ring, uniform, shortest"),
+    ],
+)
+def test_what_cannot_be_is_refused(homes, blocks, options, says):
+    with pytest.raises(ParameterError, match=says):
+        Circulate(homes, blocks, **{"laps": 1, **options})
+
+
+def test_workers_that_are_on_no_node_are_refused():
+    with pytest.raises(ParameterError, match="w1 is on no node"):
+        Circulate(["w0", "w1"], 2, 1, order="uniform", nodes={"w0": "n"})
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_check_sees_a_block_in_two_places_and_books_that_do_not_agree(order):
+    def begun():
+        world = World(homes_of(4, 4), 16, 2, order=order)
+        world.run_one("w0")
+        return world.circulate
+
+    circulate = begun()
+    first, second = circulate.under_way()[:2]
+    circulate._held[first.worker][first.id] = first._replace(block=second.block)
+    with pytest.raises(AssertionError, match="two places"):
+        circulate.check()
+    circulate = begun()
+    circulate._held[first.worker] |= {90: first._replace(block=90), 91: first._replace(block=91)}
+    with pytest.raises(AssertionError, match="more visits"):
+        circulate.check()
+    circulate = begun()
+    for held in circulate._held.values():
+        held.clear()
+    with pytest.raises(AssertionError, match="nothing is under way"):
+        circulate.check()
+    circulate = begun()
+    assert circulate._route.take("w0", 99) is not None  # a visit that nobody knows of
+    with pytest.raises(AssertionError):
+        circulate.check()
