@@ -22,7 +22,7 @@ from typing import Any
 from xcray.errors import ParameterError
 from xcray.schedule.stops import Visit, require, stations
 
-DRAWS = 8  # random members tried before the first one after a random place is taken
+FEW, DRAWS = 8, 16  # members that are counted; places that are drawn in vain at most
 
 
 class Nomad:
@@ -149,13 +149,18 @@ class Nomad:
         return None
 
     def _draw(self, members: int, n: int) -> int:
-        """A random member of a set of numbers below n: drawn again when it is none; at last the first after a random place."""
+        """A random member of a set of numbers below n, which is not empty: one of a few is counted out, one of many is drawn
+        until it is a member, and at last the first after a random place."""
+        count = members.bit_count()
+        if count <= FEW:
+            for _ in range(int(self._random.random() * count) if count > 1 else 0):
+                members &= members - 1
+            return (members & -members).bit_length() - 1
         for _ in range(DRAWS):
             place = int(self._random.random() * n)
             if members >> place & 1:
                 return place
-        above = members >> place << place
-        found = above or members
+        found = members >> place << place or members
         return (found & -found).bit_length() - 1
 
     def _put(self, w: int, change: int) -> None:
