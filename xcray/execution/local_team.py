@@ -48,18 +48,24 @@ class _Life:
     def __init__(self, worker: str, work: HandWork, stop: StopFlag) -> None:
         self.worker, self.hand = worker, None
         self._work, self._team_stop, self.ended = work, stop, StopFlag()
+        self._ticket, self._off = 0, -1  # what it is at; tickets up to this one are to end
 
     def begin(self) -> None:
         """Make the hand, in the thread that will use it."""
         self.hand = self._work.hand(self.worker, self._stopped)
 
+    def interrupt(self, ticket: int) -> None:
+        """End what was asked up to this ticket."""
+        self._off = ticket
+
     def _stopped(self) -> bool:
         """Whether this worker is to end what it is at."""
-        return self._team_stop.is_set() or self.ended.is_set()
+        return self._team_stop.is_set() or self.ended.is_set() or self._ticket <= self._off
 
     def answer(self, asked: _Asked, now: Callable[[], float]) -> Answer | Raised:
         """Do a verb here and now; whatever it raises becomes a Raised."""
         started = now()
+        self._ticket = asked.ticket
         try:
             things = [_thing(handle) for handle in asked.handles]
             bulk, told = do(self.hand, asked.verb, put_back(asked.args, things), self._stopped)
@@ -159,6 +165,11 @@ class _LocalTeam:
         for handle in self._made.pop(worker, ()) if with_things else ():
             handle.held = GONE
         self._told.append(Lost(worker))
+
+    def interrupt(self) -> None:
+        """Verbs under way end at their next slice; those that wait do not begin, later ones do."""
+        for life in list(self._lives.values()):
+            life.interrupt(self._tickets)
 
     def stop(self) -> None:
         """Verbs under way end at their next slice; those that wait do not begin."""

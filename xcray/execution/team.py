@@ -108,6 +108,10 @@ class Team(Protocol):
     def replace(self, *lost: str) -> None:
         """New workers of the same names in the places of lost ones, with new hands; waits until they are ready, as `open`."""
 
+    def interrupt(self) -> None:
+        """Ask workers to end what was asked of them so far, within a kernel slice: it is reported as Raised with Stopped, or as the
+        Answer that came before. What is asked from now on is done: a driver that breaks off may have things saved."""
+
     def stop(self) -> None:
         """Ask workers to end what they are at within a kernel slice; it and all else that is asked is reported as Raised with
         Stopped, or as the Answer that came before."""
