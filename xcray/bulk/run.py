@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, TopK, frozen
+from xcray.arrays import Float64, frozen
 from xcray.bulk.columns import TEXT
 from xcray.bulk.lines import plan_lines
 from xcray.bulk.output import OutputParts
@@ -75,7 +75,7 @@ class _Run:
         self.model = Model.open(spec.model)
         self.predictor = Predictor(self.model)
         if spec.probabilities:
-            self.predictor.probabilities(_nothing())  # says now that the model is not calibrated
+            self.predictor.require_probabilities()
         run_dir.mkdir(parents=True, exist_ok=True)
         self.plan = self._plan()
         if self.plan.form.kind == TEXT and self.model.text is None:
@@ -193,9 +193,3 @@ def _unseen() -> tuple[Any, ...]:
     raise Unavailable(
         "a Ray worker does not see the model directory or the input: put both on a file system that all nodes share", code="UNSEEN"
     )
-
-
-def _nothing() -> TopK:
-    """An answer to no question."""
-    labels: Int32 = np.empty((0, 1), np.int32)
-    return TopK(labels, np.empty((0, 1), np.float64))

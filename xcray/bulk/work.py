@@ -117,7 +117,7 @@ class BulkWork:
                 with watch("features"):
                     X = local.predictor.features(some.rows)
                 with watch("search"):
-                    answers.append(local.predictor.answer(X, spec.k, allow=local.among))
+                    answers.append(local.predictor.answer(X, spec.k, allow=local.among, probabilities=spec.probabilities))
                 ids.append(some.ids)
         with watch("writing"):
             reasons = [error.as_dict() for error in tally.errors[:REASONS]]
@@ -187,7 +187,7 @@ def warm(local: BulkLocal, spec: BulkSpec) -> None:
     """Compile or load every kernel that a chunk needs: one process has to fill numba's disk cache before many read it."""
     model = local.predictor.model
     row = csr([0, 1], [0], [1.0], model.n_features) if model.n_features else csr([0, 0], [], [], 0)
-    local.predictor.answer(row, spec.k, allow=local.among)
+    local.predictor.answer(row, spec.k, allow=local.among, probabilities=spec.probabilities)
     if model.text is not None:
         local.predictor.features(["warm up"])
     if spec.format in ("svmlight", "xc"):

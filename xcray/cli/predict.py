@@ -31,7 +31,9 @@ Allowed = Annotated[
 Denied = Annotated[
     list[str] | None, typer.Option(metavar="LABEL", help="Never answer this label, or those of set:NAME; repeat it.")
 ]
-WithProbabilities = Annotated[bool, typer.Option("--probabilities", help="How likely each label is right (calibrated models).")]
+WithProbabilities = Annotated[
+    bool, typer.Option("--probabilities", help="How likely each label is right (calibrated and softmax models).")
+]
 
 
 def is_directory(model: str, server: str | None) -> bool:
@@ -95,7 +97,7 @@ def predict_here(
     rows: Any = texts_of(text) if file is None else rows_of(file, zero_based, opened)
     names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
     among = predictor.filter(wanted.allow, wanted.deny, sets=sets_around(Path(model)))
-    answer = predictor.answer(rows, wanted.k, deadline_ms=wanted.deadline_ms, allow=among)
+    answer = predictor.answer(rows, wanted.k, deadline_ms=wanted.deadline_ms, allow=among, probabilities=wanted.probabilities)
     told = predictor.probabilities(answer, filtered=among is not None).tolist() if wanted.probabilities else None
     for i, (name, scored) in enumerate(zip(names, predictor.named(answer.top), strict=True)):
         proof = {part: getattr(answer, part)[i].item() for part in PROOF} if wanted.certificate else None

@@ -60,6 +60,11 @@ class SearchIndex:
         return cls(build(W), W, frozen(b, np.float32), order_of(b))
 
     @property
+    def lists(self) -> Lists:
+        """The packed lists of weights by feature."""
+        return self._engine.lists
+
+    @property
     def W(self) -> CSR:
         """The weights by label, (K, D)."""
         return self._engine.W

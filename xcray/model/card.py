@@ -43,7 +43,7 @@ predictor.named(predictor.predict({example}, k=5))
 
 ## Limits
 
-- Scores are margins, not probabilities; compare them within one query only.{probabilities}
+- {scores}{probabilities}
 - It knows the labels it was trained on, and answers with k of them even when none fits.
 - Rare labels were seen a few times only; the propensity-scored measures (PSP@k), where given, say how it does on those.
 - Words and habits of its training data are in its weights: `explain` shows which features made an answer.
@@ -51,6 +51,16 @@ predictor.named(predictor.predict({example}, k=5))
 
 
 BRIER = ("brier", "brier_sigmoid", "brier_constant")
+MARGINS = "Scores are margins, not probabilities; compare them within one query only."
+LOGARITHMS = (
+    "Scores are logarithms of probabilities, but for a number that all labels of a row share: compare them within one query only."
+)
+SOFTMAX = """
+## Probabilities
+
+Softmax: the probability of a label is exp(its score) over the sum of exp(score) of all {n_labels:,} labels, found exactly for each
+row. Those of all labels add up to one; they are what the training fitted, and are not corrected on held-out rows.
+"""
 PROBABILITIES = """
 - Probabilities hold for rows like those they were fitted on; they do not reorder answers, and need not add up to one."""
 
@@ -68,7 +78,9 @@ def card(manifest: Mapping[str, Any]) -> str:
         measures=_table("measure", {name: _percent(value) for name, value in manifest["measures"].items()}, "not measured"),
         params=_table("parameter", manifest["params"], "none"),
         certificates=_certificates(manifest["report"], manifest["params"].get("eps")),
-        calibration=_calibration(manifest["stages"][0]["calibration"]),
+        calibration=_calibration(manifest["stages"][0]["calibration"])
+        or (SOFTMAX.format(n_labels=n_labels) if manifest["link"] == "softmax" else ""),
+        scores=LOGARITHMS if manifest["link"] == "softmax" else MARGINS,
         probabilities=PROBABILITIES if manifest["stages"][0]["calibration"] else "",
         partial=_partial(manifest.get("partial"), n_labels),
         history=_history(manifest.get("provenance", ())),

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, csr
 from xcray.data.text import TextPipeline
-from xcray.errors import NotFound, ShapeMismatch, excerpt
+from xcray.errors import NotFound, ParameterError, ShapeMismatch, excerpt
 from xcray.files import read_table, sha256_arrays, write_matrix
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import transpose
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.directory import BIAS, LISTS, SCHEMA_VERSION, TIMELINE, WEIGHTS, Parts, Staging, read_parts
 
+LINKS = ("identity", "softmax")
 LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
 
 
@@ -76,6 +77,11 @@ class Model:
     def postings(self) -> CSR:
         """The weights by feature, (D, K): W turned, in memory, when first asked for."""
         return transpose(self.W)
+
+    @property
+    def link(self) -> str:
+        """What scores are, one of LINKS: margins, or logarithms of probabilities that add up to one over all labels (softmax)."""
+        return str(self.manifest["link"])
 
     @property
     def sha256(self) -> str:
@@ -149,14 +155,14 @@ def write_model(
     """Publish a model directory at `path` by one rename, and open it.
 
     W: (K, D) CSR, one row per label, in memory or mapped: it is never copied, and turned within a budget of memory. b: (K,)
-    float32; label_names, feature_names: K and D strings (Arrow or a sequence).
-    solver, params, seed, dataset_hash: where it came from; measures: fractions by name; report: what the training wants to
-    keep (timings and the like, JSON); classes: one row per label; timeline: one row per batch; provenance: what was done to
-    an earlier model to make this one, oldest first (JSON); missing: labels of a partial model that were not trained.
-    calibration: from scores to probabilities, and how it was fitted (JSON). Its curves enter the content hash, because they change
-    answers; timings, measures and provenance do not. staged: an entered `Staging` of this path that has been asked for its
-    `index`; W and b are what that gave, and are not written again. Raises ShapeMismatch when sizes disagree, Corrupt when a
-    weight is not finite, ParameterError when something is not JSON, Conflict when `path` exists.
+    float32; label_names, feature_names: K and D strings (Arrow or a sequence). solver, params, seed, dataset_hash: where it came
+    from; measures: fractions by name; report: what the training wants to keep (timings and the like, JSON); classes: one row per
+    label; timeline: one row per batch; provenance: what was done to an earlier model to make this one, oldest first (JSON);
+    missing: labels of a partial model that were not trained; link: one of LINKS; calibration: from scores to probabilities, and how
+    it was fitted (JSON). Its curves and a link other than "identity" enter the content hash, because they change answers; timings,
+    measures and provenance do not. staged: an entered `Staging` of this path that has been asked for its `index`; W and b are
+    what that gave, and are not written again. Raises ShapeMismatch when sizes disagree, Corrupt when a weight is not finite,
+    ParameterError when something is not JSON or the link unknown, Conflict when `path` exists.
     """
     settings = {"solver": solver, "params": _plain(params)}
     manifest = {
@@ -177,7 +183,7 @@ def write_model(
     }
     with contextlib.nullcontext(staged) if staged is not None else Staging(Path(path)) as staging:
         parts = _parts(staging, W, b, label_names, feature_names, text, classes)
-        content = content_hash(parts, {**settings, "dataset_hash": dataset_hash})
+        content = content_hash(parts, {**settings, **_hashed(link), "dataset_hash": dataset_hash})
         manifest |= {"shape": list(parts.W.shape), "nnz": parts.W.nnz, "sha256": content}
         if calibration is not None:
             parts = parts._replace(calibration=calibration[0])
@@ -187,7 +193,7 @@ def write_model(
 
 
 def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
-    """SHA-256 over weights, bias, label names, text fingerprint and settings (solver, params, dataset_hash); in one pass.
+    """SHA-256 over weights, bias, label names, text fingerprint and settings (solver, params, dataset_hash, a link); in one pass.
 
     Of a calibrated model, the hash of this and of the curves (`calibrated`).
     """
@@ -220,6 +226,13 @@ def calibrated(manifest: Mapping[str, Any], curves: Calibration, facts: Mapping[
     told |= {"model": before["model"], "measured": sorted(own), "file": CALIBRATION}
     sha256 = sha256_arrays({"model": before["model"], "calibration": curves.sha256})
     return {"stages": [{**stage, "calibration": told}, *others], "measures": {**measures, **own}, "sha256": sha256}
+
+
+def _hashed(link: str) -> dict[str, str]:
+    """What the content hash has of a link: nothing of "identity", so that models of before keep theirs. Raises ParameterError."""
+    if link not in LINKS:
+        raise ParameterError(f"link is {excerpt(link)!r}: it must be one of {', '.join(LINKS)}")
+    return {} if link == "identity" else {"link": link}
 
 
 def _utf8(names: pa.LargeStringArray) -> NDArray[np.uint8]:

@@ -44,7 +44,8 @@ SETTLED = 2.0  # seconds after which the next change gets another time, whatever
 class ModelVersion(NamedTuple):
     """One version, from its manifest.
 
-    shape: (labels, features); measures: fractions; n_bytes: on disk; calibrated: whether it has probabilities.
+    shape: (labels, features); measures: fractions; n_bytes: on disk; calibrated: whether it tells probabilities,
+    by curves or as softmax.
     """
 
     name: str
@@ -113,7 +114,7 @@ class Registry:
             aliases=tuple(sorted(alias for alias, number in self.aliases(name).items() if number == version)),
             shape=(manifest["shape"][0], manifest["shape"][1]),
             n_bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
-            calibrated=CALIBRATION in manifest["files"],
+            calibrated=CALIBRATION in manifest["files"] or manifest.get("link") == "softmax",
             **{key: manifest[key] for key in ("sha256", "created", "solver", "nnz", "measures", "dataset_hash")},
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,8 +11,9 @@ import pyarrow as pa
 
 from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
 from xcray.errors import InputError, NotCalibrated, ParameterError, ShapeMismatch
-from xcray.index.answer import Answer
+from xcray.index.answer import NOT_ASKED, Answer
 from xcray.index.filters import LabelFilter
+from xcray.index.normaliser import Normaliser, softmax
 from xcray.metrics import evaluate
 from xcray.model.model import Model
 from xcray.predict.answers import answer_table
@@ -36,7 +38,15 @@ class Predictor:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         self.model, self.threads = model, threads
         self.index = model.search
+        self._normaliser = Normaliser(self.index) if model.link == "softmax" else None
         self._filters = Filters(model)
+
+    @property
+    def likely(self) -> str | None:
+        """What its probabilities are: "curves" where the model is calibrated, else "softmax" for scores that are such, or None."""
+        if self.model.calibration is not None:
+            return "curves"
+        return None if self._normaliser is None else "softmax"
 
     def predict(self, rows: Any, k: int = 5) -> TopK:
         """The k best labels of each row with their scores, best first, equal scores by lower label number.
@@ -46,15 +56,46 @@ class Predictor:
         """
         return self.answer(rows, k).top
 
-    def answer(self, rows: Any, k: int = 5, *, deadline_ms: float | None = None, allow: Any = None, deny: Any = None) -> Answer:
+    def answer(
+        self,
+        rows: Any,
+        k: int = 5,
+        *,
+        deadline_ms: float | None = None,
+        allow: Any = None,
+        deny: Any = None,
+        probabilities: bool = False,
+    ) -> Answer:
         """`predict` with its certificate, in time, among the labels allowed.
 
         deadline_ms: milliseconds for the whole call; rows that are not done then have the best found so far (`exact` False).
-        allow, deny: label numbers or names; or what `filter` gave, as `allow`. Raises as `predict` and `filter`.
+        allow, deny: label numbers or names; or what `filter` gave, as `allow`. probabilities: the method of that name shall have
+        what it asks for. Softmax models then add up all labels of each row (`log_normaliser`), to the end whatever the deadline,
+        of which the search gets what is left; calibrated ones have nothing to do. Raises as `predict` and `filter`, and
+        NotCalibrated.
         """
-        return self.index.query(
-            self.features(rows), k, threads=self.threads, deadline_ms=deadline_ms, among=self.filter(allow, deny)
-        )
+        if not probabilities:
+            return self.index.query(
+                self.features(rows), k, threads=self.threads, deadline_ms=deadline_ms, among=self.filter(allow, deny)
+            )
+        begun = time.perf_counter()
+        self.require_probabilities()
+        X, among = self.features(rows), self.filter(allow, deny)
+        total = self.log_normaliser(X) if self.likely == "softmax" else NOT_ASKED
+        if deadline_ms is not None:
+            deadline_ms = max(0.0, deadline_ms - 1e3 * (time.perf_counter() - begun))
+        found = self.index.query(X, k, threads=self.threads, deadline_ms=deadline_ms, among=among)
+        return found._replace(log_normaliser=total)
+
+    def log_normaliser(self, rows: Any) -> Float64:
+        """log of the sum of exp(score) over all labels of a softmax model, for each row: (n,) float64, exact to rounding.
+
+        rows: as for `predict`. A label's probability is exp(score - this). Raises as `predict`, and ParameterError for models whose
+        scores are margins.
+        """
+        if self._normaliser is None:
+            raise ParameterError(f"scores of this model are margins (link {self.model.link!r}): they have no normaliser")
+        return self._normaliser.of(self.features(rows), threads=self.threads)
 
     def filter(self, allow: Any = None, deny: Any = None, *, sets: Sets | None = None) -> LabelFilter | None:
         """Which labels may be answered: those of `allow` (None: all) that are not in `deny`; None when all may.
@@ -77,23 +118,42 @@ class Predictor:
         """Those of `names` that no label of this model has, in their order: what a named set has too much."""
         return unknown(self.model, names)
 
-    def probabilities(self, top: TopK | Answer, *, filtered: bool = False) -> Float64:
-        """How likely each answered label is right, given its score, place and frequency in training: (n, k) float64 in 0 to 1.
-
-        top: answers of this model, each row from its first place on. filtered: they were found among some labels only
-        (`allow`, `deny`), so that their places mean nothing. The answers keep their order, which is that of scores: a
-        probability may be higher than the one before it. Raises NotCalibrated, which names the mend.
-        """
-        if self.model.calibration is None:
+    def require_probabilities(self) -> None:
+        """Raise NotCalibrated, which names the mend, when this model has scores but no probabilities."""
+        if self.likely is None:
             raise NotCalibrated(
                 "this model has scores but no probabilities: make one that has with `xcray calibrate MODEL DATASET -o NEW`, "
                 "or train with --calibrate; held-out rows are needed"
             )
-        return self.model.calibration.of(top.labels, top.scores, filtered=filtered)
+
+    def probabilities(self, top: TopK | Answer, *, filtered: bool = False) -> Float64:
+        """How likely each answered label is right: (n, k) float64 in 0 to 1.
+
+        By curves where the model is calibrated, whatever its scores are: given score, place and frequency in training. top:
+        answers of this model, each row from its first place on. filtered: they were found among some labels only (`allow`,
+        `deny`), so that their places mean nothing. The answers keep their order, which is that of scores: a probability may be
+        higher than the one before it.
+
+        Else, of softmax models, exp(score - log_normaliser): the shares of a whole that all labels of the model make up, also where
+        some were not allowed. top: of `answer(..., probabilities=True)`. Raises NotCalibrated when there are neither,
+        ParameterError for answers without their normaliser.
+        """
+        self.require_probabilities()
+        if self.model.calibration is not None:
+            return self.model.calibration.of(top.labels, top.scores, filtered=filtered)
+        total = top.log_normaliser if isinstance(top, Answer) else NOT_ASKED
+        if len(total) != len(top.scores):
+            raise ParameterError(
+                "these answers came without their normaliser: ask with predictor.answer(rows, k, probabilities=True), or take "
+                "exp(score - predictor.log_normaliser(rows))"
+            )
+        return softmax(top.scores, total)
 
     def table(self, answer: Answer, *, filtered: bool = False) -> pa.Table:
-        """An answer in Arrow, a row each, with probabilities when the model is calibrated: see `answer_table`."""
-        told = None if self.model.calibration is None else self.probabilities(answer, filtered=filtered)
+        """An answer in Arrow, a row each: see `answer_table`. With probabilities when the model is calibrated, or softmax
+        and asked for them."""
+        asked = self.likely == "curves" or (self.likely == "softmax" and len(answer.log_normaliser) == len(answer.scores))
+        told = self.probabilities(answer, filtered=filtered) if asked else None
         return answer_table(answer, self.model.label_names, told)
 
     def named(self, top: TopK | Answer, probabilities: Float64 | None = None) -> list[list[Scored]]:

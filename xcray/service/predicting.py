@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from fastapi import Request
 
-from xcray.arrays import CSR, Float64, TopK, csr
+from xcray.arrays import CSR, Float64, csr
 from xcray.errors import InputError
 from xcray.index.answer import Answer
 from xcray.service import quick
@@ -28,8 +28,6 @@ INLINE: Final = 262_144  # bytes of a body that are read on the event loop: a mi
 STRICT_INLINE: Final = 32_768  # the same for the strict reader
 TYPICAL: Final = 4_096  # bytes of a body that weigh as much as a row
 LEAST_MS: Final = 0.01  # of a deadline that passed while the request waited: the search then tells what it has
-
-NOTHING: Final = TopK(np.empty((0, 0), np.int32), np.empty((0, 0), np.float64))
 
 Given = list[str] | CSR
 Answered = tuple[Answer, Float64 | None]  # and the probabilities, when they were asked for
@@ -81,13 +79,14 @@ async def _computed(rooms: Rooms, loaded: Loaded, asked: Ask, weight: float, beg
     """The answer by one version: together with others when nothing but rows and top_k was asked, else alone."""
     model = (loaded.name, loaded.version)
     given = taken(loaded.predictor.model, asked.instances)
-    if asked.probabilities and loaded.predictor.model.calibration is None:
-        loaded.predictor.probabilities(NOTHING)  # raises, before anything is searched
+    if asked.probabilities:
+        loaded.predictor.require_probabilities()  # before anything is searched
     if asked.allow is None and asked.deny is None and asked.deadline_ms is None:
         key = (model, asked.top_k, asked.probabilities, type(given))
         together = partial(_together, loaded, asked.top_k, asked.probabilities)
         return await rooms.desk.compute(key, given, together, weight=weight)  # type: ignore[no-any-return]
-    alike = (model, asked.top_k.bit_length(), asked.allow is not None, asked.deny is not None, asked.deadline_ms is not None)
+    limits = (asked.allow is not None, asked.deny is not None, asked.deadline_ms is not None, asked.probabilities)
+    alike = (model, asked.top_k.bit_length(), *limits)
     alone = partial(_alone, rooms, loaded, asked, begun)
     return await rooms.desk.compute(alike, given, alone, weight=weight, joins=False)  # type: ignore[no-any-return]
 
@@ -98,14 +97,14 @@ def _alone(rooms: Rooms, loaded: Loaded, asked: Ask, begun: float, given: list[G
     left = asked.deadline_ms
     if left is not None:
         left = max(LEAST_MS, left - 1e3 * (time.perf_counter() - begun))
-    found = loaded.predictor.answer(given[0], asked.top_k, deadline_ms=left, allow=among)
+    found = loaded.predictor.answer(given[0], asked.top_k, deadline_ms=left, allow=among, probabilities=asked.probabilities)
     return [(found, loaded.predictor.probabilities(found, filtered=among is not None) if asked.probabilities else None)]
 
 
 def _together(loaded: Loaded, k: int, probable: bool, given: list[Given]) -> list[Answered]:
     """The answers to several requests by one call."""
     predictor = loaded.predictor
-    found = predictor.answer(given[0] if len(given) == 1 else _joined(given), k)
+    found = predictor.answer(given[0] if len(given) == 1 else _joined(given), k, probabilities=probable)
     shares = predictor.probabilities(found) if probable else None
     if len(given) == 1:
         return [(found, shares)]

@@ -55,7 +55,7 @@ class PredictRequest(Strict):
         None, gt=0, le=MOST_MILLISECONDS, description="Time to answer: then the best found so far; see `certificate`."
     )
     certificate: bool = Field(False, description="Tell for each instance whether the answer is proven, and what it took.")
-    probabilities: bool = Field(False, description="Tell the probability of each label; the model must be calibrated.")
+    probabilities: bool = Field(False, description="Tell the probability of each label; the model must be calibrated, or softmax.")
 
 
 class ExplainRequest(Strict):
@@ -265,7 +265,7 @@ class VersionView(View):
     n_bytes: int
     measures: dict[str, Any]
     dataset_hash: str
-    calibrated: bool = Field(description="Whether it tells probabilities.")
+    calibrated: bool = Field(description="Whether it tells probabilities: by curves, or as softmax.")
 
 
 class ModelView(View):

@@ -52,7 +52,7 @@ class BatchRequest(Strict):
     top_k: int = Field(5, ge=1, le=MOST_K)
     allow: LabelNames | None = Field(None, description="Answer only these: names of labels, and set:NAME for the labels of a set.")
     deny: LabelNames | None = Field(None, description="Never answer these, named in the same way.")
-    probabilities: bool = Field(False, description="Tell the probability of each label; the model must be calibrated.")
+    probabilities: bool = Field(False, description="Tell the probability of each label; the model must be calibrated, or softmax.")
     certificate: bool = Field(False, description="Tell for each row whether the answer is proven, and by what margin.")
     text_columns: list[Column] | None = Field(None, min_length=1, max_length=100, description="parquet, jsonl: joined to the text.")
     indices_column: Column | None = Field(None, description="parquet, jsonl: lists of feature numbers.")
