@@ -5,100 +5,46 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.teamwork import LARGE, Work, ask, replies
 from xcray.errors import DataError, ParameterError, Stopped, Unavailable
 from xcray.execution.local_team import SerialTeam, ThreadTeam
+from xcray.execution.ray_session import local_ray
+from xcray.execution.ray_team import RayTeam
 from xcray.execution.team import THING_LOST, Answer, Handle, Raised
 from xcray.schedule.messages import Lost
 
-LARGE = 200_000  # float32s: more than Ray passes within a message
-
-
-class Hand:
-    """Counts its verbs, makes arrays and adds to them."""
-
-    def __init__(self, worker: str, stopped: Callable[[], bool]) -> None:
-        self.worker, self.stopped, self.done = worker, stopped, []
-
-    def make(self, value: float) -> tuple[np.ndarray, str]:
-        """An array full of `value`."""
-        self.done.append("make")
-        return np.full(LARGE, value, np.float32), self.worker
-
-    def add(self, block: np.ndarray, value: float) -> tuple[np.ndarray, float]:
-        """A new array; tells the sum of the first and last element that came."""
-        self.done.append("add")
-        return block + np.float32(value), float(block[0] + block[-1])
-
-    def total(self, blocks: Any, scale: float = 1.0) -> tuple[None, float]:
-        """The sum of the first elements of some arrays."""
-        return None, scale * float(sum(block[0] for block in blocks))
-
-    def kind(self, *args: Any) -> tuple[None, list[str]]:
-        """The types of what it was given."""
-        return None, [type(each).__name__ for each in args]
-
-    def history(self) -> tuple[None, list[str]]:
-        """What was done so far."""
-        return None, list(self.done)
-
-    def long(self) -> tuple[None, None]:
-        """Work in slices until it is told to stop."""
-        ends = time.monotonic() + 60.0
-        while time.monotonic() < ends:
-            if self.stopped():
-                raise Stopped("as asked")
-            time.sleep(0.005)
-        raise AssertionError("nobody told it to stop")
-
-    def fail(self) -> tuple[None, None]:
-        """Raise an error of xcray's with all that it says."""
-        raise DataError("BAD_ROW", "what a row", file="rows.txt", line=7, hint="mend it")
-
-    def slip(self) -> tuple[None, None]:
-        """Raise an error that nobody meant."""
-        return None, {}["nothing"]
-
-    def _private(self) -> tuple[None, None]:
-        """No verb."""
-        return None, None
-
-
-@dataclass(frozen=True)
-class Work:
-    """Makes hands; `broken` is the worker whose hand can't be made."""
-
-    broken: str | None = None
-
-    def hand(self, worker: str, stopped: Callable[[], bool], /) -> Hand:
-        """The hand."""
-        if worker == self.broken:
-            raise DataError("NO_SHARD", "there is no such shard")
-        return Hand(worker, stopped)
-
-    def warm_up(self) -> None:
-        """Nothing to compile."""
-
-
 WORK = Work()
-TEAMS: dict[str, Any] = {"serial": SerialTeam, "threads": ThreadTeam}
+TEAMS: dict[str, Any] = {
+    "serial": SerialTeam,
+    "threads": ThreadTeam,
+    "ray": lambda work, workers: RayTeam(work, workers, nullcontext(), "contract"),
+}
 
 
-@pytest.fixture(params=TEAMS)
-def build(request):
+KINDS = ["serial", "threads", pytest.param("ray", marks=pytest.mark.ray)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    """The name of a kind of team; with a Ray that has room for two teams of two when it needs one."""
+    with local_ray(num_cpus=4) if request.param == "ray" else nullcontext():
+        yield request.param
+
+
+@pytest.fixture
+def build(kind):
     """A function that makes teams of one kind; they are closed after the test."""
     made = []
 
     def make(workers: int = 2, work: Work = WORK) -> Any:
-        team = TEAMS[request.param](work, workers)
+        team = TEAMS[kind](work, workers)
         made.append(team)
         return team
 
@@ -107,31 +53,22 @@ def build(request):
         team.close()
 
 
-@pytest.fixture
-def team(build):
+@pytest.fixture(scope="module")
+def team(kind):
+    """An open team of two for tests that leave it as it is; its hands remember what they did."""
+    with opened(kind) as made:
+        yield made
+
+
+@contextmanager
+def opened(kind: str):
     """An open team of two."""
-    made = build()
-    made.open()
-    return made
-
-
-def replies(team: Any, count: int, seconds: float = 60.0) -> list[Any]:
-    """The next `count` replies."""
-    found: list[Any] = []
-    ends = time.monotonic() + seconds
-    while len(found) < count:
-        assert time.monotonic() < ends, f"only {found} came"
-        found += team.wait(0.2)
-    assert len(found) == count
-    return found
-
-
-def ask(team: Any, worker: str, verb: str, *args: Any) -> Any:
-    """Ask and wait for the one reply."""
-    ticket = team.ask(worker, verb, *args)
-    (reply,) = replies(team, 1)
-    assert isinstance(reply, Lost) or reply.ticket == ticket
-    return reply
+    team = TEAMS[kind](WORK, 2)
+    team.open()
+    try:
+        yield team
+    finally:
+        team.close()
 
 
 def test_workers_have_names_and_places(team):
@@ -167,13 +104,14 @@ def test_what_makes_nothing_has_no_handle(team):
 
 
 def test_verbs_of_a_worker_run_in_the_order_they_were_asked(team):
+    before, others = (ask(team, worker, "history").told for worker in team.workers)
     block = ask(team, "worker-0", "make", 0.0).bulk
     tickets = [team.ask("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0))) for n in range(6)]
     found = replies(team, 6)
     assert [reply.ticket for reply in found] == tickets
     assert all(earlier.started + earlier.seconds <= later.started + 0.01 for earlier, later in pairwise(found))
-    assert ask(team, "worker-0", "history").told == ["make", *["make", "add"] * 3]
-    assert ask(team, "worker-1", "history").told == []
+    assert ask(team, "worker-0", "history").told == [*before, "make", *["make", "add"] * 3]
+    assert ask(team, "worker-1", "history").told == others
 
 
 def test_an_error_comes_as_it_was_raised_and_the_worker_goes_on(team):
@@ -215,7 +153,9 @@ def test_a_hand_that_cannot_be_made_is_said_at_the_start(build):
         team.open()
 
 
-def test_a_stop_ends_what_is_under_way_and_begins_nothing(team):
+def test_a_stop_ends_what_is_under_way_and_begins_nothing(build):
+    team = build()
+    team.open()
     tickets = [team.ask("worker-0", "long"), team.ask("worker-0", "make", 1.0)]
     timer = threading.Timer(0.2, team.stop)
     timer.start()
@@ -227,31 +167,34 @@ def test_a_stop_ends_what_is_under_way_and_begins_nothing(team):
     assert time.monotonic() - began < 20.0
 
 
+def test_an_interruption_ends_what_was_asked_before_and_nothing_else(team):
+    tickets = [team.ask("worker-0", "long"), team.ask("worker-0", "make", 1.0)]
+    timer = threading.Timer(0.2, team.interrupt)
+    timer.start()
+    found = replies(team, 2)
+    timer.join()
+    assert [reply.ticket for reply in found] == tickets
+    assert all(isinstance(reply.error, Stopped) for reply in found)
+    assert ask(team, "worker-0", "make", 2.0).told == "worker-0"
+
+
 def test_close_can_be_said_twice_and_before_open(build):
-    team = build()
+    team, before = build(), set(threading.enumerate())
     team.close()
     team.open()
     assert ask(team, "worker-0", "make", 1.0).told == "worker-0"
     team.close()
     team.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("xcray-worker")]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("xcray-worker")]
 
 
-@contextmanager
-def local(kind: str, workers: int = 2):
-    """An open team of this process."""
-    team = TEAMS[kind](Work(), workers)
-    team.open()
-    try:
-        yield team
-    finally:
-        team.close()
+LOCAL = pytest.mark.parametrize("local", ["serial", "threads"])
 
 
-@pytest.mark.parametrize("kind", ["serial", "threads"])
-def test_the_rehearsal_of_a_loss_is_a_loss(kind):
+@LOCAL
+def test_the_rehearsal_of_a_loss_is_a_loss(local):
     """A worker is lost with its tickets; it is told once, a new one of its name begins anew, and nothing late is heard."""
-    with local(kind) as team:
+    with opened(local) as team:
         kept = ask(team, "worker-0", "make", 4.0).bulk
         team.ask("worker-0", "long")
         team.ask("worker-0", "make", 1.0)
@@ -265,9 +208,9 @@ def test_the_rehearsal_of_a_loss_is_a_loss(kind):
         assert team.wait(0.1) == []
 
 
-@pytest.mark.parametrize("kind", ["serial", "threads"])
-def test_the_rehearsal_of_a_lost_node_takes_its_things_along(kind):
-    with local(kind) as team:
+@LOCAL
+def test_the_rehearsal_of_a_lost_node_takes_its_things_along(local):
+    with opened(local) as team:
         mine, others = ask(team, "worker-0", "make", 1.0).bulk, ask(team, "worker-1", "make", 2.0).bulk
         team.lose("worker-0", with_things=True)
         assert replies(team, 1) == [Lost("worker-0")]
@@ -279,12 +222,12 @@ def test_the_rehearsal_of_a_lost_node_takes_its_things_along(kind):
             team.fetch(mine)
 
 
-@pytest.mark.parametrize("kind", ["serial", "threads"])
-def test_a_thing_goes_with_its_last_handle(kind):
+@LOCAL
+def test_a_thing_goes_with_its_last_handle(local):
     class Thing:
         """Something one can refer to weakly."""
 
-    with local(kind) as team:
+    with opened(local) as team:
         thing = Thing()
         gone, handle = weakref.ref(thing), team.put(thing)
         del thing

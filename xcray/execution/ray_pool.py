@@ -13,7 +13,6 @@ the job when the cluster grows.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,16 +21,22 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.util.metrics import Counter
 
-from xcray.errors import ParameterError, Stopped, Unavailable, XcrayError
-from xcray.execution.memory import Footprint, footprint
-from xcray.execution.pool import Failed, GaveUp, RemoteWork, Report, Result, StopFlag
+from xcray.errors import ParameterError, Stopped
+from xcray.execution.memory import Footprint
+from xcray.execution.pool import Failed, GaveUp, RemoteWork, Report, Result
+from xcray.execution.ray_actors import (
+    START_SECONDS,
+    Footprints,
+    WorkerActor,
+    answered,
+    cause_of,
+    check_losses,
+    not_ready,
+    start_actor,
+)
 from xcray.execution.ray_session import connect, local_ray
 from xcray.schedule.messages import Joined, Left, Lost, Task
-
-REPLACEMENTS = 5  # actors that may take a lost one's place, for each worker
-START_SECONDS = 120.0  # the first actor must be ready by then
 
 
 @contextmanager
@@ -47,16 +52,13 @@ def session(address: str | None, workers: int) -> Iterator[None]:
             yield
 
 
-class WorkActor:
-    """The life of one worker: `open` its files, then `solve` batches one after the other; `stop` and `pid` run beside them."""
+class WorkActor(WorkerActor):
+    """The life of one worker: `open` its files, then `solve` batches one after the other."""
 
     def __init__(self, work: RemoteWork, job: str) -> None:
-        self._work = work
-        self._stop, self._leaving = StopFlag(), False
+        super().__init__(job, work.counter)
+        self._work, self._leaving = work, False
         self._off: set[int] = set()  # tasks called off
-        name, description = work.counter
-        self._solved = Counter(name, description, tag_keys=("job",))
-        self._solved.set_default_tags({"job": job})
 
     def open(self) -> bool:
         """Map what the work needs when this node has it; False when not."""
@@ -79,7 +81,7 @@ class WorkActor:
             try:
                 called_off = partial(self._called_off, task)
                 block = self._work.solve(self._local, np.array(labels, np.int32), called_off)
-                self._solved.inc(len(labels))
+                self._counter.inc(len(labels))
             except Stopped:
                 if task not in self._off:
                     raise
@@ -100,21 +102,6 @@ class WorkActor:
         """End the batch under way, and begin none of those that wait."""
         self._leaving = True
 
-    @ray.method(concurrency_group="control")
-    def pid(self) -> int:
-        """The worker's process."""
-        return os.getpid()
-
-    @ray.method(concurrency_group="control")
-    def footprint(self) -> tuple[int, ...] | None:
-        """What the worker's process holds: see `memory.Footprint`."""
-        return footprint()
-
-    @ray.method(concurrency_group="control")
-    def stop(self) -> None:
-        """Let the batch under way end at its next slice."""
-        self._stop.set()
-
 
 class RayPool:
     """Workers that are Ray actors named `xcray:JOB:worker-N`.
@@ -130,7 +117,7 @@ class RayPool:
         self._actors: dict[str, Any] = {}
         self._waiting: dict[Any, tuple[str, Task | None]] = {}  # reference -> worker and its task; None: getting ready
         self._shared: tuple[Any, ...] | None = None
-        self._asked: dict[Any, str] = {}  # reference -> worker: what it holds
+        self._footprints = Footprints()
         self._leaving: set[str] = set()
         self._started, self._joined, self._lost, self._opened, self._is_open = 0, 0, 0, 0.0, False
 
@@ -163,19 +150,7 @@ class RayPool:
 
     def footprints(self) -> dict[str, Footprint]:
         """What the actors hold, as far as they have answered since the last call; those that have not are not asked again."""
-        out = {}
-        answered = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0] if self._asked else []
-        for reference in answered:
-            worker = self._asked.pop(reference)
-            try:
-                held = ray.get(reference)
-            except ray.exceptions.RayError:
-                continue  # it died: `wait` hears of it and says so
-            if held is not None:
-                out[worker] = Footprint(*held)
-        for worker in self._actors.keys() - self._asked.values():
-            self._asked[self._actors[worker].footprint.remote()] = worker
-        return out
+        return self._footprints.ask(self._actors)
 
     def wait(self, seconds: float) -> list[Report]:
         """Results, workers that joined, left or were lost. Raises Unavailable when no worker gets ready in time."""
@@ -183,17 +158,11 @@ class RayPool:
         if gone:
             return gone
         if not self._joined and time.time() - self._opened > START_SECONDS:
-            raise Unavailable(
-                f"no Ray worker was ready after {START_SECONDS:.0f} s; does the cluster have a free CPU? see `ray status`"
-            )
+            raise not_ready("no Ray worker was")
         if not self._waiting:
             time.sleep(seconds)
             return []
-        references = list(self._waiting)
-        ready, _ = ray.wait(references, num_returns=1, timeout=seconds, fetch_local=False)
-        if ready:
-            ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
-        return [report for reference in ready for report in self._receive(reference)]
+        return [report for reference in answered(self._waiting, seconds) for report in self._receive(reference)]
 
     def stop(self) -> None:
         """Tell the actors to stop at their next slice."""
@@ -212,7 +181,7 @@ class RayPool:
         finally:
             self._actors.clear()
             self._waiting.clear()
-            self._asked.clear()
+            self._footprints.clear()
             self._shared = None
             self._session.__exit__(None, None, None)
 
@@ -243,12 +212,7 @@ class RayPool:
         """One more actor; it is reported as Joined once it has what it needs."""
         worker = f"worker-{self._started}"
         self._started += 1
-        # one thread for batches, which share scratch, and one for control: a worker holds two batches, and solves one at a time
-        make: Any = ray.remote  # its types know no concurrency groups
-        remote = make(concurrency_groups={"control": 1})(WorkActor).options(
-            name=f"xcray:{self._job}:{worker}", num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=1
-        )
-        actor: Any = remote.remote(self._work, self._job)
+        actor = start_actor(WorkActor, self._job, worker, self._work, self._job)
         self._actors[worker] = actor
         self._waiting[actor.open.remote()] = (worker, None)
 
@@ -260,9 +224,9 @@ class RayPool:
         try:
             value = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
-            return [Failed(worker, task or Task(-1, (), 0.0), _cause(error))]
-        except ray.exceptions.RayError:
-            return self._lose(worker)
+            return [Failed(worker, task or Task(-1, (), 0.0), cause_of(error))]
+        except ray.exceptions.RayError as error:
+            return self._lose(worker, error)
         if task is not None:
             block, began, seconds = value
             started = began - self._opened
@@ -275,17 +239,13 @@ class RayPool:
         self._joined += 1
         return [Joined(worker)]
 
-    def _lose(self, worker: str) -> list[Report]:
+    def _lose(self, worker: str, why: object) -> list[Report]:
         """Forget a dead actor; another takes its place at the next wait."""
         del self._actors[worker]
         self._leaving.discard(worker)
         self._waiting = {reference: held for reference, held in self._waiting.items() if held[0] != worker}
         self._lost += 1
-        if self._lost > REPLACEMENTS * self._n_workers:
-            raise Unavailable(
-                f"{self._lost} Ray workers were lost one after the other; look at their logs and memory, then resume",
-                code="WORKERS_LOST",
-            )
+        check_losses(self._lost, self._n_workers, why)
         return [Lost(worker)]
 
     def _share(self) -> tuple[Any, ...]:
@@ -293,9 +253,3 @@ class RayPool:
         if self._shared is None:
             self._shared = tuple(ray.put(each) for each in self._give())
         return self._shared
-
-
-def _cause(error: Any) -> BaseException:
-    """What the worker raised, as it was raised there."""
-    cause = error.cause
-    return cause if isinstance(cause, XcrayError) else error

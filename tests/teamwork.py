@@ -1,0 +1,100 @@
+"""Work for teams under test, in a file that workers in other processes can import, and ways to wait for replies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xcray.errors import DataError, Stopped
+from xcray.schedule.messages import Lost
+
+LARGE = 200_000  # float32s: more than Ray passes within a message
+
+
+class Hand:
+    """Counts its verbs, makes arrays and adds to them."""
+
+    def __init__(self, worker: str, stopped: Callable[[], bool]) -> None:
+        self.worker, self.stopped, self.done = worker, stopped, []
+
+    def make(self, value: float) -> tuple[np.ndarray, str]:
+        """An array full of `value`."""
+        self.done.append("make")
+        return np.full(LARGE, value, np.float32), self.worker
+
+    def add(self, block: np.ndarray, value: float) -> tuple[np.ndarray, float]:
+        """A new array; tells the sum of the first and last element that came."""
+        self.done.append("add")
+        return block + np.float32(value), float(block[0] + block[-1])
+
+    def total(self, blocks: Any, scale: float = 1.0) -> tuple[None, float]:
+        """The sum of the first elements of some arrays."""
+        return None, scale * float(sum(block[0] for block in blocks))
+
+    def kind(self, *args: Any) -> tuple[None, list[str]]:
+        """The types of what it was given."""
+        return None, [type(each).__name__ for each in args]
+
+    def history(self) -> tuple[None, list[str]]:
+        """What was done so far."""
+        return None, list(self.done)
+
+    def long(self) -> tuple[None, None]:
+        """Work in slices until it is told to stop."""
+        ends = time.monotonic() + 60.0
+        while time.monotonic() < ends:
+            if self.stopped():
+                raise Stopped("as asked")
+            time.sleep(0.005)
+        raise AssertionError("nobody told it to stop")
+
+    def fail(self) -> tuple[None, None]:
+        """Raise an error of xcray's with all that it says."""
+        raise DataError("BAD_ROW", "what a row", file="rows.txt", line=7, hint="mend it")
+
+    def slip(self) -> tuple[None, None]:
+        """Raise an error that nobody meant."""
+        return None, {}["nothing"]
+
+    def _private(self) -> tuple[None, None]:
+        """No verb."""
+        return None, None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Makes hands; `broken` is the worker whose hand can't be made."""
+
+    broken: str | None = None
+
+    def hand(self, worker: str, stopped: Callable[[], bool], /) -> Hand:
+        """The hand."""
+        if worker == self.broken:
+            raise DataError("NO_SHARD", "there is no such shard")
+        return Hand(worker, stopped)
+
+    def warm_up(self) -> None:
+        """Nothing to compile."""
+
+
+def replies(team: Any, count: int, seconds: float = 60.0) -> list[Any]:
+    """The next `count` replies."""
+    found: list[Any] = []
+    ends = time.monotonic() + seconds
+    while len(found) < count:
+        assert time.monotonic() < ends, f"only {found} came"
+        found += team.wait(0.2)
+    assert len(found) == count
+    return found
+
+
+def ask(team: Any, worker: str, verb: str, *args: Any) -> Any:
+    """Ask and wait for the one reply."""
+    ticket = team.ask(worker, verb, *args)
+    (reply,) = replies(team, 1)
+    assert isinstance(reply, Lost) or reply.ticket == ticket
+    return reply

@@ -1,0 +1,280 @@
+"""A team of Ray actors: each has a hand in its own process, and takes things made by others from the object store.
+
+What a verb makes is put in the store of the worker's node. The driver owns the reference and never reads it; it goes along as an
+argument of the next verb, and Ray fetches it to that worker's node while the verb before is still at work there. On one node
+nothing is copied: arrays are mapped read-only. A thing outlives the worker that made it, but not the node that holds it.
+
+Failure story: an actor that dies, or says nothing for long, is reported Lost with all its tickets, and killed, so that it can't
+answer late. What it held is gone; `replace` starts another. A verb whose argument went with its node is Raised as THING_LOST.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple
+
+import ray
+
+from xcray.errors import Unavailable
+from xcray.execution.memory import Footprint
+from xcray.execution.ray_actors import (
+    START_SECONDS,
+    Footprints,
+    Pulse,
+    WorkerActor,
+    answered,
+    cause_of,
+    check_losses,
+    not_ready,
+    start_actor,
+)
+from xcray.execution.team import (
+    Answer,
+    Handle,
+    HandWork,
+    Raised,
+    Reply,
+    check_ask,
+    check_replace,
+    do,
+    put_back,
+    take_out,
+    team_names,
+    thing_lost,
+)
+from xcray.schedule.messages import Lost
+
+SILENT_SECONDS: Final = 300.0  # longer than any block takes to cross a network
+COUNTER: Final = ("xcray_verbs_done", "Visits of blocks, and other verbs, done by this worker")
+
+
+class _Told(NamedTuple):
+    """What a verb tells beside the thing it made: whether it made one, and the wall clock at its start."""
+
+    told: Any
+    made: bool
+    began: float
+    seconds: float
+
+
+class _Asked(NamedTuple):
+    """A verb under way, or waiting for its turn; bulk: the reference of what it will have made."""
+
+    ticket: int
+    worker: str
+    bulk: Any
+
+
+class TeamActor(WorkerActor):
+    """The life of one worker: `open` makes its hand, `perform` does verbs one after the other."""
+
+    def __init__(self, work: HandWork, worker: str, job: str) -> None:
+        super().__init__(job, COUNTER, "verb")
+        self._work, self._worker = work, worker
+        self._ticket, self._off = 0, -1  # what it is at; tickets up to this one are to end
+
+    def place(self) -> str:
+        """Where it is: the address and the identity of its node."""
+        address: Any = ray.util.get_node_ip_address  # it has no types
+        return f"{address()}/{ray.get_runtime_context().get_node_id()[:12]}"
+
+    def open(self) -> None:
+        """Make the hand."""
+        self._work.warm_up()
+        self._hand = self._work.hand(self._worker, self._stopped)
+
+    @ray.method(num_returns=2)
+    def perform(self, ticket: int, verb: str, args: tuple[Any, ...], *things: Any) -> tuple[Any, _Told]:
+        """Do a verb: the thing it makes, and what it tells."""
+        began, started = time.time(), time.monotonic()
+        self._ticket = ticket
+        bulk, told = do(self._hand, verb, put_back(args, things), self._stopped)
+        self._counter.inc(1.0, {"verb": verb})
+        return bulk, _Told(told, bulk is not None, began, time.monotonic() - started)
+
+    @ray.method(concurrency_group="control")
+    def interrupt(self, ticket: int) -> None:
+        """End what was asked up to this ticket."""
+        self._off = ticket
+
+    def _stopped(self) -> bool:
+        """Whether to end what is under way."""
+        return self._stop.is_set() or self._ticket <= self._off
+
+
+class RayTeam:
+    """Workers that are Ray actors named `xcray:JOB:worker-N`, each of one CPU.
+
+    session: a context manager inside which Ray is connected. Its object store must hold what is made and what is on its way, or
+    Ray writes it to disk. silent_seconds: when a worker that does not answer is given up; fetching ends then too.
+    """
+
+    def __init__(
+        self,
+        work: HandWork,
+        workers: int,
+        session: AbstractContextManager[Any],
+        job: str,
+        *,
+        silent_seconds: float = SILENT_SECONDS,
+    ) -> None:
+        self._work, self._names, self._session, self._job = work, team_names(workers), session, job
+        self._silent, self._pulse, self._footprints = silent_seconds, Pulse(silent_seconds), Footprints()
+        self._actors: dict[str, Any] = {}
+        self._nodes: dict[str, str] = {}
+        self._due: dict[Any, _Asked] = {}  # reference of what will be told -> what was asked
+        self._tickets, self._losses, self._opened, self._is_open, self._stopped = 0, 0, 0.0, False, False
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names, in order."""
+        return self._names
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """Address and identity of each worker's node; a lost worker's last."""
+        return dict(self._nodes)
+
+    def open(self) -> None:
+        """Connect to Ray, start the actors and make their hands. Raises Unavailable when Ray or CPUs can't be had."""
+        self._work.warm_up()  # one process fills numba's disk cache before many read it
+        self._session.__enter__()
+        self._is_open, self._opened = True, time.time()
+        try:
+            self._start(self._names)
+        except BaseException:
+            self.close()
+            raise
+
+    def replace(self, *lost: str) -> None:
+        """Other actors in the places of lost ones, wherever there is a CPU."""
+        check_replace(lost, self._names, self._actors)
+        self._start(lost)
+
+    def ask(self, worker: str, verb: str, *args: Any) -> int:
+        """See `Team`. Things go along as references, and are fetched to the worker's node when they are not there."""
+        check_ask(worker, verb, self._actors)
+        plain, handles = take_out(args)
+        self._tickets += 1
+        bulk, told = self._actors[worker].perform.remote(self._tickets, verb, plain, *(handle.held for handle in handles))
+        self._due[told] = _Asked(self._tickets, worker, bulk)
+        return self._tickets
+
+    def wait(self, seconds: float) -> list[Reply]:
+        """Answers, errors, and workers that are lost. Raises Unavailable when workers keep being lost."""
+        found = [reply for reference in answered(self._due, seconds) for reply in self._receive(reference)]
+        return found + [reply for worker, why in self._pulse.gone(self._actors).items() for reply in self._lose(worker, why)]
+
+    def put(self, value: Any) -> Handle:
+        """Put a value into the object store of the driver's node."""
+        return Handle(ray.put(value))
+
+    def fetch(self, handle: Handle) -> Any:
+        """The thing, its arrays mapped from the object store of the driver's node; they hold their place there while they live."""
+        try:
+            return ray.get(handle.held, timeout=self._silent)
+        except ray.exceptions.ObjectLostError as error:
+            raise thing_lost(error) from error
+        except ray.exceptions.GetTimeoutError as error:
+            raise Unavailable(
+                f"a block did not arrive in {self._silent:.0f} s; look at the network and the nodes with `ray status`, then resume"
+            ) from error
+
+    def footprints(self) -> dict[str, Footprint]:
+        """What the actors hold, as far as they have answered since the last call."""
+        return self._footprints.ask(self._actors)
+
+    def interrupt(self) -> None:
+        """Tell the actors to end what was asked of them so far."""
+        for actor in self._actors.values():
+            actor.interrupt.remote(self._tickets)
+
+    def stop(self) -> None:
+        """Tell the actors to stop at their next slice."""
+        self._stopped = True
+        for actor in list(self._actors.values()):  # a copy: another thread may ask for the stop
+            actor.stop.remote()
+
+    def close(self) -> None:
+        """Kill the actors and leave Ray."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            for actor in self._actors.values():
+                ray.kill(actor)
+        finally:
+            self._actors.clear()
+            self._due.clear()
+            self._footprints.clear()
+            self._session.__exit__(None, None, None)
+
+    def _start(self, workers: Iterable[str]) -> None:
+        """Start actors and make their hands; one that dies meanwhile has a follower. Raises what making a hand raises."""
+        waiting = {self._hire(worker): worker for worker in workers}  # reference -> worker that gets ready
+        placed: set[str] = set()
+        ends = time.monotonic() + START_SECONDS
+        while waiting:
+            lost = self._pulse.gone({worker: self._actors[worker] for worker in placed & set(waiting.values())})
+            for reference in answered(waiting, 1.0):
+                worker = waiting.pop(reference)
+                try:
+                    place = ray.get(reference)
+                except ray.exceptions.RayTaskError as error:
+                    raise cause_of(error) from None
+                except ray.exceptions.RayError as error:
+                    lost[worker] = str(error)
+                    continue
+                if worker not in placed:
+                    placed.add(worker)
+                    self._nodes[worker] = place
+                    waiting[self._actors[worker].open.remote()] = worker
+            for worker, why in lost.items():
+                self._lose(worker, why)
+                placed.discard(worker)
+                waiting = {reference: held for reference, held in waiting.items() if held != worker}
+                waiting[self._hire(worker)] = worker
+            missing = sorted(set(waiting.values()) - placed)
+            if missing and time.monotonic() > ends:
+                raise not_ready(f"{len(missing)} of {len(self._names)} Ray workers ({', '.join(missing[:3])}) were not")
+
+    def _hire(self, worker: str) -> Any:
+        """An actor for this place; a reference of the node it gets to."""
+        actor = start_actor(TeamActor, self._job, worker, self._work, worker, self._job, scheduling_strategy="SPREAD")
+        self._actors[worker] = actor
+        if self._stopped:
+            actor.stop.remote()
+        return actor.place.remote()
+
+    def _receive(self, reference: Any) -> list[Reply]:
+        """What one finished reference means."""
+        asked = self._due.pop(reference, None)
+        if asked is None:
+            return []  # of a worker that was lost a moment ago
+        try:
+            told = ray.get(reference, timeout=self._silent)
+        except ray.exceptions.RayTaskError as error:
+            return [Raised(asked.ticket, asked.worker, _cause(error))]
+        except ray.exceptions.RayError as error:
+            return self._lose(asked.worker, error)
+        bulk = Handle(asked.bulk) if told.made else None
+        return [Answer(asked.ticket, asked.worker, bulk, told.told, told.seconds, told.began - self._opened)]
+
+    def _lose(self, worker: str, why: object) -> list[Reply]:
+        """Forget an actor and all that was asked of it, and make sure that it is dead."""
+        if worker not in self._actors:
+            return []
+        ray.kill(self._actors.pop(worker))
+        self._pulse.forget(worker)
+        self._due = {reference: asked for reference, asked in self._due.items() if asked.worker != worker}
+        self._losses += 1
+        check_losses(self._losses, len(self._names), why)
+        return [Lost(worker)]
+
+
+def _cause(error: ray.exceptions.RayTaskError) -> BaseException:
+    """What a verb raised; or that one of its arguments is gone."""
+    cause = error.cause
+    return thing_lost(cause) if isinstance(cause, ray.exceptions.ObjectLostError) else cause_of(error)
