@@ -29,9 +29,9 @@ from xcray.predict import Predictor
 from xcray.train import TrainSpec, probabilities, train
 from xcray.train.calibrate import calibrate
 from xcray.train.pictures import draw_report, figures
-from xcray.train.preflight import foresee
 from xcray.train.probabilities import calibrated, sides
 from xcray.train.relabel import remove_labels, rename_labels
+from xcray.train.ways import foresee
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,9 @@ from xcray.model.model import Model
 from xcray.solvers import SOLVERS, make_solver
 from xcray.solvers.block import Block
 from xcray.train import TrainSpec, preflight, train, watch
-from xcray.train.preflight import check, entries_of_labels, estimate, foresee, limits_of, merge_budget, worker_bytes
+from xcray.train.preflight import check, entries_of_labels, estimate, limits_of, merge_budget, worker_bytes
 from xcray.train.watch import Watch
+from xcray.train.ways import foresee
 
 Usage = namedtuple("Usage", "total used free")
 

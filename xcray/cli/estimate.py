@@ -14,7 +14,8 @@ from xcray.cli.progress import duration
 def show_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
     """Print memory, disk and time foreseen for a training, and end. Raises Refused when it could not fit."""
     from xcray.execution.memory import human
-    from xcray.train.preflight import check, foresee, limits_of
+    from xcray.train.preflight import check, limits_of
+    from xcray.train.ways import foresee
 
     found, limits = foresee(spec), limits_of(spec)
     if as_json:
@@ -27,6 +28,7 @@ def show_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
                 "that can be had": ", ".join(f"{human(size)} ({name})" for name, size in limits.items()) or "not known",
                 "mapped data": human(found.mapped),
                 "weights": f"{found.weights:,}",
+                **({"disk for checkpoints": human(found.checkpoints)} if found.checkpoints else {}),
                 "disk for parts": human(found.parts),
                 "disk for the model": human(found.model),
                 "core time": duration(found.core_seconds),

@@ -59,6 +59,13 @@ class Parts:
         write_table(path, _table(block))
         self._keep(path.name, block)
 
+    def clear(self) -> None:
+        """Forget and remove all parts: what was in them is made anew, as a whole."""
+        for name in self._names:
+            (self._directory / name).unlink(missing_ok=True)
+        self._names.clear()
+        self._part[:], self._row[:], self._length[:] = -1, 0, 0
+
     def merge(
         self,
         path: Path,

@@ -23,7 +23,6 @@ from xcray.data.dataset import Dataset, Split
 from xcray.errors import Refused
 from xcray.execution.memory import anonymous, available, human, parse_bytes
 from xcray.index.packed import BUDGET, ENTRY
-from xcray.solvers import make_solver
 from xcray.solvers.solver import Local, Solver
 from xcray.train.probabilities import memory
 from xcray.train.spec import TrainSpec
@@ -51,7 +50,8 @@ class Estimate(NamedTuple):
     of the driver), "beside" (processes of this machine) or "elsewhere"; process, what each of those holds before its work;
     ray, what a Ray started for the training holds; reserved, address space that each may leave empty; mapped, files of the
     data; parts (still to be written) and model, on disk. weights: of the finished model. core_seconds: of solving; seconds:
-    of all. probed: labels solved to know better, 0 for a guess.
+    of all. probed: labels solved to know better (or 1: a cell was timed), 0 for a guess. checkpoints: on disk, of trainings that
+    have some.
     """
 
     driver: int
@@ -68,6 +68,7 @@ class Estimate(NamedTuple):
     core_seconds: float
     seconds: float
     probed: int
+    checkpoints: int = 0
 
     @property
     def memory(self) -> int:
@@ -77,7 +78,7 @@ class Estimate(NamedTuple):
     @property
     def disk(self) -> int:
         """Bytes on disk when the model is there and the parts still are."""
-        return self.parts + self.model
+        return self.checkpoints + self.parts + self.model
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON. worker_process: what a worker's own process holds in all."""
@@ -104,14 +105,6 @@ def merge_budget(spec: TrainSpec, weights: int = 0) -> int:
     than PASSES passes; at most an eighth of what may still be taken, but 4 MiB at least."""
     left = min(limits_of(spec).values(), default=8 * BUDGET)
     return max(4 * MIB, min(left // 8, max(BUDGET, ENTRY * weights // PASSES)))
-
-
-def foresee(spec: TrainSpec, probe: float = 2.0) -> Estimate:
-    """What it takes to train `spec` from the start; see `estimate`. Raises NotFound, Corrupt."""
-    dataset = Dataset.open(spec.dataset)
-    labels = frozen(np.arange(dataset.n_labels), np.int32)
-    solver = make_solver(spec.solver, spec.params)
-    return estimate(spec, dataset, solver, labels, workers=1 if solver.joint else workers_of(spec), probe=probe)
 
 
 def workers_of(spec: TrainSpec) -> int:
@@ -183,7 +176,7 @@ def check(found: Estimate, limits: Mapping[str, int], run_dir: Path, out: Path) 
                 needed=wanted,
                 available=left,
             )
-    check_disk(found.parts, found.model, run_dir, out, f"for {found.weights:,} weights")
+    check_disk(found.checkpoints + found.parts, found.model, run_dir, out, f"for {found.weights:,} weights")
 
 
 def check_disk(parts: int, model: int, run_dir: Path, out: Path, why: str) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from xcray.arrays import CSR, Float32, TopK
 from xcray.data.dataset import Dataset
@@ -26,13 +26,11 @@ from xcray.train.partial import check_some, partial
 from xcray.train.preflight import check, limits_of, merge_budget
 from xcray.train.probabilities import calibrated, held_out
 from xcray.train.report import by_frequency
-from xcray.train.scattering import Scattering
 from xcray.train.spec import TrainSpec
 from xcray.train.timeline import plain
 from xcray.train.watch import Watch
-from xcray.train.way import Desk, Setting, Way
-
-WAYS: Final[dict[str, Callable[[Setting], Way]]] = {"scatter": Scattering}  # by the family of the solver
+from xcray.train.way import Desk, Setting
+from xcray.train.ways import way_of
 
 
 class TrainResult(NamedTuple):
@@ -86,7 +84,7 @@ class _Run:
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
-        self.way = WAYS[self.solver.family](Setting(spec, self.dataset, self.solver, run_dir, job))
+        self.way = way_of(Setting(spec, self.dataset, self.solver, run_dir, job))
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
         self.notes: dict[str, Any] = {}
@@ -104,8 +102,7 @@ class _Run:
         """Solve the labels that no part holds."""
         self.seconds["LOADING"] = time.monotonic() - self.started
         began = time.monotonic()
-        if len(self.parts.missing):
-            self.way.solve(Desk(self.parts, self.stop, self._tick, self._seconds_left, self.watch.follow))
+        self.way.solve(Desk(self.parts, self.stop, self._tick, self._seconds_left, self.watch.follow))
         self.seconds["TRAINING"] = time.monotonic() - began
         check_some(self.dataset.n_labels, self.parts.missing, self.spec.max_seconds)
 

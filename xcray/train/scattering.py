@@ -41,9 +41,10 @@ class Scattering:
         """Nothing: labels give the same bits in any batches."""
         return {}
 
-    def foreseen(self, missing: Int32) -> Estimate:
+    def foreseen(self, missing: Int32, probe: float | None = None) -> Estimate:
         """See `estimate`."""
-        return estimate(self._at.spec, self._at.dataset, self._solver, missing, workers=self.workers, terms=self._terms)
+        at = self._at
+        return estimate(at.spec, at.dataset, self._solver, missing, workers=self.workers, probe=probe, terms=self._terms)
 
     def shares(self) -> Float64:
         """By the entries of X in each label's rows."""

@@ -65,8 +65,8 @@ class Way(Protocol):
     def settled(self) -> dict[str, Any]:
         """What was settled for this run and must be the same when it goes on, beside solver and data; JSON."""
 
-    def foreseen(self, missing: Int32) -> Estimate:
-        """What solving the labels `missing` (n,) int32 and publishing all takes."""
+    def foreseen(self, missing: Int32, probe: float | None = None) -> Estimate:
+        """What solving the labels `missing` (n,) int32 and publishing all takes; probe: seconds a probe may take, or None."""
 
     def shares(self) -> Float64:
         """(K,) float64: what each label's weights are thought to be in proportion to."""
