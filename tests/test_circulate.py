@@ -182,6 +182,19 @@ def test_ring_goes_on_past_a_worker_that_is_late():
     assert [len(each) for each in sync.by_shard] == [2, 2, 2, 0]
 
 
+def test_blocks_do_not_gather_before_a_slow_worker():
+    """Eight workers, 32 blocks, and w5 runs a visit only when nobody else has one. A worker's share is 4 blocks: it never holds
+    more than 3 x 4 + 2, those counted that have left it and are not yet past the next."""
+    world, most = World(homes_of(8, 8), 32, 3, order="ring"), Counter()
+    while world.finish is None:
+        busy = [worker for worker, queue in world.queues.items() if queue]
+        world.run_one(next((worker for worker in reversed(busy) if worker != "w5"), "w5"))
+        last = Counter(f"w{met[-1][0]}" for met in world.by_block if met)
+        most |= last + Counter(visit.worker for visit in world.circulate.under_way())
+    assert max(most.values()) == most["w4"] == 3 * 4 + 2
+    assert world.by_shard == nested_loops(8, 32, 3)[0]
+
+
 def test_a_visit_covers_the_shards_of_a_worker():
     """Four workers of four shards, sixteen blocks: a block passes a worker in one visit, but for the blocks that start there."""
     world = World(homes_of(16, 4), 16, 3, order="ring").run(lambda busy: busy[0])

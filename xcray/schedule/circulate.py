@@ -59,7 +59,7 @@ class Circulate:
         self._shape = {"order": order, "shards": len(homes), "blocks": blocks, "laps": laps}
         self._route: Route
         if order in ("sync", "ring"):
-            self._route = Ring(homes, blocks, laps, barrier=order == "sync")
+            self._route = Ring(homes, blocks, laps, ahead=ahead, barrier=order == "sync")
         else:
             self._route = Nomad(homes, blocks, laps, ahead=ahead, shortest=order == "shortest", seed=seed, nodes=nodes)
         self._held: dict[str, dict[int, Visit]] = {worker: {} for worker in self._workers}

@@ -6,21 +6,30 @@ matter of the grid alone. It cannot lock: of the cells of a lap that are left, t
 lowest block, is next both for its block and for its shard.
 
 With a barrier no block makes its next step before all have made this one (DS-MLR, Algorithm 1); the orders are the same.
+
+Without one, blocks would gather before a worker that is slow, nearly all of them in the end, at the one worker before it. So a
+worker holds no more than CROWD times its share of the blocks, and those ahead: what it has taken, and what has passed it and is not
+yet reported to have passed the next. That cannot lock either: what leaves a shard comes to the next one in the same order; so a
+worker that can't go on waits for a full one after it, and they can't all be full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from math import ceil
 from typing import Any
 
-from xcray.schedule.stops import Visit, require
+from xcray.schedule.stops import Visit, require, stations
+
+CROWD = 3.0  # times a worker's share of the blocks that it may hold; more would serve longer delays
 
 
 class Ring:
-    """The way of `blocks` blocks round the shards of `homes` (homes[s]: the worker of shard s), `laps` times."""
+    """The way of `blocks` blocks round the shards of `homes` (homes[s]: the worker of shard s), `laps` times; `ahead`: visits
+    taken and not passed, at most, per worker."""
 
-    def __init__(self, homes: Sequence[str], blocks: int, laps: int, *, barrier: bool) -> None:
+    def __init__(self, homes: Sequence[str], blocks: int, laps: int, *, ahead: int, barrier: bool) -> None:
         n = len(homes)
         self._homes, self._blocks, self._laps, self._barrier = tuple(homes), blocks, laps, barrier
         starts = [block * n // blocks for block in range(blocks)]
@@ -34,16 +43,31 @@ class Ring:
         self._steps = [0] * blocks  # shards passed by a block, in all laps
         self._free = [laps > 0] * blocks  # neither under way nor at the end
         self._ready: dict[str, list[tuple[int, int]]] = {worker: [] for worker in homes}
+        self._place: list[str | None] = [None] * blocks  # the worker that holds each block; while it is under way, the one before
+        self._holds = dict.fromkeys(homes, 0)  # blocks held by each worker, those under way to it included
+        shares = {worker: blocks * len(shards) / n for worker, shards in stations(homes).items()}
+        self._most = {worker: blocks if barrier else ceil(CROWD * share) + ahead for worker, share in shares.items()}
         self._epoch, self._left = 0, blocks  # the step that all are in, and how many blocks have not made it
         for block in range(blocks):
             self._offer(block)
 
     def take(self, worker: str, number: int) -> Visit | None:
-        """The block furthest down the worker's shards: it makes way for those behind it, which then pass more at once."""
+        """The block furthest down the worker's shards: it makes way for those behind it, which then pass more at once. A worker
+        that is full takes only what it holds already."""
         ready = self._ready[worker]
-        if not ready:
+        if self._holds[worker] >= self._most[worker]:
+            here = [offer for offer in ready if self._place[offer[1]] == worker]
+            if not here:
+                return None
+            block = min(here)[1]
+            ready.remove(min(here))
+            heapify(ready)
+        elif ready:
+            block = heappop(ready)[1]
+        else:
             return None
-        _, block = heappop(ready)
+        if self._place[block] != worker:
+            self._holds[worker] += 1
         n, shard, lap = len(self._homes), self._at[block], self._steps[block] // len(self._homes)
         shards = (shard,) if self._barrier else self._run(block, shard, (lap + 1) * n - self._steps[block])
         self._free[block] = False
@@ -56,14 +80,20 @@ class Ring:
         return Visit(number, worker, block, shards, lap)
 
     def passed(self, visit: Visit) -> Sequence[str]:
-        """The block goes on to the next shard, if its turn has come there; at a barrier all do."""
+        """The block goes on to the next shard, if its turn has come there, and leaves room where it was; at a barrier all go
+        on."""
         n, block = len(self._homes), visit.block
         steps = self._steps[block] = self._steps[block] + len(visit.shards)
         at = self._at[block] = (visit.shards[-1] + 1) % n
         self._free[block] = steps < self._laps * n
+        origin, self._place[block] = self._place[block], visit.worker
+        if origin is None or origin == visit.worker:
+            origin = visit.worker
+        else:
+            self._holds[origin] -= 1
         if not self._barrier:
             self._offer(block)
-            return self._homes[at], visit.worker
+            return self._homes[at], visit.worker, origin
         self._left -= 1
         if self._left:
             return (visit.worker,)
@@ -89,6 +119,10 @@ class Ring:
         for block in (block for block in range(self._blocks) if self._free[block]):
             shard, lap = self._at[block], self._steps[block] // n
             require(self._taken[shard] // self._blocks <= lap, f"shard {shard} is a lap before block {block}, which has to pass it")
+        places = [*self._place, *(visit.worker for visit in under_way if self._place[visit.block] != visit.worker)]
+        held = {worker: places.count(worker) for worker in self._homes}
+        require(held == self._holds, "workers do not hold what they are held to")
+        require(all(held[worker] <= self._most[worker] for worker in held), "a worker holds more blocks than it may")
         require(sorted(ready) == [b for b in range(self._blocks) if self._may_go(b)], "what is offered is not what may go")
 
     def _may_go(self, block: int) -> bool:
