@@ -135,7 +135,7 @@ def estimate(
     seconds = (min(2.0, foreseen / 50) if foreseen > WORTH else 0.0) if probe is None else probe
     slower, heavier, probed = run_probe(solver, train, work, seconds) if seconds > 0.0 and not solver.joint else (1.0, 1.0, 0)
     lengths = np.minimum(heavier * WEIGHTS_A_ROOT * roots, dataset.n_features)
-    weights, place = int(lengths.sum()), _place(spec)
+    weights, place = int(lengths.sum()), place_of(spec)
     core = foreseen * slower
     worker, reserved = worker_bytes(solver, train, weights)
     model = INDEXED * weights + (MODEL_LABEL + 16) * K + 40 * dataset.n_features
@@ -149,7 +149,7 @@ def estimate(
         process=0 if place == "here" else PROCESS,
         ray=0 if place == "here" or spec.ray_address is not None else RAY,
         reserved=reserved,
-        mapped=_mapped(dataset),
+        mapped=mapped(dataset),
         parts=int(8 * lengths[labels].sum()) + PART_LABEL * len(labels),
         model=model,
         weights=weights,
@@ -251,7 +251,7 @@ def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> tuple
     return took / max(float(work.seconds[chosen[:n]].sum()), 1e-9), nnz / float(work.weights[chosen[:n]].sum()), n
 
 
-def _place(spec: TrainSpec) -> str:
+def place_of(spec: TrainSpec) -> str:
     """Where the workers are: see `Estimate`."""
     if spec.pool != "ray":
         return "here"
@@ -274,7 +274,7 @@ def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
 
 
-def _mapped(dataset: Dataset) -> int:
+def mapped(dataset: Dataset) -> int:
     """Bytes of the data set's files that are mapped."""
     return sum(int(entry["bytes"]) for entry in dataset.manifest["files"].values())
 

@@ -137,7 +137,7 @@ class _Run:
             solver=self.spec.solver,
             params=self.solver.as_dict(),
             dataset_hash=self.dataset.content_hash,
-            seed=self.solver.seed,
+            seed=getattr(self.solver, "seed", None),  # solvers that draw nothing have none
             measures=measures,
             report=report,
             classes=self.way.classes(block, timeline),

@@ -1,0 +1,106 @@
+"""What trainings of all labels together share: their team of workers, how far they are, and what the report says of them.
+
+Such a training goes in epochs (or rounds), has one objective for all labels, and ends with weights of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from xcray.arrays import Float64
+from xcray.errors import Unavailable
+from xcray.execution.local_team import ThreadTeam
+from xcray.execution.team import HandWork, Team
+from xcray.solvers.block import Block
+from xcray.train.preflight import workers_of
+from xcray.train.report import class_table
+from xcray.train.spec import TrainSpec, link_of
+from xcray.train.way import Desk, Setting
+
+ENTRIES: Final = 500  # of a history, in a report
+FOLDER: Final = "rests"  # of the run directory, where checkpoints are
+TOLD: Final = ("epoch", "objective", "held_out", "P@1")  # of a history's entry, in progress and events
+
+
+class Together:
+    """What is the same in the ways of such families; see `Way`."""
+
+    def __init__(self, at: Setting) -> None:
+        self._at, self._solver = at, at.solver
+        self.workers, self.link = workers_of(at.spec), link_of(at.solver)
+
+    @property
+    def folder(self) -> Path:
+        """Where checkpoints are, and how the training ended."""
+        return self._at.run_dir / FOLDER
+
+    def shares(self) -> Float64:
+        """All labels alike: every weight is there until small ones are dropped."""
+        return np.ones(self._at.dataset.n_labels)
+
+    def classes(self, block: Block, timeline: pa.Table) -> pa.Table:
+        """Without seconds and workers: all labels are trained together."""
+        return class_table(block).drop_columns(["seconds", "worker"])
+
+
+def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str) -> Team:
+    """The team that the spec asks for; not open yet. Serial is a team of one thread, so that a stop is heard meanwhile."""
+    if spec.pool != "ray":
+        return ThreadTeam(work, workers)
+    try:
+        from xcray.execution.ray_pool import session
+        from xcray.execution.ray_team import RayTeam
+    except ModuleNotFoundError as error:
+        raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
+    return RayTeam(work, workers, session(spec.ray_address, workers), job)
+
+
+def tell(desk: Desk, done: float, total: int, rate: float, eta: float | None, newest: Mapping[str, Any], note: str = "") -> None:
+    """Report how far a training is. newest: the last entry of its history; note: what was unusual."""
+    shown = {name: newest[name] for name in TOLD if newest.get(name) is not None}
+    words = {"objective": "objective {:.6g}", "held_out": "held-out loss {:.4g}"}
+    said = [words[name].format(shown[name]) for name in words if name in shown]
+    desk.tell(int(done), total, rate, eta, ", ".join([*said, *([note] if note else [])]), shown)
+
+
+def outcome(found: Mapping[str, Any], block: Block, measures: Mapping[str, float]) -> dict[str, Any]:
+    """How a training came out, for its report; JSON.
+
+    found: "epochs", "objective", "reason" and "history" of the training; block: of all labels, as published; measures: of the
+    published model. "export" compares what held-out rows said of all weights, at the last rest, with the published ones.
+    """
+    records, history = block.records, [each for each in found["history"] if not each.get("back")]
+    last = history[-1] if history else {}
+    pruned = int(records["pruned"].sum()) if "pruned" in (records.dtype.names or ()) else 0
+    return {
+        "classes": len(block.labels),
+        "classes_without_positives": int((records["positives"] == 0).sum()),
+        "weights": block.W.nnz,
+        "weights_pruned": pruned,
+        "objective": found["objective"],
+        "epochs": found["epochs"],
+        "stopped": found["reason"],
+        **({"held_out": last["held_out"]} if last.get("held_out") is not None else {}),
+        **({"export": compared(last, measures)} if compared(last, measures) else {}),
+        "history": thinned(found["history"]),
+    }
+
+
+def compared(full: Mapping[str, Any], published: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Measures that both have: of all weights, of those published, and what the small weights were worth (all as fractions)."""
+    both = [name for name, value in full.items() if "@" in name and value is not None and name in published]
+    return {
+        name: {"full": full[name], "published": published[name], "loss": round(full[name] - published[name], 6)} for name in both
+    }
+
+
+def thinned(history: Sequence[Mapping[str, Any]], most: int = ENTRIES) -> list[dict[str, Any]]:
+    """At most about `most` entries, evenly, the first and the last among them."""
+    step = -(-len(history) // most) or 1
+    kept = [dict(entry) for entry in history[::step]]
+    return kept if not history or (len(history) - 1) % step == 0 else [*kept, dict(history[-1])]
