@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,14 @@ class Hand:
                 raise Stopped("as asked")
             time.sleep(0.005)
         raise AssertionError("nobody told it to stop")
+
+    def pass_gate(self, gate: str) -> tuple[None, str]:
+        """Wait until there is a file called `gate`."""
+        ends = time.monotonic() + 60.0
+        while not Path(gate).exists():
+            assert time.monotonic() < ends, "nobody opened the gate"
+            time.sleep(0.005)
+        return None, self.worker
 
     def fail(self) -> tuple[None, None]:
         """Raise an error of xcray's with all that it says."""

@@ -36,6 +36,7 @@ def own_environment(token_path: Path | str) -> dict[str, str]:
         **auth_environment(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",  # the monitor is node-wide: another program's memory gets our actors killed
+        "RAY_free_objects_period_milliseconds": "100",  # it is 1000: blocks that go round would pile up, a second's worth a node
         "RAY_DEDUP_LOGS": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }

@@ -212,33 +212,45 @@ class RayTeam:
             self._session.__exit__(None, None, None)
 
     def _start(self, workers: Iterable[str]) -> None:
-        """Start actors and make their hands; one that dies meanwhile has a follower. Raises what making a hand raises."""
+        """Start actors and make their hands; one that dies meanwhile has a follower. Raises what making a hand raises; then none
+        of them is there."""
         waiting = {self._hire(worker): worker for worker in workers}  # reference -> worker that gets ready
-        placed: set[str] = set()
+        placed: set[str] = set()  # those that have a node, and make their hands
         ends = time.monotonic() + START_SECONDS
-        while waiting:
-            lost = self._pulse.gone({worker: self._actors[worker] for worker in placed & set(waiting.values())})
-            for reference in answered(waiting, 1.0):
-                worker = waiting.pop(reference)
-                try:
-                    place = ray.get(reference)
-                except ray.exceptions.RayTaskError as error:
-                    raise cause_of(error) from None
-                except ray.exceptions.RayError as error:
-                    lost[worker] = str(error)
-                    continue
-                if worker not in placed:
-                    placed.add(worker)
-                    self._nodes[worker] = place
-                    waiting[self._actors[worker].open.remote()] = worker
-            for worker, why in lost.items():
-                self._lose(worker, why)
-                placed.discard(worker)
-                waiting = {reference: held for reference, held in waiting.items() if held != worker}
-                waiting[self._hire(worker)] = worker
-            missing = sorted(set(waiting.values()) - placed)
-            if missing and time.monotonic() > ends:
-                raise not_ready(f"{len(missing)} of {len(self._names)} Ray workers ({', '.join(missing[:3])}) were not")
+        try:
+            while waiting:
+                for worker in self._prepare(waiting, placed):
+                    placed.discard(worker)
+                    waiting[self._hire(worker)] = worker
+                missing = sorted(set(waiting.values()) - placed)
+                if missing and time.monotonic() > ends:
+                    raise not_ready(f"{len(missing)} of {len(self._names)} Ray workers ({', '.join(missing[:3])}) were not")
+        except BaseException:
+            for worker in workers:
+                self._forget(worker)
+            raise
+
+    def _prepare(self, waiting: dict[Any, str], placed: set[str]) -> list[str]:
+        """Go on with the actors whose step is done; those that died, with nothing left in `waiting`."""
+        lost = self._pulse.gone({worker: self._actors[worker] for worker in placed & set(waiting.values())})
+        for reference in answered(waiting, 1.0):
+            worker = waiting.pop(reference)
+            try:
+                place = ray.get(reference)
+            except ray.exceptions.RayTaskError as error:
+                raise cause_of(error) from None
+            except ray.exceptions.RayError as error:
+                lost[worker] = str(error)
+                continue
+            if worker not in placed:
+                placed.add(worker)
+                self._nodes[worker] = place
+                waiting[self._actors[worker].open.remote()] = worker
+        for worker, why in lost.items():
+            self._lose(worker, why)
+        for reference in [reference for reference, worker in waiting.items() if worker in lost]:
+            del waiting[reference]
+        return list(lost)
 
     def _hire(self, worker: str) -> Any:
         """An actor for this place; a reference of the node it gets to."""
@@ -263,15 +275,20 @@ class RayTeam:
         return [Answer(asked.ticket, asked.worker, bulk, told.told, told.seconds, told.began - self._opened)]
 
     def _lose(self, worker: str, why: object) -> list[Reply]:
-        """Forget an actor and all that was asked of it, and make sure that it is dead."""
+        """Forget an actor that died, or is as good as dead."""
         if worker not in self._actors:
             return []
-        ray.kill(self._actors.pop(worker))
-        self._pulse.forget(worker)
-        self._due = {reference: asked for reference, asked in self._due.items() if asked.worker != worker}
+        self._forget(worker)
         self._losses += 1
         check_losses(self._losses, len(self._names), why)
         return [Lost(worker)]
+
+    def _forget(self, worker: str) -> None:
+        """Make sure that an actor is dead, and drop all that was asked of it."""
+        if worker in self._actors:
+            ray.kill(self._actors.pop(worker))
+        self._pulse.forget(worker)
+        self._due = {reference: asked for reference, asked in self._due.items() if asked.worker != worker}
 
 
 def _cause(error: ray.exceptions.RayTaskError) -> BaseException:
