@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import ray
@@ -38,14 +38,17 @@ from xcray.execution.ray_actors import (
 from xcray.execution.ray_session import connect, local_ray
 from xcray.schedule.messages import Joined, Left, Lost, Task
 
+STORE: Final = 256 << 20  # bytes
+
 
 @contextmanager
-def session(address: str | None, workers: int) -> Iterator[None]:
-    """Ray for the length of a training: the one this process is in already, the cluster at `address`, or one of its own."""
+def session(address: str | None, workers: int, store: int = STORE) -> Iterator[None]:
+    """Ray for the length of a training: the one this process is in already, the cluster at `address`, or one of its own with a CPU
+    a worker and `store` bytes for what travels, at least STORE; what does not fit there Ray writes to disk."""
     if ray.is_initialized():
         yield
     elif address is None:
-        with local_ray(num_cpus=workers):
+        with local_ray(num_cpus=workers, object_store_memory=max(store, STORE)):
             yield
     else:
         with connect(address):
