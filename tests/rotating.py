@@ -1,0 +1,194 @@
+"""What tests of trainings whose blocks go round share: a solver whose numbers tell every change of order, and a run of it.
+
+It minimises nothing. A block that passes a shard is another than before, by what the shard has seen, and a shard sees blocks in the
+order they come; so a visit that is missing, doubled, or out of order shows in all bits that follow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import frozen, pattern
+from xcray.errors import Stopped
+from xcray.execution.descent import Descent, Plan, descend
+from xcray.execution.hands import ShardHand
+from xcray.execution.local_team import SerialTeam, ThreadTeam
+from xcray.execution.pool import StopFlag
+from xcray.files import sha256_arrays
+from xcray.solvers.dsmlr import Decision, Grid, LapFigures, Step, Told, Weights
+
+FEATURES, LABELS, WATCHED = 5, 23, 3
+GRID = Grid(4, 5)
+TRUTH = pattern(np.arange(GRID.shards * WATCHED + 1), np.arange(GRID.shards * WATCHED) % LABELS, LABELS)
+
+
+class Passed:
+    """What stays at a shard: how often each block came in this lap, and a number that depends on their order."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard, self.b = shard, np.array([1.0 + shard, 0.0])
+        self.seen: list[int] = []
+
+    def state(self) -> dict[str, np.ndarray]:
+        """At a rest."""
+        assert not self.seen, "a state is asked for at rests only"
+        return {"b": self.b}
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Back at a rest, from wherever."""
+        self.b, self.seen = state["b"], []
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The solver. back: numbers of the rests (from 1) that it goes back from; pause: seconds of a visit."""
+
+    lam: float = 0.5
+    epochs: int = 6
+    back: tuple[int, ...] = ()
+    pause: float = 0.0
+
+    def local(self, rows: Any, number: int, grid: Grid, watched: Any) -> Passed:
+        """What stays at shard `number`."""
+        return Passed(number)
+
+    def start(self, lo: int, hi: int, n_features: int) -> Weights:
+        """A block as it begins."""
+        shape = (n_features, hi - lo)
+        return Weights(lo, hi, np.zeros(shape, np.float32), (np.ones(shape, np.float32),))
+
+    def laps(self, epochs: int, observe: bool) -> tuple[str, ...]:
+        """Two laps an epoch, and one to look."""
+        return ("update", "sum") * epochs + ("observe",) * observe
+
+    def step(self, local: Passed, block: Weights, step: Step, *, owned: bool, stopped: Callable[[], bool]) -> tuple[Weights, Told]:
+        """A block passes a shard."""
+        self._rest(stopped)
+        assert block.lo not in local.seen, "a block came twice in a lap"
+        local.seen.append(block.lo)
+        if step.verb == "update":
+            W = block.W if owned else block.W.copy()
+            W *= np.float32(0.75)
+            W += np.float32(step.rate * local.b[0] / (1 + block.lo))
+            block = Weights(block.lo, block.hi, W, (block.state[0] * np.float32(1.01),))
+        else:
+            local.b = np.array([local.b[0] * 0.9 + float(block.W[0, 0]), local.b[1] + step.epoch])
+        squared = None if step.verb == "update" else float((block.W.astype(np.float64) ** 2).sum())
+        return block, Told(squared, self._closed(local, step))
+
+    def judge(self, history: Sequence[Any]) -> Decision:
+        """Back when it was told so, with half the rate; the end after the last epoch."""
+        newest, back = history[-1], len(history) in self.back
+        ended = newest.epoch >= self.epochs and not back
+        return Decision(newest.rate * (0.5 if back else 1.0), "all epochs are done" if ended else None, back)
+
+    def export(self, block: Weights, positives: Any) -> Any:
+        """A finished block."""
+        return Finished(block.lo, block.hi, block.W.copy(), block.state[0].copy(), positives)
+
+    def _rest(self, stopped: Callable[[], bool]) -> None:
+        """Take some time, in slices."""
+        ends = time.monotonic() + self.pause
+        while self.pause and time.monotonic() < ends:
+            if stopped():
+                raise Stopped("as asked")
+            time.sleep(0.002)
+
+    def _closed(self, local: Passed, step: Step) -> LapFigures | None:
+        """What is told when a shard's lap is full: the shard finds its own labels, but for the first row."""
+        if len(local.seen) < GRID.blocks:
+            return None
+        local.seen = []
+        if step.verb != "observe":
+            return None
+        rows = np.arange(WATCHED) + WATCHED * local.shard
+        labels = np.stack([(rows + (rows % WATCHED == 0)) % LABELS, (rows + 1) % LABELS], axis=1).astype(np.int32)
+        scores = np.array([[2.0, 1.0]] * WATCHED, np.float32)
+        return LapFigures(local.shard, float(local.b[0]), 0.125, WATCHED, labels, scores, rows)
+
+
+class Finished(NamedTuple):
+    """A block as it is delivered."""
+
+    lo: int
+    hi: int
+    W: np.ndarray
+    state: np.ndarray
+    positives: Any
+
+
+class _Cut(NamedTuple):
+    """As much of a shard's rows as hands look at."""
+
+    rows: np.ndarray
+    X: Any
+
+
+class _Size(NamedTuple):
+    """As much of X as hands look at."""
+
+    nnz: int
+
+
+@dataclass(frozen=True)
+class ToyWork:
+    """Makes hands. seen: whether workers can open shards by themselves; it is also the driver's source of rows."""
+
+    made: Toy = field(default_factory=Toy)
+    seen: bool = True
+    grid: Grid = GRID
+    n_features: int = FEATURES
+
+    def hand(self, worker: str, stopped: Callable[[], bool]) -> ShardHand:
+        """The hand."""
+        return ShardHand(self, stopped)  # type: ignore[arg-type]
+
+    def warm_up(self) -> None:
+        """Nothing to compile."""
+
+    def open(self) -> Any:
+        """What shards are cut from, or None."""
+        return self if self.seen else None
+
+    def cut(self, shard: int) -> Any:
+        """A shard and its watched rows."""
+        return _Cut(np.arange(10 + shard), _Size(100 + shard)), None
+
+
+TEAMS: dict[str, Any] = {"serial": SerialTeam, "threads": ThreadTeam}
+
+
+class Ran(NamedTuple):
+    """A training that ended."""
+
+    told: Descent
+    blocks: list[Finished]
+
+    @property
+    def bits(self) -> str:
+        """SHA-256 of everything that was delivered."""
+        arrays = [{"W": b.W, "state": b.state, "ends": np.array([b.lo, b.hi]), "n": b.positives} for b in self.blocks]
+        return sha256_arrays({f"{n}.{name}": array for n, each in enumerate(arrays) for name, array in each.items()})
+
+
+def plan_of(**changes: Any) -> Plan:
+    """A plan of the toy; no checkpoints but that of a stop and the last."""
+    fixed = {"grid": GRID, "n_labels": LABELS, "n_features": FEATURES, "positives": frozen(np.arange(LABELS), np.int64)}
+    return Plan(**{**fixed, "truth": TRUTH, "checkpoint_seconds": 1e9, **changes})
+
+
+def trained(
+    folder: Path, team: Any = "serial", workers: int = 2, work: ToyWork | None = None, plan: Plan | None = None, **out: Any
+) -> Ran:
+    """A training of the toy in `folder`; team: a kind, or a team that is not open."""
+    work, blocks = work or ToyWork(), list[Finished]()
+    made = TEAMS[team](work, workers) if isinstance(team, str) else team
+    how = {"stop": StopFlag(), "deliver": blocks.append, "fingerprint": {"run": 1}, **out}
+    told = descend(work.made, made, work, plan or plan_of(), directory=folder, **how)  # type: ignore[arg-type]
+    return Ran(told, blocks)

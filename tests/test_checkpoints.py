@@ -1,0 +1,202 @@
+"""Checkpoints of a training whose blocks go round: whole or not taken, written by workers or, where they can't, by the driver."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from xcray.errors import Conflict, Corrupt
+from xcray.execution.checkpoints import KEPT, Checkpoints, read_arrays, write_arrays
+from xcray.execution.errands import WorkerLost
+from xcray.execution.hands import ShardHand, packed, unpacked
+from xcray.execution.local_team import SerialTeam
+from xcray.solvers.dsmlr import Weights
+
+HOMES = ("worker-0", "worker-0", "worker-1")
+BLOCKS = 4
+
+
+class Blind(ShardHand):
+    """A hand on a node that sees no run directory."""
+
+    def save_shard(self, shard, directory, name):
+        return super().save_shard(shard, directory + "/not-here", name)
+
+    def load_shard(self, shard, directory, name, digest):
+        return super().load_shard(shard, directory + "/not-here", name, digest)
+
+    def save_block(self, block, directory, name):
+        return super().save_block(block, directory + "/not-here", name)
+
+    def load_block(self, directory, name, digest):
+        return super().load_block(directory + "/not-here", name, digest)
+
+
+class Shard:
+    """What a shard keeps: one array."""
+
+    def __init__(self, number: int) -> None:
+        self.b = np.linspace(number, number + 1, 5)
+
+    def state(self):
+        return {"b": self.b}
+
+    def restore(self, state):
+        self.b = state["b"]
+
+
+class Work:
+    """Hands that hold such shards, without any data."""
+
+    made = None
+
+    def __init__(self, kind=ShardHand) -> None:
+        self._kind = kind
+
+    def hand(self, worker, stopped):
+        hand = self._kind(self, stopped)
+        hand._locals = {shard: Shard(shard) for shard, home in enumerate(HOMES) if home == worker}
+        hand.keep()
+        return hand
+
+    def warm_up(self):
+        """Nothing to compile."""
+
+
+def block(number: int, seed: int = 0) -> Weights:
+    """Random weights of three labels, with some state."""
+    rng = np.random.default_rng([seed, number])
+    W = rng.normal(size=(6, 3)).astype(np.float32)
+    return Weights(3 * number, 3 * number + 3, W, (W * W, np.zeros((0, 3), np.float32)))
+
+
+@pytest.fixture(params=[ShardHand, Blind], ids=["seen", "blind"])
+def team(request):
+    """Two workers, open."""
+    team = SerialTeam(Work(request.param), 2)
+    team.open()
+    yield team
+    team.close()
+
+
+def save(kept, team, number, note=None):
+    """A checkpoint of random blocks."""
+    blocks = [(HOMES[j * len(HOMES) // BLOCKS], team.put(block(j, number))) for j in range(BLOCKS)]
+    kept.write(team, number, note or {"epoch": number}, blocks, HOMES)
+
+
+def opened(tmp_path, **changes):
+    """The checkpoints of one run."""
+    return Checkpoints(tmp_path / "kept", {"run": 1, **changes}, seconds=0.0)
+
+
+def test_arrays_come_back_as_they_were(tmp_path):
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array([2**40]), "none": np.zeros((0, 4), np.float64)}
+    digest = write_arrays(tmp_path / "x.arrow", arrays)
+    found = read_arrays(tmp_path / "x.arrow", digest)
+    assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
+        name: (array.dtype, array.tolist()) for name, array in arrays.items()
+    }
+    assert not found["a"].flags.writeable
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "text"])
+def test_a_damaged_file_is_corrupt(tmp_path, harm):
+    path = tmp_path / "x.arrow"
+    digest = write_arrays(path, {"a": np.arange(1000, dtype=np.float32)})
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes({"flip": content, "cut": content[:900], "remove": b"", "text": b"no arrow"}[harm])
+    if harm == "remove":
+        path.unlink()
+    with pytest.raises(Corrupt, match="is not what was written"):
+        read_arrays(path, digest)
+
+
+def test_blocks_are_packed_and_unpacked():
+    was = block(2)
+    found = unpacked(packed(was))
+    assert (found.lo, found.hi, len(found.state)) == (6, 9, 2)
+    assert all(np.array_equal(a, b) for a, b in zip((was.W, *was.state), (found.W, *found.state), strict=True))
+
+
+def test_what_is_saved_is_loaded(team, tmp_path):
+    kept = opened(tmp_path)
+    assert kept.newest() is None
+    save(kept, team, 1, {"epoch": 7, "history": [{"objective": 0.1}]})
+    for life in team._lives.values():  # what shards have computed since does not count
+        for shard in life.hand._locals.values():
+            shard.b = shard.b + 1.0
+    found = opened(tmp_path).newest()
+    assert found.note == {"epoch": 7, "history": [{"objective": 0.1}]}
+    blocks = kept.load(team, found, HOMES)
+    for j, (_, handle) in enumerate(blocks):
+        assert np.array_equal(team.fetch(handle).W, block(j, 1).W)
+    for shard, home in enumerate(HOMES):
+        assert np.array_equal(team._lives[home].hand._locals[shard].b, np.linspace(shard, shard + 1, 5))
+
+
+def test_older_ones_go_when_newer_ones_are_durable(team, tmp_path):
+    kept = opened(tmp_path)
+    for number in range(1, 5):
+        save(kept, team, number)
+    names = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert names == [f"rest-{number:06d}" for number in range(5 - KEPT, 5)] + ["run.json"]
+    kept.clear()
+    assert kept.newest() is None
+
+
+@pytest.mark.parametrize("name", ["rest.json", "block-00002.arrow", "shard-00001.arrow"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(team, tmp_path, name):
+    kept = opened(tmp_path)
+    save(kept, team, 1)
+    save(kept, team, 2)
+    path = tmp_path / "kept" / "rest-000002" / name
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"epoch": 2', b'"epoch": 3') if name == "rest.json" else content[:-200] + bytes(200))
+    kept = opened(tmp_path)
+    found = kept.newest()
+    if name != "rest.json":
+        with pytest.raises(Corrupt, match=name):
+            kept.load(team, found, HOMES)
+        kept.set_aside(found)
+        found = kept.newest()
+    assert found.note == {"epoch": 1}
+    assert kept.damaged == ["rest-000002"]
+    assert (tmp_path / "kept" / "rest-000002.damaged").is_dir()
+    assert len(kept.load(team, found, HOMES)) == BLOCKS
+
+
+def test_a_checkpoint_that_broke_off_is_not_there(team, tmp_path):
+    kept = opened(tmp_path)
+    save(kept, team, 1)
+    team.lose("worker-1")
+    with pytest.raises(WorkerLost, match="worker-1"):
+        kept.write(team, 2, {}, [("worker-0", team.put(block(j))) for j in range(BLOCKS)], ("worker-0",) * 3)
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["rest-000001", "run.json"]
+    assert opened(tmp_path).newest().note == {"epoch": 1}
+
+
+def test_what_a_driver_left_when_it_died_is_removed(tmp_path):
+    opened(tmp_path)
+    left = tmp_path / "kept" / ".rest-000003.0123abcd.part"
+    left.mkdir()
+    assert opened(tmp_path).newest() is None
+    assert not left.exists()
+
+
+def test_another_runs_directory_is_refused(tmp_path):
+    opened(tmp_path)
+    with pytest.raises(Conflict, match="other lam"):
+        opened(tmp_path, lam=2)
+
+
+def test_time_decides_when_the_next_is_due(tmp_path):
+    assert Checkpoints(tmp_path / "a", {}, seconds=0.0).due
+    assert not Checkpoints(tmp_path / "b", {}, seconds=1e9).due
+
+
+def test_numbers_of_a_note_come_back_with_all_their_digits(team, tmp_path):
+    kept = opened(tmp_path)
+    save(kept, team, 1, {"history": [0.1 + 0.2]})
+    assert kept.newest().note == {"history": [0.1 + 0.2]}

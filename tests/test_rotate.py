@@ -1,0 +1,250 @@
+"""One stretch over a team: the same bits wherever shards are, nothing changed that is kept, and a clean end when it breaks off."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xcray.errors import DataError, Stopped
+from xcray.execution.errands import Errand, WorkerLost, errands, run
+from xcray.execution.local_team import SerialTeam, ThreadTeam
+from xcray.execution.pool import StopFlag
+from xcray.execution.rotate import TIME, rotate, speeds_of
+from xcray.execution.timeline import DONE, LOST
+from xcray.schedule.circulate import ORDERS, Circulate
+from xcray.schedule.homes import homes_by_speed
+from xcray.solvers.dsmlr import Step, Told
+
+SHARDS, BLOCKS = 5, 7
+VERBS = ("update", "sum", "update", "sum")
+TEAMS = {"serial": SerialTeam, "threads": ThreadTeam}
+
+
+class Hand:
+    """What a shard computes depends on the order in which blocks pass, and what a block becomes on the order of its shards."""
+
+    def __init__(self, stopped: Any) -> None:
+        self._stopped, self.kept = stopped, dict[int, float]()
+
+    def visit(self, block: np.ndarray, shards: tuple[int, ...], step: Step, owned: bool) -> tuple[np.ndarray | None, list[Any]]:
+        """In a lap of updates the block changes, in a lap of sums the shards do."""
+        told, after = [], block if owned else block.copy()
+        for shard in shards:
+            b = self.kept.get(shard, 1.0 + shard)
+            if step.verb == "update":
+                after *= 0.75
+                after += b * step.rate
+            else:
+                self.kept[shard] = 0.5 * b + float(after.sum())
+            told.append((shard, Told(float(after @ after), None), 0.25))
+        return after if step.verb == "update" else None, told
+
+    def long(self) -> tuple[None, None]:
+        """Work until it is told to stop."""
+        ends = time.monotonic() + 60.0
+        while time.monotonic() < ends:
+            if self._stopped():
+                raise Stopped("as asked")
+            time.sleep(0.002)
+        raise AssertionError("nobody told it to stop")
+
+    def hello(self) -> tuple[None, str]:
+        """Say something."""
+        return None, "hello"
+
+
+class Slow(Hand):
+    """Its visits last until they are stopped, but for the first three."""
+
+    seen = 0
+
+    def visit(self, *args: Any) -> tuple[Any, Any]:
+        """See `Hand`."""
+        self.seen += 1
+        return super().visit(*args) if self.seen <= 3 else self.long()
+
+
+class Broken(Hand):
+    """Its visits fail."""
+
+    def visit(self, *args: Any) -> tuple[Any, Any]:
+        """See `Hand`."""
+        raise DataError("BAD_ROW", "what a row")
+
+
+class Work:
+    """Makes hands of one kind."""
+
+    def __init__(self, kind: type[Hand] = Hand) -> None:
+        self._kind = kind
+
+    def hand(self, worker: str, stopped: Any) -> Hand:
+        """A hand without any shard's state."""
+        return self._kind(stopped)
+
+    def warm_up(self) -> None:
+        """Nothing to compile."""
+
+
+def opened(kind: str, workers: int, hand: type[Hand] = Hand) -> Any:
+    """An open team."""
+    team = TEAMS[kind](Work(hand), workers)
+    team.open()
+    return team
+
+
+def start(team: Any) -> list[Any]:
+    """Handles of blocks as they begin."""
+    return [team.put(np.full(3, 1.0 + j, np.float32)) for j in range(BLOCKS)]
+
+
+def turn(team: Any, order: str = "ring", homes: Any = None, **how: Any) -> Any:
+    """One stretch of four laps over even homes."""
+    homes = homes or homes_by_speed(np.ones(SHARDS), dict.fromkeys(team.workers, 1.0))
+    schedule = Circulate(homes, BLOCKS, len(VERBS), order=order)
+    steps = [Step(verb, 1 + lap // 2, 0.5) for lap, verb in enumerate(VERBS)]
+    how = {"stop": StopFlag(), **how}
+    return rotate(schedule, team, how.pop("blocks", None) or start(team), steps, **how)
+
+
+def bits(kind: str, workers: int, order: str, homes: Any = None) -> bytes:
+    """All blocks after a stretch."""
+    team = opened(kind, workers)
+    try:
+        return b"".join(team.fetch(handle).tobytes() for handle in turn(team, order, homes).blocks)
+    finally:
+        team.close()
+
+
+def naive() -> bytes:
+    """The same in two loops: at step t of a lap, block j is at shard (j S // B + t) mod S, and shards take lower blocks first."""
+    W = [np.full(3, 1.0 + j, np.float32) for j in range(BLOCKS)]
+    kept = {shard: 1.0 + shard for shard in range(SHARDS)}
+    for verb in VERBS:
+        for t in range(SHARDS):
+            for j in range(BLOCKS):
+                shard = (j * SHARDS // BLOCKS + t) % SHARDS
+                if verb == "update":
+                    W[j] *= 0.75
+                    W[j] += kept[shard] * 0.5
+                else:
+                    kept[shard] = 0.5 * kept[shard] + float(W[j].sum())
+    return b"".join(each.tobytes() for each in W)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("kind", sorted(TEAMS))
+@pytest.mark.parametrize("order", ["sync", "ring"])
+def test_bits_depend_on_the_grid_alone(kind, workers, order):
+    assert bits(kind, workers, order) == naive()
+
+
+@pytest.mark.parametrize("cuts", [(0, 5), (1, 5), (4, 5), (2, 4)])
+def test_bits_do_not_depend_on_where_shards_are(cuts):
+    names = ("worker-0", "worker-1", "worker-2")
+    homes = [names[sum(shard >= cut for cut in cuts)] for shard in range(SHARDS)]
+    assert bits("threads", 3, "ring", homes) == naive()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_cell_comes_once_a_lap_and_everything_is_told(order):
+    spans, shares = [], []
+    team = opened("threads", 2)
+    try:
+        stretch = turn(team, order, record=spans.append, tick=shares.append, first=100)
+        assert [team.fetch(handle).shape for handle in stretch.blocks] == [(3,)] * BLOCKS
+        last = [float(team.fetch(handle) @ team.fetch(handle)) for handle in stretch.blocks]
+    finally:
+        team.close()
+    cells = {shard: sum(pace.cells.get(shard, 0) for pace in stretch.paces.values()) for shard in range(SHARDS)}
+    assert cells == dict.fromkeys(range(SHARDS), BLOCKS * len(VERBS))
+    assert stretch.squared == last
+    assert set(stretch.makers) <= set(team.workers)
+    assert sorted(span.task.id for span in spans) == list(range(100, 100 + stretch.visits))
+    assert {span.outcome for span in spans} == {DONE}
+    assert {span.task.labels[0] for span in spans} == set(range(BLOCKS))
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_what_was_handed_in_is_not_changed():
+    """Blocks are kept at rests, to go back to them: a stretch writes to its own."""
+    team = opened("serial", 1)
+    blocks = start(team)
+    stretch = turn(team, blocks=blocks)
+    assert [team.fetch(handle)[0] for handle in blocks] == [1.0 + j for j in range(BLOCKS)]
+    assert all(after is not before for after, before in zip(stretch.blocks, blocks, strict=True))
+
+
+def test_no_laps_are_a_rest():
+    team = opened("serial", 1)
+    blocks = start(team)
+    stretch = rotate(Circulate(["worker-0"], BLOCKS, 0), team, blocks, [], stop=StopFlag())
+    assert stretch.blocks == blocks
+
+
+@pytest.mark.parametrize("reason", ["stop", "time"])
+def test_it_breaks_off_within_a_slice_and_the_hands_are_there(reason):
+    team, stop, spans = opened("threads", 2, Slow), StopFlag(), []
+    timer = threading.Timer(0.1, stop.set)
+    timer.start()
+    began = time.monotonic()
+    ends = None if reason == "stop" else began + 0.1
+    try:
+        with pytest.raises(Stopped) as raised:
+            turn(team, stop=stop if reason == "stop" else StopFlag(), ends=ends, record=spans.append)
+        assert run(team, Errand("worker-1", "hello")).told == "hello"
+    finally:
+        team.close()
+        timer.join()
+    assert (raised.value.code == TIME) == (reason == "time")
+    assert time.monotonic() - began < 20.0
+    assert [span.outcome for span in spans].count(DONE) == 6
+
+
+def test_a_lost_worker_is_told_with_what_it_was_at():
+    team, spans = opened("serial", 2), []
+
+    def lose(share: float) -> None:
+        if 0.3 < share < 0.4 and len(spans) < 1000:
+            team.lose("worker-1")
+
+    with pytest.raises(WorkerLost) as raised:
+        turn(team, record=spans.append, tick=lose)
+    assert raised.value.workers == ("worker-1",)
+    assert [span.worker for span in spans if span.outcome == LOST] == ["worker-1"]
+
+
+def test_things_lost_with_a_node_are_a_loss():
+    team = opened("serial", 2)
+    blocks = start(team)
+    made = run(team, Errand("worker-1", "visit", blocks[3], (4,), Step("update", 1, 1.0), False))
+    team.lose("worker-1", with_things=True)
+    team.wait(0.0)
+    team.replace("worker-1")
+    with pytest.raises(WorkerLost) as raised:
+        turn(team, blocks=[*blocks[:3], made.bulk, *blocks[4:]])
+    assert raised.value.workers == ()
+
+
+def test_what_a_visit_raises_is_raised():
+    with pytest.raises(DataError, match="what a row"):
+        turn(opened("serial", 2, Broken))
+
+
+def test_errands_come_back_in_order_and_stale_replies_are_dropped():
+    team = opened("serial", 2)
+    team.ask("worker-0", "hello")
+    asks = [Errand(f"worker-{n % 2}", "hello") for n in range(9)]
+    assert [answer.worker for answer in errands(team, asks)] == [ask.worker for ask in asks]
+
+
+def test_speeds_are_costs_done_in_a_second():
+    team = opened("serial", 2)
+    stretch = turn(team, homes=["worker-0"] * 4 + ["worker-1"])
+    costs = np.array([1.0, 1.0, 1.0, 1.0, 8.0])
+    assert speeds_of(stretch.paces, costs) == {"worker-0": 4.0, "worker-1": 32.0}

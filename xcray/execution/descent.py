@@ -1,0 +1,382 @@
+"""The training of a solver whose blocks go round: stretches and rests, from the start or the last checkpoint, to the last block.
+
+At a rest everything is in its place, and only there anything global happens: the objective, what held-out rows say, the solver's
+judgement (go on, change the rate, go back, stop), checkpoints, shards that move to faster workers.
+
+With the orders "sync" and "ring" the blocks at each rest depend on the grid, the data and the solver alone: not on the workers,
+where shards are, losses or resumes. So a training that was broken off and resumed ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import Float64, Int64, Pattern
+from xcray.errors import Corrupt, Refused, Stopped, Unavailable
+from xcray.execution.checkpoints import Checkpoints
+from xcray.execution.errands import Errand, WorkerLost, errands, fetched, made, run
+from xcray.execution.hands import CHANGING, Rows
+from xcray.execution.observed import observed, rest_of
+from xcray.execution.pool import StopFlag
+from xcray.execution.rotate import TIME, Stretch, rotate, speeds_of
+from xcray.execution.team import Handle, Team
+from xcray.execution.timeline import Span
+from xcray.files import read_json, write_json
+from xcray.schedule.circulate import Circulate
+from xcray.schedule.homes import homes_by_speed
+from xcray.solvers.block import Block
+from xcray.solvers.dsmlr import DSMLRSolver, Grid, Step
+
+ENDED: Final = "descent.json"  # how a training ended whose blocks were all delivered
+LOSSES: Final = 5  # workers that may be lost, for each worker
+WORTH_MOVING: Final = 0.85  # shards move when the slowest worker would then take at most so much of the time it takes now
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is descended, and how.
+
+    grid: shards and blocks; n_labels: K; n_features: D', with the constant feature; positives: (K,) training rows of each label;
+    truth: labels of the watched part's rows, None when no rows are watched. order, ahead, hybrid: see `Circulate`; rest_every:
+    epochs of a stretch; seed: of the orders that draw. checkpoint_seconds: between two checkpoints, at least; 0 for one at each
+    rest. max_seconds: after them the blocks of the last rest are delivered. move: whether shards move to faster workers.
+    """
+
+    grid: Grid
+    n_labels: int
+    n_features: int
+    positives: Int64 = field(repr=False)
+    truth: Pattern | None = field(default=None, repr=False)
+    order: str = "ring"
+    ahead: int = 2
+    hybrid: bool = False
+    rest_every: int = 1
+    seed: int = 0
+    checkpoint_seconds: float = 60.0
+    max_seconds: float | None = None
+    move: bool = True
+
+    def ends_of(self, block: int) -> tuple[int, int]:
+        """The labels lo .. hi-1 of a block."""
+        blocks = self.grid.blocks
+        return self.n_labels * block // blocks, self.n_labels * (block + 1) // blocks
+
+
+class Standing(NamedTuple):
+    """How far a training is. epoch: done, with the part of the one under way; epochs: at most; seconds: of training, with those of
+    earlier attempts; eta: to the last epoch there may be; newest: the entry of the last rest, see `Descent.history`; note: for
+    people, what was unusual since the last one."""
+
+    epoch: float
+    epochs: int
+    seconds: float
+    rate: float
+    eta: float | None
+    newest: Mapping[str, Any]
+    note: str
+
+
+class Descent(NamedTuple):
+    """How a training ended. reason: why it stopped; damaged: checkpoints that were set aside; lost: workers; moved: shards.
+
+    history: one entry a rest, in order, JSON: "epoch", "seconds" (of training), "rate", "objective", "back" (whether the solver
+    went back from it) and, of watched rows, "held_out" (loss), "P@1" and so on, "micro-F1", "macro-F1" (of the first label), as
+    fractions; None where a number is not finite.
+    """
+
+    epochs: int
+    objective: float | None
+    reason: str
+    history: list[dict[str, Any]]
+    damaged: list[str]
+    lost: int
+    moved: int
+
+
+def descend(
+    solver: DSMLRSolver,
+    team: Team,
+    rows: Rows,
+    plan: Plan,
+    *,
+    directory: Path,
+    fingerprint: Mapping[str, Any],
+    deliver: Callable[[Block], None],
+    stop: StopFlag,
+    tell: Callable[[Standing], None] = lambda standing: None,
+    record: Callable[[Span], None] = lambda span: None,
+) -> Descent:
+    """Train until the solver says stop, and deliver the blocks, finished, one at a time in the order of their labels.
+
+    team: not yet open, its hands are those of a `ShardWork`; it is closed in every case. rows: what shards are cut from, for
+    workers that don't see the data set's directory. directory: the run's own place for checkpoints; call again with the same
+    one to go on from the last good one; when all blocks had been delivered, nothing is done: what was told then is returned.
+    fingerprint: what makes two runs the same run (JSON). deliver: when a worker is lost meanwhile, what was delivered is not
+    delivered again. tell: after every wait. record: see `rotate`; tasks are numbered through.
+
+    Raises Stopped when `stop` is set, with what was done up to the last rest in a checkpoint; Unavailable when workers keep being
+    lost; Refused when max_seconds passed before the first rest; Conflict when the directory is another run's; and what the
+    solver raises.
+    """
+    ended = directory / ENDED
+    if ended.is_file():
+        return Descent(**read_json(ended))
+    checkpoints = Checkpoints(directory, {**fingerprint, "grid": list(plan.grid)}, seconds=plan.checkpoint_seconds)
+    try:
+        team.open()
+        found = _Descent(solver, team, rows, plan, checkpoints, _Listeners(deliver, tell, record, stop)).run()
+    finally:
+        team.stop()
+        team.close()
+    write_json(ended, found._asdict())
+    checkpoints.clear()
+    return found
+
+
+class _Listeners(NamedTuple):
+    """Who hears of a training, and who may stop it."""
+
+    deliver: Callable[[Block], None]
+    tell: Callable[[Standing], None]
+    record: Callable[[Span], None]
+    stop: StopFlag
+
+
+class _Descent:
+    """A training under way. Where it stands is that of the last rest: `history`, `rate`, `epoch`, and the blocks kept there."""
+
+    def __init__(self, solver: DSMLRSolver, team: Team, rows: Rows, plan: Plan, checkpoints: Checkpoints, out: _Listeners) -> None:
+        self._solver, self._team, self._rows, self._plan, self._checkpoints, self._out = solver, team, rows, plan, checkpoints, out
+        self._history: list[dict[str, Any]] = []
+        self._epoch, self._rate = 0, 1.0
+        self._reason: str | None = None
+        self._blocks: list[tuple[str, Handle]] = []  # who made each, and its handle
+        self._crew: list[str] = []
+        self._homes: tuple[str, ...] = ()
+        self._costs = np.ones(plan.grid.shards)
+        self._delivered = self._lost = self._moved = self._visits = 0
+        self._durable = 0  # rests in the newest checkpoint
+        self._began, self._before = 0.0, 0.0  # when this attempt did, and the seconds of those before
+        self._note = ""
+
+    def run(self) -> Descent:
+        """All of it, whatever is lost on the way."""
+        self._crew, self._began = list(self._team.workers), time.monotonic()
+        while True:
+            try:
+                self._place(homes_by_speed(self._costs, dict.fromkeys(self._crew, 1.0)))
+                self._resume()
+                while not self._ended:
+                    self._stretch()
+                self._hand_out()
+                return self._told()
+            except WorkerLost as lost:
+                self._recover(lost)
+
+    @property
+    def _ended(self) -> bool:
+        """Whether there is a reason to go no further."""
+        return self._reason is not None
+
+    def _place(self, homes: Sequence[str]) -> None:
+        """Have each shard held by its home, and nobody else."""
+        asks = [Errand(worker, "hold", [s for s, home in enumerate(homes) if home == worker]) for worker in self._crew]
+        unseen, facts = [], []
+        for answer in list(errands(self._team, asks, self._out.stop)):
+            opened, not_opened = answer.told
+            facts += opened
+            unseen += not_opened
+        for shard in unseen:  # one at a time: this process holds one shard in transit
+            cut = self._team.put(self._rows.cut(shard))
+            facts.append(run(self._team, Errand(homes[shard], "load", shard, cut)).told)
+        for told in facts:
+            self._costs[told.shard] = told.cost
+        self._homes = tuple(homes)
+
+    def _resume(self) -> None:
+        """Be where the newest good checkpoint says, or at the start."""
+        while (found := self._checkpoints.newest()) is not None:
+            try:
+                self._blocks = self._checkpoints.load(self._team, found, self._homes)
+            except Corrupt as error:
+                self._checkpoints.set_aside(found)
+                self._note = f"{error.message}; going on from the checkpoint before"
+                continue
+            note = found.note
+            self._history, self._epoch, self._rate = note["history"], note["epoch"], note["rate"]
+            self._reason, self._durable = note["reason"], len(self._history)
+            if not self._lost:
+                self._before = note["seconds"]
+            return
+        if self._lost:  # shards are somewhere in the middle, and nothing was kept to go back to
+            self._everywhere("hold", [])
+            self._place(self._homes)
+        blocks = range(self._plan.grid.blocks)
+        owners = [self._homes[block * len(self._homes) // len(blocks)] for block in blocks]
+        asks = [Errand(owners[block], "start", *self._plan.ends_of(block)) for block in blocks]
+        self._blocks = [(answer.worker, made(answer.bulk)) for answer in errands(self._team, asks)]
+        self._history, self._epoch, self._rate, self._reason, self._durable = [], 0, 1.0, None, 0
+        self._everywhere("keep")
+
+    def _stretch(self) -> None:
+        """Some epochs, and the rest after them."""
+        plan, steps = self._plan, self._steps()
+        nodes = self._team.nodes if plan.hybrid else None
+        seed = plan.seed + len(self._history)
+        schedule = Circulate(self._homes, plan.grid.blocks, len(steps), order=plan.order, ahead=plan.ahead, seed=seed, nodes=nodes)
+        try:
+            stretch = rotate(
+                schedule,
+                self._team,
+                [handle for _, handle in self._blocks],
+                steps,
+                stop=self._out.stop,
+                tick=lambda share: self._tell(share * (steps[-1].epoch - self._epoch)),
+                record=self._out.record,
+                first=self._visits,
+                ends=None if plan.max_seconds is None else self._began + plan.max_seconds,
+            )
+        except Stopped as stopped:
+            self._break_off(stopped)
+            return
+        self._visits += stretch.visits
+        self._rest(stretch, steps[-1].epoch)
+
+    def _steps(self) -> list[Step]:
+        """What the laps of the next stretch do."""
+        out, epoch = [], self._epoch
+        epochs = max(1, min(self._plan.rest_every, self._solver.epochs - epoch))
+        for verb in self._solver.laps(epochs, True):
+            epoch += verb in CHANGING
+            out.append(Step(verb, epoch, self._rate))
+        return out
+
+    def _break_off(self, stopped: Stopped) -> None:
+        """The stretch is lost, what was kept at the last rest is not. Raises Stopped, or Refused when the time was too short."""
+        if stopped.code == TIME:
+            if not self._history:
+                raise Refused(
+                    f"no epoch was done in {self._plan.max_seconds} s; give it more time, or go on without a limit", code="NO_TIME"
+                ) from stopped
+            self._reason = f"the time of {self._plan.max_seconds:g} s was up"
+            self._save()
+            return
+        if self._durable < len(self._history):
+            self._save()
+        raise stopped
+
+    def _rest(self, stretch: Stretch, epoch: int) -> None:
+        """Everything is in its place: look at it, judge, keep it, and go on from there or from the rest before."""
+        squared = [value for value in stretch.squared if value is not None]
+        figures = [stretch.figures[shard] for shard in range(self._plan.grid.shards)]
+        entry = {"epoch": epoch, "seconds": round(self._seconds(), 3), "rate": self._rate, "back": False}
+        entry |= observed(squared, figures, self._solver.lam, self._plan.truth)
+        self._history.append(entry)
+        decision = self._solver.judge([rest_of(each) for each in self._history])
+        entry["back"] = decision.back
+        if decision.back:
+            self._everywhere("back")
+        else:
+            self._blocks, self._epoch = list(zip(stretch.makers, stretch.blocks, strict=True)), epoch
+            self._everywhere("keep")
+        self._rate, self._reason = decision.rate, decision.stop
+        self._tell(0.0)
+        if self._reason is not None or self._checkpoints.due:
+            self._save()
+        if self._reason is None and self._plan.move:
+            self._move(speeds_of(stretch.paces, self._costs))
+
+    def _save(self) -> None:
+        """Make the last rest durable."""
+        note = {
+            "epoch": self._epoch,
+            "rate": self._rate,
+            "reason": self._reason,
+            "history": self._history,
+            "seconds": self._seconds(),
+        }
+        self._checkpoints.write(self._team, len(self._history), note, self._blocks, self._homes)
+        self._durable = len(self._history)
+
+    def _move(self, speeds: Mapping[str, float]) -> None:
+        """Give shards to faster workers, when that makes the laps clearly shorter."""
+        speeds = {worker: speeds.get(worker, 0.0) or max(speeds.values(), default=1.0) for worker in self._crew}
+        homes = homes_by_speed(self._costs, speeds)
+        if _lap_seconds(homes, self._costs, speeds) > WORTH_MOVING * _lap_seconds(self._homes, self._costs, speeds):
+            return
+        moving = [shard for shard, home in enumerate(homes) if home != self._homes[shard]]
+        kept = [made(run(self._team, Errand(self._homes[shard], "kept", shard)).bulk) for shard in moving]
+        self._place(homes)
+        asks = [Errand(homes[shard], "take", shard, handle) for shard, handle in zip(moving, kept, strict=True)]
+        list(errands(self._team, asks))
+        self._moved += len(moving)
+
+    def _hand_out(self) -> None:
+        """Deliver the finished blocks, in order; those that were delivered before a loss are not delivered again."""
+        left = range(self._delivered, self._plan.grid.blocks)
+        asks = []
+        for block in left:
+            worker, handle = self._blocks[block]
+            lo, hi = self._plan.ends_of(block)
+            asks.append(Errand(worker, "export", handle, self._plan.positives[lo:hi]))
+        for answer in errands(self._team, asks, self._out.stop):
+            self._out.deliver(fetched(self._team, answer.bulk))
+            self._delivered += 1
+
+    def _recover(self, lost: WorkerLost) -> None:
+        """New workers in the places of lost ones; where none can be had, the others do their work. Raises Unavailable after
+        LOSSES losses for each worker, and when nobody is left."""
+        self._lost += max(1, len(lost.workers))
+        self._team.interrupt()  # what the others are at is of no use any more
+        if self._lost > LOSSES * len(self._team.workers):
+            raise Unavailable(
+                f"{self._lost} workers were lost one after the other; look at their logs and memory, then resume",
+                code="WORKERS_LOST",
+            ) from lost
+        for worker in lost.workers:
+            try:
+                self._team.replace(worker)
+            except Unavailable:
+                self._crew.remove(worker)
+                if not self._crew:
+                    raise
+        self._note = lost.message
+
+    def _everywhere(self, verb: str, *args: Any) -> None:
+        """A verb at every worker."""
+        list(errands(self._team, [Errand(worker, verb, *args) for worker in self._crew]))
+
+    def _seconds(self) -> float:
+        """Of training, with those of earlier attempts up to their last checkpoint."""
+        return self._before + time.monotonic() - self._began
+
+    def _tell(self, ahead: float) -> None:
+        """Tell how far it is: `ahead` epochs beyond the last rest that counts."""
+        epoch, seconds = self._epoch + ahead, self._seconds()
+        rate = epoch / seconds if seconds > 0.0 else 0.0
+        eta = (self._solver.epochs - epoch) / rate if rate > 0.0 else None
+        newest = self._history[-1] if self._history else {}
+        self._out.tell(Standing(epoch, self._solver.epochs, seconds, rate, eta, newest, self._note))
+        self._note = ""
+
+    def _told(self) -> Descent:
+        """How it ended."""
+        objectives = [each["objective"] for each in self._history if not each["back"]]
+        objective = objectives[-1] if objectives else math.log(self._plan.n_labels)  # that of W = 0: it went back to the start
+        facts = self._checkpoints.damaged, self._lost, self._moved
+        return Descent(self._epoch, objective, self._reason or "", self._history, *facts)
+
+
+def _lap_seconds(homes: Sequence[str], costs: Float64, speeds: Mapping[str, float]) -> float:
+    """What the slowest worker takes for one block past its shards."""
+    work = dict.fromkeys(homes, 0.0)
+    for home, cost in zip(homes, costs, strict=True):
+        work[home] += float(cost)
+    return max(total / speeds[worker] for worker, total in work.items())
