@@ -40,8 +40,13 @@ class Asked(NamedTuple):
 
 
 def searcher(W: CSR, b: Any) -> SearchIndex:
-    """The search under test over weights by label and biases."""
-    return SearchIndex.build(W, b)
+    """The search under test over weights by label and biases, by lists also where plain rows would be better."""
+    return SearchIndex.build(W, b, dense=False)
+
+
+def by_rows(W: CSR, b: Any) -> SearchIndex:
+    """The search by plain rows of weights, also where lists would be better."""
+    return SearchIndex.build(W, b, dense=True)
 
 
 def bits(values: Any) -> Any:

@@ -199,7 +199,7 @@ def test_no_rows_give_an_empty_answer(model: Case) -> None:
 
 def test_answers_have_their_types_and_are_read_only(model: Case) -> None:
     answer = searcher(model.W, model.b).query(model.X, 5)
-    assert [part.dtype for part in answer] == [np.int32, np.float64, np.bool_, np.int64, np.int64, np.float64]
+    assert [part.dtype for part in answer] == [np.int32, np.float64, np.bool_, np.int64, np.int64, np.float64, np.float64]
     assert not any(part.flags.writeable for part in answer)
 
 

@@ -13,7 +13,7 @@ from xcray.errors import ParameterError
 from xcray.index.rows import check_rows
 from xcray.index.search import ROWS_A_CALL, SearchIndex
 from xcray.kernels.lists import NARROW
-from xcray.kernels.normaliser import Whole, by_lists, by_postings, largest, sum_exp
+from xcray.kernels.normaliser import Whole, by_lists, by_postings, by_rows, largest, sum_exp
 from xcray.kernels.postings import Scratch
 from xcray.kernels.sparse import transpose
 
@@ -23,8 +23,8 @@ class Normaliser:
 
     A row costs the reading of all weights of its features, and an exponential, about a nanosecond, for each label that these touch
     (for every label once they have a quarter as many weights as there are labels). Each thread uses working memory of its
-    own, 13 bytes a label, kept for the next. Up to 65,536 labels the search's lists hold the weights; beyond, they hold
-    bounds only, so the weights are turned in memory when first asked for: 8 bytes a weight.
+    own, 13 bytes a label, kept for the next. The weights are those of the search's plain rows where it has any, else up to 65,536
+    labels those in its lists; beyond, lists hold bounds only, so weights are turned in memory when first asked for: 8 bytes each.
     """
 
     def __init__(self, search: SearchIndex) -> None:
@@ -61,7 +61,11 @@ class Normaliser:
 
     def _rows(self, X: CSR, start: int, step: int, out: Float64) -> None:
         """Rows [start, start + step) with working memory of our own."""
-        stop, scratch = min(start + step, X.n_rows), self._scratch()
+        stop = min(start + step, X.n_rows)
+        if self._search.dense is not None:
+            by_rows(X, start, stop, self._search.dense, self._whole, out)
+            return
+        scratch = self._scratch()
         if self._search.lists.width == NARROW:
             by_lists(X, start, stop, self._search.lists, self._whole, scratch, out)
         else:

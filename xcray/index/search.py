@@ -15,6 +15,7 @@ from xcray.index.answer import Answer
 from xcray.index.filters import LabelFilter
 from xcray.index.packed import build, check, order_of
 from xcray.index.rows import check_place, check_rows
+from xcray.kernels.dense import LANES, search_dense, spread
 from xcray.kernels.lists import NARROW, Lists
 from xcray.kernels.scan import Engine, Found, Work, rank_of, score_one
 from xcray.kernels.search import search
@@ -23,6 +24,11 @@ ROWS_A_CALL = 64  # a kernel call takes milliseconds, so that a batch can be int
 LOUD = 16  # labels that may be scored always, because their biases are unusually large
 LOUDER = 0.002  # by how much the largest bias of the others must fall for each of them
 NANOSECONDS = 1.5  # a posting, at worst: what is left of a deadline is so many postings
+DENSE_SHARE = (
+    3  # weights are kept as plain rows too when at least one in so many is there: a cell takes a tenth of a posting's time
+)
+DENSE_CELLS = 1 << 25  # of plain rows in memory, 4 bytes each
+CELLS = 8  # of plain rows that are added in the time of a posting, at worst
 NO_LABELS = frozen(np.empty(0), np.uint8)
 
 
@@ -31,10 +37,14 @@ class SearchIndex:
 
     A score is summed in float64 over ascending features, then + bias: bit for bit what `InvertedIndex` gives. Safe for any
     number of threads at once; each uses working memory of its own, about 25 bytes a label, kept for the next.
+
+    Where at least a third of all weights are there, plain rows of them are added instead of reading lists, which is ten times as
+    fast and exact by itself; these rows are made in memory, 128 MiB at most (larger models are searched by their lists).
     """
 
-    def __init__(self, lists: Lists, W: CSR, b: Float32, order: Int32) -> None:
-        """lists: of `packed.build` or `packed.read`; W: (K, D) by label, sound; b: (K,); order: (K,) of `packed.order_of`."""
+    def __init__(self, lists: Lists, W: CSR, b: Float32, order: Int32, *, dense: bool | None = None) -> None:
+        """lists: of `packed.build` or `packed.read`; W: (K, D) by label, sound; b: (K,); order: (K,) of `packed.order_of`. dense:
+        whether to search plain rows, however many weights and cells there are; None: where that is better."""
         if len(b) != W.n_rows or lists.n_labels != W.n_rows or len(lists.starts) != W.n_cols + 1 or len(order) != len(b):
             raise ShapeMismatch(f"W is {W.shape}; the lists, b ({len(b)}) and order ({len(order)}) must be made of it")
         lengths = np.diff(W.indptr)
@@ -53,11 +63,12 @@ class SearchIndex:
             float(np.abs(b).max(initial=0.0)),
         )
         self._free: deque[Work] = deque()
+        self.dense = _plain_rows(W) if (_is_dense(W) if dense is None else dense) else None
 
     @classmethod
-    def build(cls, W: CSR, b: Float32) -> SearchIndex:
-        """The index of weights by label, in memory."""
-        return cls(build(W), W, frozen(b, np.float32), order_of(b))
+    def build(cls, W: CSR, b: Float32, *, dense: bool | None = None) -> SearchIndex:
+        """The index of weights by label, in memory. dense: as for the class."""
+        return cls(build(W), W, frozen(b, np.float32), order_of(b), dense=dense)
 
     @property
     def lists(self) -> Lists:
@@ -157,8 +168,12 @@ class SearchIndex:
         """Answer rows [start, start + step) with working memory of our own."""
         budget = -1 if end is None else max(0, int((end - time.perf_counter()) * 1e9 / NANOSECONDS))
         allowed, n_allowed = (NO_LABELS, self.n_labels) if among is None else (among.allowed, len(among.labels))
+        stop = min(start + step, X.n_rows)
+        if self.dense is not None and (end is None or int(X.indptr[stop] - X.indptr[start]) * self.n_labels <= CELLS * budget):
+            search_dense(X, start, stop, self.dense, self.b, allowed, out)
+            return
         work = self._work()
-        search(X, start, min(start + step, X.n_rows), self._engine, allowed, n_allowed, budget, work, out)
+        search(X, start, stop, self._engine, allowed, n_allowed, budget, work, out)
         self._free.append(work)  # clean again; after an exception it is not, and is dropped
 
     def _work(self) -> Work:
@@ -177,6 +192,19 @@ class SearchIndex:
                 np.zeros(n, np.int32),
                 np.zeros(n, np.float64),
             )
+
+
+def _is_dense(W: CSR) -> bool:
+    """Whether plain rows are better than lists, and not too large."""
+    cells = W.n_rows * int(W.n_cols)
+    return 0 < cells <= DENSE_CELLS and W.nnz * DENSE_SHARE >= cells
+
+
+def _plain_rows(W: CSR) -> Float32:
+    """The weights by feature with all zeros, (D, K and some more): float32."""
+    rows = np.zeros((int(W.n_cols), -(-W.n_rows // LANES) * LANES), np.float32)
+    spread(W, rows)
+    return frozen(rows, np.float32)
 
 
 def _loud(b: Float32, order: Int32) -> tuple[Any, Any]:

@@ -20,10 +20,11 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64
 from xcray.kernels.bits import float64, float_of, int64, load16, load32
+from xcray.kernels.dense import add_rows
 from xcray.kernels.lists import NARROW, WEIGHT, Lists, Terms, new_terms, read_terms
 from xcray.kernels.postings import Scratch, add_all, add_touched, n_postings
 
-BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca", "postings": "2462fd82"}
+BUILT_ON = {"bits": "68667ae0", "dense": "e471a982", "lists": "c5e094ca", "postings": "2462fd82"}
 
 BLOCK = 256  # numbers that are looked at together
 SPARSE = 4  # from K / SPARSE postings on, going through all labels is cheaper than remembering which were touched
@@ -125,6 +126,15 @@ def by_postings(X: CSR, first: int, stop: int, postings: CSR, whole: Whole, scra
         else:
             add_all(X, i, postings, scratch.sums)
             out[i] = of_all(whole, scratch.sums)
+
+
+@numba.njit(nogil=True, cache=True)
+def by_rows(X: CSR, first: int, stop: int, dense: Float32, whole: Whole, out: Float64) -> None:
+    """`by_postings` from plain rows of weights, (D, at least K)."""
+    sums = np.zeros(dense.shape[1], np.float64)
+    for i in range(first, stop):
+        add_rows(X, i, dense, sums)
+        out[i] = of_all(whole, sums[: len(whole.biases)])
 
 
 @numba.njit(nogil=True, cache=True)
