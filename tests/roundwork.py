@@ -1,0 +1,70 @@
+"""What tests of solvers of the family "rounds" share: problems, and a training on a team of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.naive import multinomial as naive
+from xcray.execution.local_team import SerialTeam
+from xcray.execution.rounds import TeamRounds
+from xcray.solvers.multinomial import Shard
+from xcray.solvers.rounds import Trained
+
+Rows = tuple[Any, Any, Any]  # X (N, D), Y (N, K), c (N,), all dense
+
+
+class Work:
+    """Hands of a solver over the shards of each worker, and of held-out rows."""
+
+    def __init__(self, solver: Any, shards: Sequence[Shard], watched: Sequence[Shard | None]) -> None:
+        self._solver, self._shards, self._watched = solver, shards, watched
+
+    def hand(self, worker: str, stopped: Callable[[], bool]) -> Any:
+        number = int(worker.split("-")[1])
+        return self._solver.local(self._shards[number], self._watched[number], stopped)
+
+    def warm_up(self) -> None:
+        self._solver.warm_up()
+
+
+def problem(seed: int = 0, n: int = 90, d: int = 8, k: int = 5) -> Rows:
+    """Noisy classes; some rows have two labels, some none (and so no weight), and rows differ in weight."""
+    rng = np.random.default_rng(seed)
+    X = (rng.normal(size=(n, d)) * (rng.random((n, d)) < 0.5)).astype(np.float32).astype(np.float64)
+    Y = np.eye(k)[(X @ rng.normal(size=(d, k)) + rng.normal(size=(n, k))).argmax(axis=1)]
+    Y[: n // 6] = 0.5 * np.eye(k)[rng.permutation(n)[: n // 6] % k] + 0.5 * Y[: n // 6]
+    c = rng.uniform(0.5, 2.0, n)
+    Y[-4:], c[-4:] = 0.0, 0.0
+    return X, Y, c / c.sum()
+
+
+def work_of(solver: Any, rows: Rows, workers: int, sparse: bool = True, watched: Rows | None = None) -> Work:
+    """All rows at every worker, or a share at each, as the solver wants."""
+    shares = [_share(solver, len(rows[0]), worker, workers) for worker in range(workers)]
+    shards = [naive.shard_of(*rows, share, sparse) for share in shares]
+    seen: list[Shard | None] = [None] * workers
+    if watched is not None:
+        seen = [naive.shard_of(*watched, _share(solver, len(watched[0]), worker, workers), sparse) for worker in range(workers)]
+    return Work(solver, shards, seen)
+
+
+def train(solver: Any, rows: Rows, workers: int = 1, sparse: bool = True, watched: Rows | None = None, **more: Any) -> Trained:
+    """A training on so many workers in this thread."""
+    team = SerialTeam(work_of(solver, rows, workers, sparse, watched), workers)
+    team.open()
+    return solver.train(TeamRounds(team), rows[0].shape[1], rows[1].shape[1], **more)
+
+
+def weights(trained: Trained) -> Any:
+    """All weights of a training: (D', K)."""
+    parts = list(trained.parts())
+    assert [part.lo for part in parts[1:]] == [part.hi for part in parts[:-1]]
+    return np.concatenate([part.W for part in parts], axis=1)
+
+
+def _share(solver: Any, n: int, worker: int, workers: int) -> Any:
+    """The rows that a worker holds."""
+    return np.arange(n) if solver.replicated else np.array_split(np.arange(n), workers)[worker]
