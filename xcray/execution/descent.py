@@ -46,7 +46,8 @@ class Plan:
     grid: shards and blocks; n_labels: K; n_features: D', with the constant feature; positives: (K,) training rows of each label;
     truth: labels of the watched part's rows, None when no rows are watched. order, ahead, hybrid: see `Circulate`; rest_every:
     epochs of a stretch; seed: of the orders that draw. checkpoint_seconds: between two checkpoints, at least; 0 for one at each
-    rest. max_seconds: after them the blocks of the last rest are delivered. move: whether shards move to faster workers.
+    rest, infinity for none. max_seconds: after them the blocks of the last rest are delivered. move: whether shards move to faster
+    workers.
     """
 
     grid: Grid
@@ -294,7 +295,9 @@ class _Descent:
             self._move(speeds_of(stretch.paces, self._costs))
 
     def _save(self) -> None:
-        """Make the last rest durable."""
+        """Make the last rest durable, unless nothing is to be."""
+        if math.isinf(self._plan.checkpoint_seconds):
+            return
         note = {
             "epoch": self._epoch,
             "rate": self._rate,

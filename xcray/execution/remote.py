@@ -35,7 +35,8 @@ class SolverWork:
     @cached_property
     def made(self) -> Solver:
         """The solver."""
-        return make_solver(self.solver, self.parameters)
+        solver: Solver = make_solver(self.solver, self.parameters)
+        return solver
 
     def open(self) -> Local | None:
         """Map the data set when this node has it, with this content; None when not."""

@@ -1,18 +1,21 @@
 """What trainings of all labels together take: closed forms, where `xcray.train.preflight` has a probe of single labels.
 
 N rows, D' features with the constant one, K labels, P workers. All of W has 4 K D' bytes in single precision, and each family
-holds it elsewhere: L-BFGS on the driver many times over and at each worker, LC at the workers in parts.
+holds it elsewhere: DS-MLR nowhere as a whole, L-BFGS on the driver many times over and at each worker, LC at the workers in parts.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from xcray.data.dataset import Dataset
+from xcray.execution.hands import Rows
 from xcray.index.packed import ENTRY
-from xcray.solvers.multinomial import DENSE
+from xcray.solvers.dsmlr import Grid, Step
+from xcray.solvers.multinomial import DENSE, shard_of
 from xcray.train.preflight import (
     IN_FLIGHT,
     INDEXED,
@@ -23,6 +26,7 @@ from xcray.train.preflight import (
     PUBLISHED,
     RAY,
     RAY_DRIVER,
+    WORTH,
     Estimate,
     mapped,
     merge_budget,
@@ -37,6 +41,13 @@ ROUNDS: Final = {"lbfgs": 150, "lc": 40}  # that trainings take, about
 PRODUCTS: Final = {"lbfgs": 2.1, "lc": 12.0}  # of X with a matrix of a column a label, in a round
 SCRATCH: Final = 8  # arrays of a solver's cells at a worker
 CELLS: Final = {"lbfgs": 4 << 20, "lc": 16 << 20}  # bytes of one of them
+EPOCHS: Final = 20  # that trainings take, about; at most as many as are allowed
+STEPS: Final = 3.0  # a lap of steps, in products
+SUMMED: Final = 0.5  # a lap that only sums, in laps of steps
+KEPT: Final = 3  # checkpoints on disk while one is written
+SHARD_ROW: Final = 64  # bytes that stay at a shard for each row: b, partial sums, and what was kept at the last rest
+CELL: Final = 8 << 20  # bytes of scores in hand
+PROBED: Final = 4096  # rows that are timed, at most
 
 
 class Needs(NamedTuple):
@@ -91,6 +102,50 @@ def going(spec: TrainSpec, dataset: Dataset, solver: Any, workers: int) -> Estim
         driver = (2 * solver.memory + 6) * W
     core = ROUNDS[name] * PRODUCTS[name] * sizes.cell
     return estimate_of(spec, dataset, workers, sizes, Needs(driver, worker, 2 * W, 2 * W, core))
+
+
+def circulating(spec: TrainSpec, dataset: Dataset, solver: Any, rows: Rows, workers: int, probe: float | None) -> Estimate:
+    """For solvers of the family "circulate"; rows: what its shards are cut from; probe: seconds that timing a cell may take."""
+    sizes, grid = sizes_of(dataset, solver), rows.how.grid
+    block = solver.start(0, -(-sizes.labels // grid.blocks), sizes.features)
+    size = block.W.nbytes + sum(each.nbytes for each in block.state)
+    whole = size * grid.blocks
+    shared = spec.pool == "ray"
+    own = -(-sizes.n_bytes // workers) + SHARD_ROW * -(-sizes.rows // workers) + CELL  # rows of its shards, and what stays there
+    worker = own + (2 * size if shared else 0)  # blocks of others are mapped from the store; one is copied, one is made
+    pace, probed = _paced(solver, rows, block, sizes, probe)
+    laps = sum(1.0 if verb != "observe" else SUMMED for verb in solver.laps(solver.rest_every, True)) / solver.rest_every
+    core = min(EPOCHS, solver.epochs) * laps * pace
+    checkpoints = KEPT * (whole + 8 * sizes.rows)
+    # at a rest the blocks of the rest before are still there, should the solver go back
+    return estimate_of(
+        spec, dataset, workers, sizes, Needs(0 if shared else 2 * whole, worker, 3 * whole, checkpoints, core, probed)
+    )
+
+
+def _paced(solver: Any, rows: Rows, block: Any, sizes: Sizes, probe: float | None) -> tuple[float, int]:
+    """Seconds of one core for a lap of steps, and 1 when some rows were timed with a block (0: guessed).
+
+    probe: seconds it may take; None for what is worth it.
+    """
+    guess = STEPS * sizes.cell
+    allowed = (min(1.0, guess / 50) if guess > WORTH else 0.0) if probe is None else probe
+    if allowed <= 0.0:
+        return guess, 0
+    width = block.hi - block.lo
+    share = allowed / max(guess * width / sizes.labels, 1e-9)  # of the rows, to meet this block
+    numbers = np.linspace(0, sizes.rows - 1, max(1, min(sizes.rows, PROBED, int(share * sizes.rows)))).astype(np.int64)
+    shard = shard_of(rows.X, rows.Y, np.unique(numbers), total=rows.how.total, weights=rows.weights, bias=rows.how.bias)
+    entries = max(shard.X.nnz, 1)
+    local = solver.local(shard, 0, Grid(1, 1), None)
+    solver.warm_up()
+    verb = solver.laps(1, False)[0]
+    block = solver.step(local, block, Step(verb, 1, 1.0), owned=True)[0]  # touches everything, which takes its time once
+    local = solver.local(shard, 0, Grid(1, 1), None)
+    began = time.thread_time()
+    solver.step(local, block, Step(verb, 1, 1.0), owned=True)
+    took = max(time.thread_time() - began, 1e-6)
+    return took * sizes.entries / entries * sizes.labels / width, 1
 
 
 def estimate_of(spec: TrainSpec, dataset: Dataset, workers: int, sizes: Sizes, needs: Needs) -> Estimate:

@@ -33,6 +33,7 @@ from xcray.train.way import Desk, Setting
 
 SEED: Final = 0  # of the shares of rows; the optimum does not depend on them
 KEEP_SECONDS: Final = 30.0  # between two times that the weights are kept
+STORED: Final = 4  # times all weights in Ray's object store: weights and gradients, of now and of the round before
 ENDED: Final = "ended.json"
 NOTE: Final = "note.json"
 LIMITS: Final = ("max_iterations", "max_rounds")  # how solvers call the most rounds there may be
@@ -97,7 +98,7 @@ class Going(Together):
         work = RoundsWork(
             at.spec.solver, at.solver.as_dict(), str(at.dataset.path.resolve()), at.dataset.content_hash, self.workers
         )
-        team = team_of(at.spec, work, self.workers, at.job)
+        team = team_of(at.spec, work, self.workers, at.job, STORED * 8 * self._n_features * at.dataset.n_labels)
         self._began = time.monotonic()
         try:
             team.open()

@@ -48,8 +48,11 @@ class Together:
         return class_table(block).drop_columns(["seconds", "worker"])
 
 
-def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str) -> Team:
-    """The team that the spec asks for; not open yet. Serial is a team of one thread, so that a stop is heard meanwhile."""
+def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int) -> Team:
+    """The team that the spec asks for; not open yet. Serial is a team of one thread, so that a stop is heard meanwhile.
+
+    store: bytes that the workers hold together in Ray's object store, where the training starts a Ray of its own.
+    """
     if spec.pool != "ray":
         return ThreadTeam(work, workers)
     try:
@@ -57,7 +60,7 @@ def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str) -> Team:
         from xcray.execution.ray_team import RayTeam
     except ModuleNotFoundError as error:
         raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
-    return RayTeam(work, workers, session(spec.ray_address, workers), job)
+    return RayTeam(work, workers, session(spec.ray_address, workers, store), job)
 
 
 def tell(desk: Desk, done: float, total: int, rate: float, eta: float | None, newest: Mapping[str, Any], note: str = "") -> None:

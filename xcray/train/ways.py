@@ -11,12 +11,18 @@ import numpy as np
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
+from xcray.train.circulating import Circulating
 from xcray.train.preflight import Estimate
+from xcray.train.rounds import Going
 from xcray.train.scattering import Scattering
 from xcray.train.spec import TrainSpec
 from xcray.train.way import Setting, Way
 
-WAYS: Final[dict[str, Callable[[Setting], Way]]] = {"scatter": Scattering}
+WAYS: Final[dict[str, Callable[[Setting], Way]]] = {
+    "scatter": Scattering,
+    "circulate": Circulating,
+    "rounds": Going,
+}
 
 
 def way_of(at: Setting) -> Way:
