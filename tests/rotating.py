@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import frozen, pattern
+from xcray.arrays import CSR, frozen, pattern
 from xcray.errors import Stopped
 from xcray.execution.descent import Descent, Plan, descend
-from xcray.execution.hands import ShardHand
+from xcray.execution.hands import ShardHand, ShardWork, rows_of
 from xcray.execution.local_team import SerialTeam, ThreadTeam
 from xcray.execution.pool import StopFlag
 from xcray.files import sha256_arrays
-from xcray.solvers.dsmlr import Decision, Grid, LapFigures, Step, Told, Weights
+from xcray.solvers.block import merge
+from xcray.solvers.dsmlr import Decision, DSMLRSolver, Grid, LapFigures, Step, Told, Weights
 
 FEATURES, LABELS, WATCHED = 5, 23, 3
 GRID = Grid(4, 5)
@@ -192,3 +193,51 @@ def trained(
     how = {"stop": StopFlag(), "deliver": blocks.append, "fingerprint": {"run": 1}, **out}
     told = descend(work.made, made, work, plan or plan_of(), directory=folder, **how)  # type: ignore[arg-type]
     return Ran(told, blocks)
+
+
+LAM = 1e-3
+COMMON = {"lam": LAM, "epochs": 4, "tolerance": 0.0, "bias": 1.0}
+
+
+class Model:
+    """A training of a data set: what it told, and the model: W (K, D) and biases (K,)."""
+
+    def __init__(self, told: Descent, blocks: list[Any], n_labels: int, n_features: int) -> None:
+        self.told, self.block = told, merge(blocks, n_labels, n_features)
+        self.W, self.bias = self.block.W.to_scipy().toarray().astype(np.float64), self.block.bias
+
+
+def trained_dsmlr(
+    dataset: Any,
+    folder: Path,
+    team: Any = "serial",
+    workers: int = 1,
+    *,
+    directory: bool = True,
+    X: CSR | None = None,
+    **parameters: Any,
+) -> Model:
+    """DS-MLR on a data set. team: a kind, or what makes one of a work and a number of workers; directory: whether workers open the
+    data set's directory; X: other rows than the data set's."""
+    how = {name: parameters.pop(name) for name in ("tell", "stop", "order", "record") if name in parameters}
+    given = {**COMMON, **parameters}
+    solver = DSMLRSolver(**given)
+    train, test = dataset.train, dataset.test
+    rows = rows_of(X or train.X, train.Y, train.weights, (test.X, test.Y), grid=GRID, seed=solver.seed, bias=solver.bias)
+    D = dataset.n_features + bool(solver.bias)
+    where = {"path": str(dataset.path), "content_hash": dataset.content_hash} if directory else {}
+    work = ShardWork(solver, rows.how, D, **where)
+    plan = Plan(
+        GRID,
+        dataset.n_labels,
+        D,
+        frozen(dataset.label_counts, np.int64),
+        truth=test.Y if X is None else None,
+        order=how.pop("order", "ring"),
+        checkpoint_seconds=0.0,
+    )
+    blocks: list[Any] = []
+    how = {"stop": StopFlag(), "fingerprint": {}, **how}
+    make = TEAMS[team] if isinstance(team, str) else team
+    told = descend(solver, make(work, workers), rows, plan, directory=folder, deliver=blocks.append, **how)
+    return Model(told, blocks, dataset.n_labels, dataset.n_features)

@@ -2,70 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
-from tests.rotating import TEAMS
+from tests.rotating import GRID, LAM, Model, trained_dsmlr
 from xcray.arrays import CSR, Pattern, TopK, csr_from, frozen
 from xcray.errors import Stopped
-from xcray.execution.descent import Descent, Plan, descend
 from xcray.execution.hands import Rows, ShardWork, rows_of
 from xcray.execution.pool import StopFlag
 from xcray.metrics import precision_at_k
-from xcray.solvers.block import merge
-from xcray.solvers.dsmlr import DSMLRSolver, Grid
-
-GRID = Grid(4, 5)
-LAM = 1e-3
-COMMON = {"lam": LAM, "epochs": 4, "tolerance": 0.0, "bias": 1.0}
+from xcray.solvers.dsmlr import DSMLRSolver
 
 
-class Trained:
-    """A training of a data set: what it told, and the model: W (K, D) and biases (K,)."""
-
-    def __init__(self, told: Descent, blocks: list[Any], n_labels: int, n_features: int) -> None:
-        self.told, self.block = told, merge(blocks, n_labels, n_features)
-        self.W, self.bias = self.block.W.to_scipy().toarray().astype(np.float64), self.block.bias
-
-
-def trained(
-    dataset,
-    folder: Path,
-    team: str = "serial",
-    workers: int = 1,
-    *,
-    directory: bool = True,
-    X: CSR | None = None,
-    **parameters: Any,
-) -> Trained:
-    """A training; directory: whether workers open the data set's directory; X: other rows than the data set's."""
-    how = {name: parameters.pop(name) for name in ("tell", "stop", "order") if name in parameters}
-    given = {**COMMON, **parameters}
-    solver = DSMLRSolver(**given)
-    train, test = dataset.train, dataset.test
-    rows = rows_of(X or train.X, train.Y, train.weights, (test.X, test.Y), grid=GRID, seed=solver.seed, bias=solver.bias)
-    D = dataset.n_features + bool(solver.bias)
-    where = {"path": str(dataset.path), "content_hash": dataset.content_hash} if directory else {}
-    work = ShardWork(solver, rows.how, D, **where)
-    plan = Plan(
-        GRID,
-        dataset.n_labels,
-        D,
-        frozen(dataset.label_counts, np.int64),
-        truth=test.Y if X is None else None,
-        order=how.pop("order", "ring"),
-        checkpoint_seconds=0.0,
-    )
-    blocks: list[Any] = []
-    how = {"stop": StopFlag(), "fingerprint": {}, **how}
-    told = descend(solver, TEAMS[team](work, workers), rows, plan, directory=folder, deliver=blocks.append, **how)
-    return Trained(told, blocks, dataset.n_labels, dataset.n_features)
-
-
-def objective(model: Trained, X: CSR, Y: Pattern, bias: float = 1.0) -> float:
+def objective(model: Model, X: CSR, Y: Pattern, bias: float = 1.0) -> float:
     """L1 of a model, from its definition, in double precision."""
     keep = np.diff(Y.indptr) > 0
     scores = (X.to_scipy().astype(np.float64) @ model.W.T + model.bias)[keep]
@@ -77,9 +26,9 @@ def objective(model: Trained, X: CSR, Y: Pattern, bias: float = 1.0) -> float:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny, tmp_path_factory) -> Trained:
+def alone(tiny, tmp_path_factory) -> Model:
     """The training by one worker in this thread."""
-    return trained(tiny, tmp_path_factory.mktemp("alone"))
+    return trained_dsmlr(tiny, tmp_path_factory.mktemp("alone"))
 
 
 def test_the_objective_told_is_that_of_the_model(tiny, alone):
@@ -106,15 +55,15 @@ def test_what_watched_rows_say_is_true(tiny, alone):
 
 @pytest.mark.parametrize(("team", "workers", "order"), [("serial", 2, "sync"), ("threads", 2, "ring"), ("threads", 3, "sync")])
 def test_bits_depend_on_grid_data_and_seed_alone(tiny, alone, tmp_path, team, workers, order):
-    assert trained(tiny, tmp_path, team, workers, order=order).block.digest() == alone.block.digest()
+    assert trained_dsmlr(tiny, tmp_path, team, workers, order=order).block.digest() == alone.block.digest()
 
 
 def test_rows_from_the_driver_are_those_of_the_directory(tiny, alone, tmp_path):
-    assert trained(tiny, tmp_path, "threads", 2, directory=False).block.digest() == alone.block.digest()
+    assert trained_dsmlr(tiny, tmp_path, "threads", 2, directory=False).block.digest() == alone.block.digest()
 
 
 def test_another_seed_is_another_run(tiny, alone, tmp_path):
-    assert trained(tiny, tmp_path, seed=1).block.digest() != alone.block.digest()
+    assert trained_dsmlr(tiny, tmp_path, seed=1).block.digest() != alone.block.digest()
 
 
 def test_a_stop_and_a_resume_change_no_bit(tiny, alone, tmp_path):
@@ -125,14 +74,14 @@ def test_a_stop_and_a_resume_change_no_bit(tiny, alone, tmp_path):
             stop.set()
 
     with pytest.raises(Stopped):
-        trained(tiny, tmp_path, "threads", 2, stop=stop, tell=tell)
-    assert trained(tiny, tmp_path, "serial", 3).block.digest() == alone.block.digest()
+        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, tell=tell)
+    assert trained_dsmlr(tiny, tmp_path, "serial", 3).block.digest() == alone.block.digest()
 
 
 @pytest.fixture(scope="module")
 def long(tiny, tmp_path_factory) -> float:
     """The objective after many epochs in one lap each."""
-    told = trained(tiny, tmp_path_factory.mktemp("long"), epochs=60).told
+    told = trained_dsmlr(tiny, tmp_path_factory.mktemp("long"), epochs=60).told
     return told.objective
 
 
@@ -140,15 +89,15 @@ def long(tiny, tmp_path_factory) -> float:
     "changes", [{"mode": "two"}, {"order": "uniform"}, {"order": "shortest"}, {"mode": "two", "order": "uniform"}], ids=str
 )
 def test_other_orders_and_two_laps_an_epoch_come_to_the_same(tiny, long, tmp_path, changes):
-    found = trained(tiny, tmp_path, "threads", 2, epochs=60, **changes).told.objective
+    found = trained_dsmlr(tiny, tmp_path, "threads", 2, epochs=60, **changes).told.objective
     assert found == pytest.approx(long, rel=0.01)
 
 
 def test_dense_rows_go_round_as_well(tiny, tmp_path, rng):
     """A problem of a few dense features, from the driver's memory."""
     X = csr_from(rng.normal(size=(tiny.train.n_rows, tiny.n_features)).astype(np.float32) * 0.1)
-    one = trained(tiny, tmp_path / "1", directory=False, X=X)
-    two = trained(tiny, tmp_path / "2", "threads", 2, directory=False, X=X, order="sync")
+    one = trained_dsmlr(tiny, tmp_path / "1", directory=False, X=X)
+    two = trained_dsmlr(tiny, tmp_path / "2", "threads", 2, directory=False, X=X, order="sync")
     assert one.block.digest() == two.block.digest()
     assert one.told.objective == pytest.approx(objective(one, X, tiny.train.Y), rel=1e-5)
 

@@ -1,0 +1,145 @@
+"""Trainings whose blocks go round, on Ray: actors killed in the middle, a node of two, and nodes that see no data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+import ray as ray_module
+
+from tests.rotating import GRID, Ran, Toy, ToyWork, plan_of, trained, trained_dsmlr
+from xcray.execution.ray_keeper import descendants
+from xcray.execution.ray_session import environment, local_ray
+from xcray.execution.ray_team import RayTeam
+from xcray.execution.timeline import DONE, LOST
+
+pytestmark = pytest.mark.ray
+STORE = 80 << 20  # bytes of a node's object store
+WORK = ToyWork(Toy(pause=0.01))
+SOON = {  # seconds until a node that says nothing counts as dead: two, not thirteen
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A Ray of our own whose head is this machine, with two CPUs."""
+    with environment(SOON), local_ray(num_cpus=2, object_store_memory=STORE) as address:
+        yield address
+
+
+@contextmanager
+def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A second node with two CPUs, on this machine; ended with all that is of it."""
+    ray = Path(sys.executable).with_name("ray")
+    command = [str(ray), "start", "--address", address, "--num-cpus", "2", "--object-store-memory", str(STORE), "--block"]
+    node = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        ends = time.monotonic() + 60.0
+        while sum(each["Alive"] for each in ray_module.nodes()) < 2:
+            assert time.monotonic() < ends, "the node did not join"
+            time.sleep(0.1)
+        yield node
+    finally:
+        kill(node)
+        node.wait()
+
+
+def kill(node: subprocess.Popen[bytes]) -> None:
+    """All processes of a node at once, as if its power failed."""
+    for pid in [node.pid, *descendants(node.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Ran:
+    """The training by one worker in this thread."""
+    return trained(tmp_path_factory.mktemp("alone"), "serial", 1)
+
+
+class Fault:
+    """Does something once, in the middle of the stretch after so many rests."""
+
+    def __init__(self, rests: int, act) -> None:
+        self._rests, self._act, self.done = rests, act, False
+
+    def tell(self, standing) -> None:
+        """See `Standing`."""
+        done = standing.newest.get("epoch", 0)
+        if not self.done and done >= self._rests and standing.epoch > done + 0.1:
+            self.done = True
+            self._act()
+
+
+def on_ray(folder: Path, rests: int, act, order: str = "ring", work: ToyWork = WORK, job: str = "faults"):
+    """A training on two actors with one fault: it, its team, and what workers did."""
+    team, spans = RayTeam(work, 2, nullcontext(), job), []
+    fault = Fault(rests, lambda: act(team))
+    ran = trained(folder, team, work=work, plan=plan_of(order=order, checkpoint_seconds=0.0), tell=fault.tell, record=spans.append)
+    assert fault.done
+    return ran, spans
+
+
+def kill_actor(team: RayTeam) -> None:
+    """kill -9 of the process of one worker."""
+    os.kill(ray_module.get(team._actors["worker-1"].pid.remote()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("order", ["sync", "ring"])
+def test_kill_minus_nine_of_an_actor_changes_no_bit(cluster, alone, tmp_path, order):
+    ran, spans = on_ray(tmp_path, 2, kill_actor, order)
+    assert ran.bits == alone.bits
+    assert ran.told.lost == 1
+    assert [span.worker for span in spans if span.outcome == LOST] == ["worker-1"]
+    assert {span.worker for span in spans[-10:]} == {"worker-0", "worker-1"}
+
+
+def test_under_nomad_no_block_is_lost_or_doubled(cluster, tiny, tmp_path):
+    """DS-MLR itself: all labels are there once, and the objective is that of the training that lost nobody."""
+    teams, spans = [], []
+    fault = Fault(3, lambda: kill_actor(teams[0]))
+
+    def team(work, workers):
+        teams.append(RayTeam(work, workers, nullcontext(), "nomad"))
+        return teams[0]
+
+    how = {"order": "uniform", "epochs": 12, "tell": fault.tell, "record": spans.append}
+    model = trained_dsmlr(tiny, tmp_path / "ray", team, 2, **how)
+    assert fault.done
+    assert model.told.lost == 1
+    assert [entry["epoch"] for entry in model.told.history] == list(range(1, model.told.epochs + 1))
+    assert model.told.objective == pytest.approx(trained_dsmlr(tiny, tmp_path / "one", epochs=12).told.objective, rel=0.01)
+    assert sum(span.outcome == DONE for span in spans) >= 2 * model.told.epochs * 2 * GRID.blocks  # laps, workers, blocks
+
+
+def test_nodes_that_do_not_see_the_data_get_it_again_after_a_loss(cluster, alone, tmp_path):
+    ran, _ = on_ray(tmp_path, 1, kill_actor, work=ToyWork(Toy(pause=0.005), seen=False))
+    assert ran.bits == alone.bits
+
+
+def test_a_dead_node_changes_no_bit(cluster, alone, tmp_path):
+    """With the node go a worker, its shards, and the blocks that lay there."""
+    with one_more_node(cluster) as node:
+        places = []
+
+        def act(team: RayTeam) -> None:
+            places.append(dict(team.nodes))
+            kill(node)
+
+        ran, _ = on_ray(tmp_path, 2, act)
+    assert len(set(places[0].values())) == 2, "both nodes must have a worker for this to be a test"
+    assert ran.bits == alone.bits
+    assert ran.told.lost >= 1
+    assert [entry["epoch"] for entry in ran.told.history] == [1, 2, 3, 4, 5, 6]
