@@ -3,7 +3,7 @@
 The public names are loaded when they are first used, so `import xcray` is quick and loads neither Ray nor
 FastAPI nor scikit-learn:
 
-    PPDSparse                    the scikit-learn face: fit(X, Y), predict(X)
+    PPDSparse, DSMLR             the scikit-learn face: fit(X, Y), predict(X)
     Dataset, train, TrainSpec    train from a data set directory
     Model, Predictor, evaluate   read a model, ask it, measure it
     BulkSpec, predict_bulk       answer a whole file of rows, into Parquet files
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         Unavailable,
         XcrayError,
     )
-    from xcray.estimators import PPDSparse
+    from xcray.estimators import DSMLR, PPDSparse
     from xcray.metrics import evaluate
     from xcray.model.model import Model
     from xcray.predict import Predictor
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "DSMLR": "xcray.estimators",
     "BulkSpec": "xcray.bulk",
     "Client": "xcray.client",
     "Conflict": "xcray.errors",
@@ -74,6 +75,7 @@ _HOMES = {
 }  # public name -> the room it lives in
 
 __all__ = [
+    "DSMLR",
     "BulkSpec",
     "Client",
     "Conflict",
