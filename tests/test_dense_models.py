@@ -44,14 +44,14 @@ def rows(n: int, n_features: int, share: float, seed: int = 1) -> CSR:
     return csr_from(np.where(rng.random((n, n_features)) < share, rng.normal(size=(n, n_features)), 0).astype(np.float32))
 
 
-@pytest.mark.parametrize(("share", "dense"), [(1.0, True), (0.5, True), (0.2, False)])
-def test_the_way_is_chosen_by_what_there_is(share: float, dense: bool) -> None:
-    W, b = full(40, 50, share)
+@pytest.mark.parametrize(("n_labels", "share", "dense"), [(300, 1.0, True), (300, 0.5, True), (300, 0.2, False), (40, 0.1, True)])
+def test_the_way_is_chosen_by_what_there_is(n_labels: int, share: float, dense: bool) -> None:
+    W, b = full(n_labels, 50, share)
     index = SearchIndex.build(W, b)
     assert (index.dense is not None) == dense
     if index.dense is not None:
-        np.testing.assert_array_equal(index.dense[:, :40], W.to_scipy().toarray().T)
-        assert not index.dense[:, 40:].any()
+        np.testing.assert_array_equal(index.dense[:, :n_labels], W.to_scipy().toarray().T)
+        assert not index.dense[:, n_labels:].any()
     assert SearchIndex.build(full(0, 5)[0], np.zeros(0, np.float32)).dense is None
     assert SearchIndex.build(full(5, 0)[0], np.zeros(5, np.float32)).dense is None
 

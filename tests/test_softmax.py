@@ -14,6 +14,7 @@ from live import LABELS, TEXTS, client_of, settings_for
 from naive import normaliser as naive
 from naive import search
 from scipy.special import softmax as scipy_softmax
+from sklearn.linear_model import LogisticRegression
 
 from xcray.arrays import CSR, csr_from
 from xcray.bulk import BulkSpec, predict_bulk
@@ -24,6 +25,7 @@ from xcray.index.normaliser import Normaliser, softmax
 from xcray.index.search import SearchIndex
 from xcray.kernels import normaliser as kernels
 from xcray.kernels.postings import Scratch
+from xcray.kernels.sparsify import sparse_rows
 from xcray.model.calibration import Calibration
 from xcray.model.derived import with_calibration
 from xcray.model.model import Model, write_model
@@ -47,13 +49,14 @@ def model(path: Path, W: CSR, b: Any, **more: Any) -> Model:
 
 
 def check(W: CSR, b: Any, X: CSR) -> None:
-    """The normalisers of X against the naive twin: of lists, of postings, and of two threads."""
+    """The normalisers of X against the naive twin: of lists, of plain rows, of postings, and of two threads."""
     b = np.asarray(b, np.float32)
     expected = naive.log_normaliser(search.all_scores(X, W, b))
-    found = Normaliser(SearchIndex.build(W, b))
-    told = found.of(X)
-    np.testing.assert_allclose(told, expected, rtol=1e-13, atol=1e-11)
-    np.testing.assert_array_equal(found.of(X, threads=2), told)
+    for dense in (False, True):
+        found = Normaliser(SearchIndex.build(W, b, dense=dense))
+        told = found.of(X)
+        np.testing.assert_allclose(told, expected, rtol=1e-13, atol=1e-11)
+        np.testing.assert_array_equal(found.of(X, threads=2), told)
     np.testing.assert_allclose(by_postings(W, b, X), expected, rtol=1e-13, atol=1e-11)
 
 
@@ -115,7 +118,7 @@ def test_a_sum_that_the_labels_touched_hold_almost_all_of_is_added_anew() -> Non
     W[7], W[9, 1] = [-120.0, -60.0, 1.0], 2.0
     rows = csr_from(np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.5, 0, 0], [1, 1, 1]], np.float32))
     check(csr_from(W), b, rows)
-    exact = Normaliser(SearchIndex.build(csr_from(W), b)).of(rows)[0]
+    exact = Normaliser(SearchIndex.build(csr_from(W), b, dense=False)).of(rows)[0]
     assert exact == pytest.approx(math.log(399 + math.exp(-60)), rel=1e-15)
 
 
@@ -182,6 +185,20 @@ def test_a_deadline_bounds_the_search_and_not_the_normaliser(small: Predictor) -
     answer = small.answer(ROWS, 5, deadline_ms=0, probabilities=True)
     np.testing.assert_array_equal(answer.log_normaliser, small.log_normaliser(ROWS))
     np.testing.assert_allclose(small.probabilities(answer), np.exp(answer.scores - answer.log_normaliser[:, None]))
+
+
+def test_a_model_of_scikit_learn_tells_what_it_tells_there(tmp_path: Path) -> None:
+    """Weights by feature, as solvers have them, exported as sparse rows: the probabilities are scikit-learn's own."""
+    rng = np.random.default_rng(4)
+    X, classes = rng.normal(size=(300, 25)).astype(np.float32), rng.integers(0, 12, 300)
+    X[np.arange(300), classes] += 2
+    other = LogisticRegression(C=0.3, max_iter=300).fit(X, classes)
+    W, lost = sparse_rows(other.coef_.T.astype(np.float32))
+    assert not lost.any()
+    predictor = Predictor(model(tmp_path / "model", W, other.intercept_))
+    answer = predictor.answer(X, 12, probabilities=True)
+    expected = np.take_along_axis(other.predict_proba(X), answer.labels.astype(int), 1)
+    np.testing.assert_allclose(predictor.probabilities(answer), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_nothing_is_added_up_unless_it_is_asked_for(small: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ DENSE_SHARE = (
     3  # weights are kept as plain rows too when at least one in so many is there: a cell takes a tenth of a posting's time
 )
 DENSE_CELLS = 1 << 25  # of plain rows in memory, 4 bytes each
+FEW_LABELS, FEW_CELLS = 256, 1 << 21  # plain rows of so few labels are added in less time than a list is opened, whatever they hold
 CELLS = 8  # of plain rows that are added in the time of a posting, at worst
 NO_LABELS = frozen(np.empty(0), np.uint8)
 
@@ -38,8 +39,9 @@ class SearchIndex:
     A score is summed in float64 over ascending features, then + bias: bit for bit what `InvertedIndex` gives. Safe for any
     number of threads at once; each uses working memory of its own, about 25 bytes a label, kept for the next.
 
-    Where at least a third of all weights are there, plain rows of them are added instead of reading lists, which is ten times as
-    fast and exact by itself; these rows are made in memory, 128 MiB at most (larger models are searched by their lists).
+    Where at least a third of all weights are there, or labels are few, plain rows of weights are added instead of reading lists,
+    which is up to ten times as fast and exact by itself. These rows are made in memory: 128 MiB at most, 8 where labels are few.
+    Larger models are searched by their lists.
     """
 
     def __init__(self, lists: Lists, W: CSR, b: Float32, order: Int32, *, dense: bool | None = None) -> None:
@@ -197,7 +199,8 @@ class SearchIndex:
 def _is_dense(W: CSR) -> bool:
     """Whether plain rows are better than lists, and not too large."""
     cells = W.n_rows * int(W.n_cols)
-    return 0 < cells <= DENSE_CELLS and W.nnz * DENSE_SHARE >= cells
+    few = W.n_rows <= FEW_LABELS and cells <= FEW_CELLS
+    return 0 < cells <= DENSE_CELLS and (few or W.nnz * DENSE_SHARE >= cells)
 
 
 def _plain_rows(W: CSR) -> Float32:
