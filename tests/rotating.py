@@ -16,13 +16,15 @@ import numpy as np
 
 from xcray.arrays import CSR, frozen, pattern
 from xcray.errors import Stopped
-from xcray.execution.descent import Descent, Plan, descend
+from xcray.execution.descent import descend
 from xcray.execution.hands import ShardHand, ShardWork, rows_of
 from xcray.execution.local_team import SerialTeam, ThreadTeam
+from xcray.execution.plan import Descent, Plan
 from xcray.execution.pool import StopFlag
 from xcray.files import sha256_arrays
 from xcray.solvers.block import merge
-from xcray.solvers.dsmlr import Decision, DSMLRSolver, Grid, LapFigures, Step, Told, Weights
+from xcray.solvers.circulating import Decision, Grid, LapFigures, Step, Told, Weights
+from xcray.solvers.dsmlr import DSMLRSolver
 
 FEATURES, LABELS, WATCHED = 5, 23, 3
 GRID = Grid(4, 5)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
 from xcray.estimators.linear import LinearEstimator, weighted
-from xcray.execution.descent import Descent, Plan, descend
+from xcray.execution.descent import descend
 from xcray.execution.hands import ShardWork, rows_of
 from xcray.execution.local_team import ThreadTeam
+from xcray.execution.plan import Descent, Plan
 from xcray.execution.pool import StopFlag
 from xcray.solvers.block import Block, joined
 from xcray.solvers.dsmlr import DSMLRSolver

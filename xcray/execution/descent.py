@@ -12,18 +12,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, Int64, Pattern
+from xcray.arrays import Float64
 from xcray.errors import Corrupt, Refused, Stopped, Unavailable
+from xcray.execution import exact
 from xcray.execution.checkpoints import Checkpoints
 from xcray.execution.errands import Errand, WorkerLost, errands, fetched, made, run
-from xcray.execution.hands import CHANGING, Rows
+from xcray.execution.hands import Rows
 from xcray.execution.observed import observed, rest_of
+from xcray.execution.plan import Descent, Plan, Standing
 from xcray.execution.pool import StopFlag
 from xcray.execution.rotate import TIME, Stretch, rotate, speeds_of
 from xcray.execution.team import Handle, Team
@@ -32,73 +33,13 @@ from xcray.files import read_json, write_json
 from xcray.schedule.circulate import Circulate
 from xcray.schedule.homes import homes_by_speed
 from xcray.solvers.block import Block
-from xcray.solvers.dsmlr import DSMLRSolver, Grid, Step
+from xcray.solvers.circulating import CHANGING, Decision, Step
+from xcray.solvers.dsmlr import DSMLRSolver
 
 ENDED: Final = "descent.json"  # how a training ended whose blocks were all delivered
 LOSSES: Final = 5  # workers that may be lost, for each worker
+BACKS: Final = 25  # rests in a row from which the solver may go back: then no rate is small enough
 WORTH_MOVING: Final = 0.85  # shards move when the slowest worker would then take at most so much of the time it takes now
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is descended, and how.
-
-    grid: shards and blocks; n_labels: K; n_features: D', with the constant feature; positives: (K,) training rows of each label;
-    truth: labels of the watched part's rows, None when no rows are watched. order, ahead, hybrid: see `Circulate`; rest_every:
-    epochs of a stretch; seed: of the orders that draw. checkpoint_seconds: between two checkpoints, at least; 0 for one at each
-    rest, infinity for none. max_seconds: after them the blocks of the last rest are delivered. move: whether shards move to faster
-    workers.
-    """
-
-    grid: Grid
-    n_labels: int
-    n_features: int
-    positives: Int64 = field(repr=False)
-    truth: Pattern | None = field(default=None, repr=False)
-    order: str = "ring"
-    ahead: int = 2
-    hybrid: bool = False
-    rest_every: int = 1
-    seed: int = 0
-    checkpoint_seconds: float = 60.0
-    max_seconds: float | None = None
-    move: bool = True
-
-    def ends_of(self, block: int) -> tuple[int, int]:
-        """The labels lo .. hi-1 of a block."""
-        blocks = self.grid.blocks
-        return self.n_labels * block // blocks, self.n_labels * (block + 1) // blocks
-
-
-class Standing(NamedTuple):
-    """How far a training is. epoch: done, with the part of the one under way; epochs: at most; seconds: of training, with those of
-    earlier attempts; eta: to the last epoch there may be; newest: the entry of the last rest, see `Descent.history`; note: for
-    people, what was unusual since the last one."""
-
-    epoch: float
-    epochs: int
-    seconds: float
-    rate: float
-    eta: float | None
-    newest: Mapping[str, Any]
-    note: str
-
-
-class Descent(NamedTuple):
-    """How a training ended. reason: why it stopped; damaged: checkpoints that were set aside; lost: workers; moved: shards.
-
-    history: one entry a rest, in order, JSON: "epoch", "seconds" (of training), "rate", "objective", "back" (whether the solver
-    went back from it) and, of watched rows, "held_out" (loss), "P@1" and so on, "micro-F1", "macro-F1" (of the first label), as
-    fractions; None where a number is not finite.
-    """
-
-    epochs: int
-    objective: float | None
-    reason: str
-    history: list[dict[str, Any]]
-    damaged: list[str]
-    lost: int
-    moved: int
 
 
 def descend(
@@ -159,9 +100,12 @@ class _Descent:
         self._epoch, self._rate = 0, 1.0
         self._reason: str | None = None
         self._blocks: list[tuple[str, Handle]] = []  # who made each, and its handle
+        self._memories: list[tuple[str, Handle]] = []  # the same of what blocks remember
+        self._trial: exact.Trial | None = None  # where blocks are when exact gradients have taken over
         self._crew: list[str] = []
         self._homes: tuple[str, ...] = ()
         self._costs = np.ones(plan.grid.shards)
+        self._speeds: dict[str, float] = {}  # of each worker; a stretch counts half of what those after it do
         self._delivered = self._lost = self._moved = self._visits = 0
         self._durable = 0  # rests in the newest checkpoint
         self._began, self._before = 0.0, 0.0  # when this attempt did, and the seconds of those before
@@ -205,12 +149,14 @@ class _Descent:
         """Be where the newest good checkpoint says, or at the start."""
         while (found := self._checkpoints.newest()) is not None:
             try:
-                self._blocks = self._checkpoints.load(self._team, found, self._homes)
+                held = self._checkpoints.load(self._team, found, self._homes)
             except Corrupt as error:
                 self._checkpoints.set_aside(found)
                 self._note = f"{error.message}; going on from the checkpoint before"
                 continue
-            note = found.note
+            note, n = found.note, self._plan.grid.blocks
+            self._blocks, self._memories = held[:n], held[n:]
+            self._trial = None if note["trial"] is None else exact.Trial(*note["trial"])
             self._history, self._epoch, self._rate = note["history"], note["epoch"], note["rate"]
             self._reason, self._durable = note["reason"], len(self._history)
             if not self._lost:
@@ -224,6 +170,7 @@ class _Descent:
         asks = [Errand(owners[block], "start", *self._plan.ends_of(block)) for block in blocks]
         self._blocks = [(answer.worker, made(answer.bulk)) for answer in errands(self._team, asks)]
         self._history, self._epoch, self._rate, self._reason, self._durable = [], 0, 1.0, None, 0
+        self._memories, self._trial = [], None
         self._everywhere("keep")
 
     def _stretch(self) -> None:
@@ -248,10 +195,17 @@ class _Descent:
             self._break_off(stopped)
             return
         self._visits += stretch.visits
-        self._rest(stretch, steps[-1].epoch)
+        if self._trial == exact.ENTERING:
+            self._at(exact.enter(self._team, list(zip(stretch.makers, stretch.blocks, strict=True))))
+        else:
+            self._rest(stretch, steps[-1].epoch)
 
     def _steps(self) -> list[Step]:
         """What the laps of the next stretch do."""
+        if self._trial == exact.ENTERING:
+            return [Step("curvature", self._epoch, self._rate)]
+        if self._trial is not None:
+            return [Step(verb, self._epoch + 1, self._rate) for verb in ("observe", "gradient")]
         out, epoch = [], self._epoch
         epochs = max(1, min(self._plan.rest_every, self._solver.epochs - epoch))
         for verb in self._solver.laps(epochs, True):
@@ -279,6 +233,7 @@ class _Descent:
         figures = [stretch.figures[shard] for shard in range(self._plan.grid.shards)]
         entry = {"epoch": epoch, "seconds": round(self._seconds(), 3), "rate": self._rate, "back": False}
         entry |= observed(squared, figures, self._solver.lam, self._plan.truth)
+        entry |= {} if self._trial is None else self._trial._asdict()
         self._history.append(entry)
         decision = self._solver.judge([rest_of(each) for each in self._history])
         entry["back"] = decision.back
@@ -288,11 +243,27 @@ class _Descent:
             self._blocks, self._epoch = list(zip(stretch.makers, stretch.blocks, strict=True)), epoch
             self._everywhere("keep")
         self._rate, self._reason = decision.rate, decision.stop
+        self._turn(decision)
+        if all(each["back"] for each in self._history[-BACKS:]) and len(self._history) >= BACKS:
+            self._reason = f"it went back {BACKS} times, with ever smaller steps"
         self._tell(0.0)
         if self._reason is not None or self._checkpoints.due:
             self._save()
         if self._reason is None and self._plan.move:
             self._move(speeds_of(stretch.paces, self._costs))
+
+    def _turn(self, decision: Decision) -> None:
+        """Where exact gradients lead next, when they have taken over, or are to."""
+        if decision.turn == "enter":
+            self._trial = exact.ENTERING
+        elif decision.turn == "accept":
+            self._at(exact.accept(self._team, self._memories, self._blocks))
+        elif decision.turn == "retry" and self._trial is not None:
+            self._at(exact.retry(self._team, self._memories, self._trial, decision.length))
+
+    def _at(self, turn: exact.Turn) -> None:
+        """Be where a turn has led."""
+        self._memories, self._blocks, self._trial = turn
 
     def _save(self) -> None:
         """Make the last rest durable, unless nothing is to be."""
@@ -303,14 +274,18 @@ class _Descent:
             "rate": self._rate,
             "reason": self._reason,
             "history": self._history,
+            "trial": self._trial,
             "seconds": self._seconds(),
         }
-        self._checkpoints.write(self._team, len(self._history), note, self._blocks, self._homes)
+        self._checkpoints.write(self._team, len(self._history), note, self._blocks + self._memories, self._homes)
         self._durable = len(self._history)
 
     def _move(self, speeds: Mapping[str, float]) -> None:
         """Give shards to faster workers, when that makes the laps clearly shorter."""
-        speeds = {worker: speeds.get(worker, 0.0) or max(speeds.values(), default=1.0) for worker in self._crew}
+        for worker, speed in speeds.items():
+            self._speeds[worker] = math.sqrt(self._speeds.get(worker, speed) * speed)
+        known = max(self._speeds.values(), default=1.0)
+        speeds = {worker: self._speeds.get(worker, known) for worker in self._crew}
         homes = homes_by_speed(self._costs, speeds)
         if _lap_seconds(homes, self._costs, speeds) > WORTH_MOVING * _lap_seconds(self._homes, self._costs, speeds):
             return
@@ -344,6 +319,7 @@ class _Descent:
                 code="WORKERS_LOST",
             ) from lost
         for worker in lost.workers:
+            self._speeds.pop(worker, None)  # the next of its name may be elsewhere
             try:
                 self._team.replace(worker)
             except Unavailable:

@@ -10,15 +10,17 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Int64, Pattern
+from xcray.arrays import CSR, Float32, Float64, Int64, Pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import XcrayError
 from xcray.execution.checkpoints import Arrays, read_arrays, write_arrays
+from xcray.solvers import quasi_newton
 from xcray.solvers.block import Block
-from xcray.solvers.dsmlr import DSMLRSolver, Grid, Step, Told, Weights
+from xcray.solvers.circulating import CHANGING, Grid, Step, Told, Weights
+from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.multinomial import Shard, shard_of, shard_rows, total_weight
+from xcray.solvers.quasi_newton import as_weights, memory_of
 
-CHANGING: Final = ("update", "both")  # verbs of a lap after which a block is another
 WATCH: Final = 10_000  # rows of the other part that are watched
 
 
@@ -227,6 +229,28 @@ class ShardHand:
     def unpack(self, arrays: Arrays) -> tuple[Weights, None]:
         """Made: the block of such arrays."""
         return unpacked(arrays), None
+
+    def begin(self, block: Weights) -> tuple[Weights, None]:
+        """Made: the memory of a block that has gathered its first exact gradient, with C; see `solvers.quasi_newton`."""
+        G, C = block.state
+        return as_weights(quasi_newton.begin(block.lo, block.hi, block.W, G, C, self._solver.lam)), None
+
+    def remember(self, memory: Weights, block: Weights) -> tuple[Weights, None]:
+        """Made: the memory after the step to where the block is, which has gathered its gradient."""
+        solver = self._solver
+        return as_weights(quasi_newton.remember(memory_of(memory), block.W, block.state[0], solver.lam, solver.pairs)), None
+
+    def products(self, memory: Weights) -> tuple[None, Float64]:
+        """Told: the memory's inner products."""
+        return None, quasi_newton.products(memory_of(memory))
+
+    def aim(self, memory: Weights, coefs: Float64) -> tuple[Weights, None]:
+        """Made: the memory with its direction."""
+        return as_weights(quasi_newton.aimed(memory_of(memory), coefs)), None
+
+    def move(self, memory: Weights, length: float) -> tuple[Weights, None]:
+        """Made: the block at so much of the direction."""
+        return Weights(memory.lo, memory.hi, quasi_newton.moved(memory_of(memory), length), ()), None
 
     def export(self, block: Weights, positives: Int64) -> tuple[Block, None]:
         """Made: finished labels; positives: (hi-lo,) training rows of each."""

@@ -85,7 +85,7 @@ def _largest(values: Float32) -> np.float32:
     top = values[0]
     for c in range(1, len(values)):
         top = max(top, values[c])
-    return top
+    return np.float32(top)
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz"})
@@ -133,6 +133,24 @@ def add_outer(X: CSR, rows: Int64, R: Float32, G: Float32) -> None:
             x, g = X.data[p], G[X.indices[p]]
             for c in range(len(r)):
                 g[c] += x * r[c]
+
+
+@numba.njit(nogil=True, cache=True)
+def add_squares(X: CSR, weights: Float32, C: Float32) -> None:
+    """C += sum of weight x x'; C: (D, D)."""
+    for i in range(len(weights)):
+        for p in range(X.indptr[i], X.indptr[i + 1]):
+            row, f = C[X.indices[p]], weights[i] * X.data[p]
+            for q in range(X.indptr[i], X.indptr[i + 1]):
+                row[X.indices[q]] += f * X.data[q]
+
+
+@numba.njit(nogil=True, cache=True)
+def add_diagonal(X: CSR, weights: Float32, v: Float32) -> None:
+    """v += sum of weight x^2, a feature a place; v: (D,)."""
+    for i in range(len(weights)):
+        for p in range(X.indptr[i], X.indptr[i + 1]):
+            v[X.indices[p]] += weights[i] * X.data[p] * X.data[p]
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz", "reassoc"})

@@ -9,12 +9,13 @@ import numpy as np
 
 from xcray.arrays import Int32
 from xcray.errors import NotFound
-from xcray.execution.descent import ENDED, Plan, Standing, descend
+from xcray.execution.descent import ENDED, descend
 from xcray.execution.hands import Rows, ShardWork, rows_of
+from xcray.execution.plan import Plan, Standing
 from xcray.execution.timeline import Timeline
 from xcray.files import read_json
 from xcray.solvers.block import Block
-from xcray.solvers.dsmlr import Grid
+from xcray.solvers.circulating import Grid
 from xcray.train.needs import circulating
 from xcray.train.preflight import Estimate
 from xcray.train.together import Together, outcome, team_of, tell
