@@ -221,7 +221,7 @@ def trained_dsmlr(
 ) -> Model:
     """DS-MLR on a data set. team: a kind, or what makes one of a work and a number of workers; directory: whether workers open the
     data set's directory; X: other rows than the data set's."""
-    how = {name: parameters.pop(name) for name in ("tell", "stop", "order", "record") if name in parameters}
+    how = {name: parameters.pop(name) for name in ("tell", "stop", "order", "record", "max_seconds") if name in parameters}
     given = {**COMMON, **parameters}
     solver = DSMLRSolver(**given)
     train, test = dataset.train, dataset.test
@@ -237,6 +237,7 @@ def trained_dsmlr(
         truth=test.Y if X is None else None,
         order=how.pop("order", "ring"),
         checkpoint_seconds=0.0,
+        max_seconds=how.pop("max_seconds", None),
     )
     blocks: list[Any] = []
     how = {"stop": StopFlag(), "fingerprint": {}, **how}

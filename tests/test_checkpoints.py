@@ -10,7 +10,7 @@ from xcray.execution.checkpoints import KEPT, Checkpoints, read_arrays, write_ar
 from xcray.execution.errands import WorkerLost
 from xcray.execution.hands import ShardHand, packed, unpacked
 from xcray.execution.local_team import SerialTeam
-from xcray.solvers.dsmlr import Weights
+from xcray.solvers.circulating import Weights
 
 HOMES = ("worker-0", "worker-0", "worker-1")
 BLOCKS = 4

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -52,7 +55,7 @@ def test_shards_that_move_at_every_rest_change_no_bit(alone, tmp_path, monkeypat
     turns = iter(range(100))
 
     def speeds(paces, costs):
-        return {"worker-0": 1.0, "worker-1": (8.0, 0.125)[next(turns) % 2]}
+        return {"worker-0": 1.0, "worker-1": (512.0, 1 / 512)[next(turns) % 2]}
 
     monkeypatch.setattr(descents, "speeds_of", speeds)
     ran = trained(tmp_path, "threads", 2, plan=plan_of(checkpoint_seconds=0.0))
@@ -80,7 +83,7 @@ def test_the_history_tells_each_rest(alone):
     losses = newest["objective"] - 0.5 * Toy().lam * squared
     assert losses > 0.0
     assert newest["held_out"] == 0.125 * GRID.shards
-    assert (newest["P@1"], newest["P@2"]) == (2 / 3, 1 / 3)  # the toy's answer to the first of three rows is wrong
+    assert (newest["P@1"], newest["P@2"]) == pytest.approx((2 / 3, 1 / 3))  # the toy's answer to the first of three rows is wrong
     assert 0.0 < newest["macro-F1"] < newest["micro-F1"] == 2 / 3
     assert alone.told.objective == newest["objective"]
     assert all(earlier["seconds"] <= later["seconds"] for earlier, later in pairwise(alone.told.history))
@@ -113,6 +116,37 @@ def test_going_back_is_going_on_from_the_rest_before(alone, tmp_path, seconds):
 def test_going_back_from_the_first_rest_is_the_start(alone, tmp_path):
     ran = trained(tmp_path, work=ToyWork(Toy(back=(1,))))
     assert [entry["epoch"] for entry in ran.told.history] == [1, 1, 2, 3, 4, 5, 6]
+
+
+def test_going_back_has_an_end(tmp_path):
+    """Where no rate is small enough, as with data that is not finite: the blocks are those of the last rest that counts."""
+    told = trained(tmp_path, work=ToyWork(Toy(back=tuple(range(2, 1000))))).told
+    assert (told.epochs, len(told.history)) == (1, 1 + descents.BACKS)
+    assert told.reason.startswith("it went back 25 times")
+    assert told.objective == told.history[0]["objective"]
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.rotating import Toy, ToyWork, plan_of, trained
+trained(Path(sys.argv[1]), "threads", 2, ToyWork(Toy(pause=0.05)), plan_of(checkpoint_seconds=0.0))
+"""
+
+
+def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(alone, tmp_path):
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[1])
+    ends = time.monotonic() + 60.0
+    while not (tmp_path / "rest-000002").is_dir():
+        assert time.monotonic() < ends, "no rest came"
+        assert driver.poll() is None
+        time.sleep(0.01)
+    driver.kill()
+    driver.wait()
+    began = []
+    ran = trained(tmp_path, tell=lambda standing: began.append(standing.newest.get("epoch", 0)))
+    assert began[0] >= 2
+    assert ran.bits == alone.bits
 
 
 class Halt:

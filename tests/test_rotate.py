@@ -17,7 +17,7 @@ from xcray.execution.rotate import TIME, rotate, speeds_of
 from xcray.execution.timeline import DONE, LOST
 from xcray.schedule.circulate import ORDERS, Circulate
 from xcray.schedule.homes import homes_by_speed
-from xcray.solvers.dsmlr import Step, Told
+from xcray.solvers.circulating import Step, Told
 
 SHARDS, BLOCKS = 5, 7
 VERBS = ("update", "sum", "update", "sum")

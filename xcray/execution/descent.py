@@ -221,6 +221,7 @@ class _Descent:
                     f"no epoch was done in {self._plan.max_seconds} s; give it more time, or go on without a limit", code="NO_TIME"
                 ) from stopped
             self._reason = f"the time of {self._plan.max_seconds:g} s was up"
+            self._settle()
             self._save()
             return
         if self._durable < len(self._history):
@@ -246,6 +247,7 @@ class _Descent:
         self._turn(decision)
         if all(each["back"] for each in self._history[-BACKS:]) and len(self._history) >= BACKS:
             self._reason = f"it went back {BACKS} times, with ever smaller steps"
+            self._settle()
         self._tell(0.0)
         if self._reason is not None or self._checkpoints.due:
             self._save()
@@ -260,6 +262,11 @@ class _Descent:
             self._at(exact.accept(self._team, self._memories, self._blocks))
         elif decision.turn == "retry" and self._trial is not None:
             self._at(exact.retry(self._team, self._memories, self._trial, decision.length))
+
+    def _settle(self) -> None:
+        """Be at the point that was accepted last: the next one was not judged yet."""
+        if self._trial is not None and self._trial.length > 0.0:
+            self._at(exact.retry(self._team, self._memories, self._trial, 0.0))
 
     def _at(self, turn: exact.Turn) -> None:
         """Be where a turn has led."""

@@ -13,7 +13,7 @@ from xcray.execution.team import Answer, Handle, Team
 from xcray.execution.timeline import DONE, LOST, STOPPED, Span
 from xcray.schedule.circulate import Circulate, Visit
 from xcray.schedule.messages import Done, Finish, Task
-from xcray.solvers.dsmlr import LapFigures, Step
+from xcray.solvers.circulating import LapFigures, Step
 
 TIME: Final = "TIME"  # code of the Stopped that says the time is up
 
