@@ -194,6 +194,10 @@ def test_another_runs_directory_is_refused(tmp_path):
 def test_time_decides_when_the_next_is_due(tmp_path):
     assert Checkpoints(tmp_path / "a", {}, seconds=0.0).due
     assert not Checkpoints(tmp_path / "b", {}, seconds=1e9).due
+    large = Checkpoints(tmp_path / "c", {}, seconds=1e-9)
+    assert large.due
+    large._took = 1e9  # the last one took long: the next waits ten times as long
+    assert not large.due
 
 
 def test_numbers_of_a_note_come_back_with_all_their_digits(team, tmp_path):

@@ -181,6 +181,20 @@ def test_a_stop_at_any_rest_and_a_resume_change_no_bit(alone, tmp_path, rests, s
     assert [each["objective"] for each in ran.told.history] == [each["objective"] for each in alone.told.history]
 
 
+@pytest.mark.parametrize("ahead", [0.0, 0.4])
+def test_who_is_told_how_far_it_is_may_stop_it(alone, tmp_path, ahead):
+    """At a rest, or in the middle of a stretch; the last rest is saved on the way out."""
+
+    def tell(standing):
+        if standing.newest.get("epoch") == 2 and standing.epoch >= 2 + ahead:
+            raise Stopped("enough")
+
+    with pytest.raises(Stopped, match="enough"):
+        trained(tmp_path, "threads", 2, tell=tell)
+    assert (tmp_path / "rest-000002").is_dir()
+    assert trained(tmp_path).bits == alone.bits
+
+
 def test_a_stop_after_going_back_is_resumed_the_same(tmp_path):
     work = ToyWork(Toy(back=(3, 6)))
     whole = trained(tmp_path / "whole", work=work)

@@ -38,6 +38,7 @@ from xcray.files import (
 
 NOTE: Final = "rest.json"
 FORMAT: Final = 1
+BUSY: Final = 0.1  # of the time, at most, that checkpoints may take, unless one is wanted at each rest
 KEPT: Final = 2  # checkpoints on disk: the newest, and one to go back to should it be damaged
 
 Arrays = dict[str, np.ndarray]
@@ -89,8 +90,8 @@ class Found(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run in `directory`, its own; `fingerprint` (JSON) says what run it is.
 
-    seconds: between two, at least. Raises Conflict when the directory belongs to another run.
-    damaged: names of those that were set aside, as they were found.
+    seconds: between two, at least; those that take long to write come less often (BUSY); 0: all are due. damaged: names of those
+    that were set aside. Raises Conflict when the directory belongs to another run.
     """
 
     def __init__(self, directory: Path, fingerprint: Mapping[str, Any], *, seconds: float) -> None:
@@ -98,13 +99,14 @@ class Checkpoints:
         claim(directory, fingerprint)
         for left in directory.glob(".rest-*.part"):  # of a driver that died while it wrote
             discard_directory(left)
-        self._directory, self._seconds, self._last = directory, seconds, time.monotonic()
+        self._directory, self._seconds, self._last, self._took = directory, seconds, time.monotonic(), 0.0
         self.damaged: list[str] = []
 
     @property
     def due(self) -> bool:
         """Whether it is time for the next one."""
-        return time.monotonic() - self._last >= self._seconds
+        wanted = max(self._seconds, self._took / BUSY) if self._seconds else 0.0
+        return time.monotonic() - self._last >= wanted
 
     def write(
         self, team: Team, number: int, note: Mapping[str, Any], blocks: Sequence[tuple[str, Handle]], homes: Sequence[str]
@@ -114,7 +116,7 @@ class Checkpoints:
         note: JSON; blocks: of each, who is to write it, and its handle; homes: who holds each shard, and is to write what it
         keeps of it. Raises WorkerLost, and OSError when the disk is full; nothing is published then.
         """
-        target = self._directory / f"rest-{number:06d}"
+        began, target = time.monotonic(), self._directory / f"rest-{number:06d}"
         staged = staging_directory(target)
         try:
             digests = {
@@ -129,6 +131,7 @@ class Checkpoints:
             discard_directory(staged)
             raise
         self._last = time.monotonic()
+        self._took = self._last - began
         for older in self._paths()[KEPT:]:
             discard_directory(older)
 

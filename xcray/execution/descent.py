@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class _Descent:
         self._crew, self._began = list(self._team.workers), time.monotonic()
         while True:
             try:
-                self._place(homes_by_speed(self._costs, dict.fromkeys(self._crew, 1.0)))
+                self._place(homes_by_speed(self._costs, dict.fromkeys(self._crew, 1.0)), self._out.stop)
                 self._resume()
                 while not self._ended:
                     self._stretch()
@@ -124,17 +124,28 @@ class _Descent:
                 return self._told()
             except WorkerLost as lost:
                 self._recover(lost)
+            except Stopped as stopped:
+                self._leave(stopped)
 
     @property
     def _ended(self) -> bool:
         """Whether there is a reason to go no further."""
         return self._reason is not None
 
-    def _place(self, homes: Sequence[str]) -> None:
+    def _leave(self, stopped: Stopped) -> NoReturn:
+        """Make the last rest durable, if it is not, and raise Stopped."""
+        try:
+            if self._durable < len(self._history):
+                self._save()
+        except WorkerLost as lost:
+            raise stopped from lost  # the checkpoint before will do
+        raise stopped
+
+    def _place(self, homes: Sequence[str], stop: StopFlag | None = None) -> None:
         """Have each shard held by its home, and nobody else."""
         asks = [Errand(worker, "hold", [s for s, home in enumerate(homes) if home == worker]) for worker in self._crew]
         unseen, facts = [], []
-        for answer in list(errands(self._team, asks, self._out.stop)):
+        for answer in list(errands(self._team, asks, stop)):
             opened, not_opened = answer.told
             facts += opened
             unseen += not_opened
@@ -215,18 +226,15 @@ class _Descent:
 
     def _break_off(self, stopped: Stopped) -> None:
         """The stretch is lost, what was kept at the last rest is not. Raises Stopped, or Refused when the time was too short."""
-        if stopped.code == TIME:
-            if not self._history:
-                raise Refused(
-                    f"no epoch was done in {self._plan.max_seconds} s; give it more time, or go on without a limit", code="NO_TIME"
-                ) from stopped
-            self._reason = f"the time of {self._plan.max_seconds:g} s was up"
-            self._settle()
-            self._save()
-            return
-        if self._durable < len(self._history):
-            self._save()
-        raise stopped
+        if stopped.code != TIME:
+            raise stopped
+        if not self._history:
+            raise Refused(
+                f"no epoch was done in {self._plan.max_seconds} s; give it more time, or go on without a limit", code="NO_TIME"
+            ) from stopped
+        self._reason = f"the time of {self._plan.max_seconds:g} s was up"
+        self._settle()
+        self._save()
 
     def _rest(self, stretch: Stretch, epoch: int) -> None:
         """Everything is in its place: look at it, judge, keep it, and go on from there or from the rest before."""
@@ -320,6 +328,7 @@ class _Descent:
         LOSSES losses for each worker, and when nobody is left."""
         self._lost += max(1, len(lost.workers))
         self._team.interrupt()  # what the others are at is of no use any more
+        self._history, self._durable = [], 0  # nothing is at rest
         if self._lost > LOSSES * len(self._team.workers):
             raise Unavailable(
                 f"{self._lost} workers were lost one after the other; look at their logs and memory, then resume",

@@ -63,10 +63,8 @@ def rotate(
         while not loop.finished:
             replies = team.wait(PATIENCE)
             if stop.is_set():
-                team.interrupt()
                 raise Stopped("stopped on request; the next run goes on from the last checkpoint")
             if ends is not None and time.monotonic() > ends:
-                team.interrupt()
                 raise Stopped("the time is up", code=TIME)
             for answer in heard(replies, loop.tickets):
                 loop.hear(answer)
@@ -74,7 +72,8 @@ def rotate(
     except WorkerLost as lost:
         loop.record_under_way(lost.workers)
         raise
-    except Stopped:
+    except Stopped:  # also of who was told how far it is
+        team.interrupt()
         loop.record_under_way(())
         raise
     return loop.stretch._replace(visits=loop.visits)
