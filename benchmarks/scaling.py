@@ -16,6 +16,7 @@ always or in turns, and with shards moved to where they are passed fastest; (c) 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,9 @@ from benchmarks.common import arguments, in_folder
 from xcray.arrays import csr, pattern
 from xcray.schedule.circulate import ORDERS, Circulate, Visit
 from xcray.schedule.homes import homes_by_speed
-from xcray.solvers.dsmlr import DSMLRSolver, Grid, Step
+from xcray.schedule.messages import Done
+from xcray.solvers.circulating import Grid, Step
+from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.multinomial import Shard, shard_of
 
 LATENCY, DRIVER = 1e-3, 0.25e-3  # seconds: of a message, and of the driver for each visit
@@ -217,6 +220,15 @@ def crossings(problem: Problem, rates: Rates, threads: int, gbits: Sequence[floa
     return {f"{gbit:g}": cells / (2 * problem.weight_bytes / (gbit * 1e9 / 8)) for gbit in gbits}
 
 
+def events(order: str, shards: int = 400, blocks: int = 800) -> float:
+    """Microseconds that the schedule itself takes for each visit, with a worker for each shard."""
+    schedule = Circulate([f"w{s}" for s in range(shards)], blocks, 1, order=order)
+    began, queue = time.thread_time(), deque(schedule.begin())
+    while isinstance(visit := queue.popleft(), Visit):
+        queue.extend(schedule.on(Done(visit.worker, visit.id, 0.0)))
+    return 1e6 * (time.thread_time() - began) / schedule.total_cells
+
+
 def show(row: Mapping[str, Any]) -> None:
     """One line for people."""
     order = row["order"] + (", merged" if row["merged"] else "") + {"nobody": ""}.get(row["slow"], f", slow: {row['slow']}")
@@ -309,7 +321,8 @@ def main() -> None:
         cross = {name: crossings(PROBLEMS[name], rates, chosen.threads, chosen.gbit) for name in chosen.problems}
         if chosen.picture:
             picture(rows, chosen.picture)
-        return {"benchmark": "scaling", "rates": rates._asdict(), "communication_dominates_from_nodes": cross, "rows": rows}
+        figures = {"rates": rates._asdict(), "communication_dominates_from_nodes": cross}
+        return {"benchmark": "scaling", **figures, "schedule_microseconds": {o: events(o) for o in ORDERS}, "rows": rows}
 
     in_folder(run, chosen.json)
 
