@@ -24,6 +24,7 @@ WHOLE = [
     ["benchmarks.ancestor", "--sets", "synthetic"],
     ["benchmarks.path", "--sets", "synthetic", "--repeats", "1"],
     ["benchmarks.objective", "--sets", "synthetic"],
+    ["benchmarks.mlr"],
     ["benchmarks.search"],
     ["benchmarks.bulk"],
     ["benchmarks.search", "--equality", "20000"],
