@@ -12,6 +12,7 @@ import pytest
 from xcray.errors import DataError, Stopped
 from xcray.execution.errands import Errand, WorkerLost, errands, run
 from xcray.execution.local_team import SerialTeam, ThreadTeam
+from xcray.execution.moving import Speeds
 from xcray.execution.pool import StopFlag
 from xcray.execution.rotate import TIME, rotate, speeds_of
 from xcray.execution.timeline import DONE, LOST
@@ -248,3 +249,32 @@ def test_speeds_are_costs_done_in_a_second():
     stretch = turn(team, homes=["worker-0"] * 4 + ["worker-1"])
     costs = np.array([1.0, 1.0, 1.0, 1.0, 8.0])
     assert speeds_of(stretch.paces, costs) == {"worker-0": 4.0, "worker-1": 32.0}
+
+
+def test_shards_move_when_a_worker_is_slow_and_come_back_when_it_is_not():
+    """One figure counts half; who has no shards is given some again, in time."""
+    costs, even, crew = np.ones(8), ("a",) * 4 + ("b",) * 4, ("a", "b")
+    speeds = Speeds()
+    speeds.learn({"a": 1.0, "b": 1.0}, crew)
+    assert speeds.better(even, costs, 10) is None
+    speeds.learn({"a": 1.0, "b": 1 / 9}, crew)  # now it counts as a third
+    found = speeds.better(even, costs, 10)
+    assert found == ("a",) * 6 + ("b",) * 2
+    speeds.learn({"a": 1.0, "b": 1e-6}, crew)
+    assert speeds.better(found, costs, 10) == ("a",) * 8
+    for _ in range(12):
+        speeds.learn({"a": 1.0}, crew)
+    assert speeds.better(("a",) * 8, costs, 10) == even
+
+
+def test_shards_do_not_move_for_little():
+    costs, even, crew = np.ones(8), ("a",) * 4 + ("b",) * 4, ("a", "b")
+    speeds = Speeds()
+    speeds.learn({"a": 1000.0, "b": 100.0}, crew)
+    assert speeds.better(even, costs, 10) is None  # a few hundredths of a second
+    assert speeds.better(even, costs, 1000) is not None
+    speeds.forget("b")
+    speeds.learn({"a": 1000.0}, crew)  # nothing is known of the new one
+    assert speeds.better(even, costs, 10**6) is None
+    speeds.learn({"a": 1000.0, "b": 800.0}, crew)
+    assert speeds.better(even, costs, 10**6) is None  # a tenth

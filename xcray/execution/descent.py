@@ -17,12 +17,12 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from xcray.arrays import Float64
 from xcray.errors import Corrupt, Refused, Stopped, Unavailable
 from xcray.execution import exact
 from xcray.execution.checkpoints import Checkpoints
 from xcray.execution.errands import Errand, WorkerLost, errands, fetched, made, run
 from xcray.execution.hands import Rows
+from xcray.execution.moving import Speeds
 from xcray.execution.observed import observed, rest_of
 from xcray.execution.plan import Descent, Plan, Standing
 from xcray.execution.pool import StopFlag
@@ -39,7 +39,6 @@ from xcray.solvers.dsmlr import DSMLRSolver
 ENDED: Final = "descent.json"  # how a training ended whose blocks were all delivered
 LOSSES: Final = 5  # workers that may be lost, for each worker
 BACKS: Final = 25  # rests in a row from which the solver may go back: then no rate is small enough
-WORTH_MOVING: Final = 0.85  # shards move when the slowest worker would then take at most so much of the time it takes now
 
 
 def descend(
@@ -105,7 +104,7 @@ class _Descent:
         self._crew: list[str] = []
         self._homes: tuple[str, ...] = ()
         self._costs = np.ones(plan.grid.shards)
-        self._speeds: dict[str, float] = {}  # of each worker; a stretch counts half of what those after it do
+        self._speeds = Speeds()
         self._delivered = self._lost = self._moved = self._visits = 0
         self._durable = 0  # rests in the newest checkpoint
         self._began, self._before = 0.0, 0.0  # when this attempt did, and the seconds of those before
@@ -209,7 +208,7 @@ class _Descent:
         if self._trial == exact.ENTERING:
             self._at(exact.enter(self._team, list(zip(stretch.makers, stretch.blocks, strict=True))))
         else:
-            self._rest(stretch, steps[-1].epoch)
+            self._rest(stretch, steps)
 
     def _steps(self) -> list[Step]:
         """What the laps of the next stretch do."""
@@ -236,9 +235,9 @@ class _Descent:
         self._settle()
         self._save()
 
-    def _rest(self, stretch: Stretch, epoch: int) -> None:
+    def _rest(self, stretch: Stretch, steps: Sequence[Step]) -> None:
         """Everything is in its place: look at it, judge, keep it, and go on from there or from the rest before."""
-        squared = [value for value in stretch.squared if value is not None]
+        epoch, squared = steps[-1].epoch, [value for value in stretch.squared if value is not None]
         figures = [stretch.figures[shard] for shard in range(self._plan.grid.shards)]
         entry = {"epoch": epoch, "seconds": round(self._seconds(), 3), "rate": self._rate, "back": False}
         entry |= observed(squared, figures, self._solver.lam, self._plan.truth)
@@ -260,7 +259,7 @@ class _Descent:
         if self._reason is not None or self._checkpoints.due:
             self._save()
         if self._reason is None and self._plan.move:
-            self._move(speeds_of(stretch.paces, self._costs))
+            self._move(stretch, len(steps))
 
     def _turn(self, decision: Decision) -> None:
         """Where exact gradients lead next, when they have taken over, or are to."""
@@ -295,14 +294,11 @@ class _Descent:
         self._checkpoints.write(self._team, len(self._history), note, self._blocks + self._memories, self._homes)
         self._durable = len(self._history)
 
-    def _move(self, speeds: Mapping[str, float]) -> None:
-        """Give shards to faster workers, when that makes the laps clearly shorter."""
-        for worker, speed in speeds.items():
-            self._speeds[worker] = math.sqrt(self._speeds.get(worker, speed) * speed)
-        known = max(self._speeds.values(), default=1.0)
-        speeds = {worker: self._speeds.get(worker, known) for worker in self._crew}
-        homes = homes_by_speed(self._costs, speeds)
-        if _lap_seconds(homes, self._costs, speeds) > WORTH_MOVING * _lap_seconds(self._homes, self._costs, speeds):
+    def _move(self, stretch: Stretch, laps: int) -> None:
+        """Give shards to faster workers, when that makes stretches clearly shorter."""
+        self._speeds.learn(speeds_of(stretch.paces, self._costs), self._crew)
+        homes = self._speeds.better(self._homes, self._costs, laps * self._plan.grid.blocks)
+        if homes is None:
             return
         moving = [shard for shard, home in enumerate(homes) if home != self._homes[shard]]
         kept = [made(run(self._team, Errand(self._homes[shard], "kept", shard)).bulk) for shard in moving]
@@ -335,7 +331,7 @@ class _Descent:
                 code="WORKERS_LOST",
             ) from lost
         for worker in lost.workers:
-            self._speeds.pop(worker, None)  # the next of its name may be elsewhere
+            self._speeds.forget(worker)
             try:
                 self._team.replace(worker)
             except Unavailable:
@@ -367,11 +363,3 @@ class _Descent:
         objective = objectives[-1] if objectives else math.log(self._plan.n_labels)  # that of W = 0: it went back to the start
         facts = self._checkpoints.damaged, self._lost, self._moved
         return Descent(self._epoch, objective, self._reason or "", self._history, *facts)
-
-
-def _lap_seconds(homes: Sequence[str], costs: Float64, speeds: Mapping[str, float]) -> float:
-    """What the slowest worker takes for one block past its shards."""
-    work = dict.fromkeys(homes, 0.0)
-    for home, cost in zip(homes, costs, strict=True):
-        work[home] += float(cost)
-    return max(total / speeds[worker] for worker, total in work.items())
