@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
 from xcray.estimators.linear import LinearEstimator, weighted
+from xcray.execution.blas import one_core_each
 from xcray.execution.descent import descend
 from xcray.execution.hands import ShardWork, rows_of
 from xcray.execution.local_team import ThreadTeam
@@ -26,9 +27,9 @@ WORKERS: Final = 4  # that the grid is made for, however many threads there are:
 class DSMLR(LinearEstimator):
     """Multinomial logistic regression whose rows and labels are both split; see `xcray.solvers.dsmlr` for the problem.
 
-    lam, bias, epochs, tolerance, patience, mode, order, steps, rate, rest_every, shards, blocks, prune, prune_keep, seed: as in
-    the solver. n_jobs: threads; None for one, -1 for all cores; with the orders "ring" and "sync" the model's bits do not depend
-    on it.
+    lam, bias, epochs, tolerance, finish, pairs, patience, mode, order, steps, rate, rest_every, shards, blocks, prune, prune_keep,
+    seed: as in the solver. n_jobs: threads; None for one, -1 for all cores; with the orders "ring" and "sync" the model's bits do
+    not depend on it.
 
     Probabilities are the softmax over all labels. A row with m labels is a row whose m labels are drawn equally often, so of many
     labels a row those are predicted whose equal shares are nearest to the probabilities (in squares).
@@ -47,8 +48,10 @@ class DSMLR(LinearEstimator):
         self,
         lam: float = 1e-5,
         bias: float = 0.0,
-        epochs: int = 50,
-        tolerance: float = 1e-3,
+        epochs: int = 200,
+        tolerance: float = 1e-4,
+        finish: float = 0.03,
+        pairs: int = 5,
         patience: int = 0,
         mode: str = "both",
         order: str = "ring",
@@ -64,6 +67,7 @@ class DSMLR(LinearEstimator):
     ) -> None:
         """Keep the parameters; they are checked in `fit`."""
         self.lam, self.bias, self.epochs, self.tolerance, self.patience = lam, bias, epochs, tolerance, patience
+        self.finish, self.pairs = finish, pairs
         self.mode, self.order, self.steps, self.rate, self.rest_every = mode, order, steps, rate, rest_every
         self.shards, self.blocks, self.prune, self.prune_keep = shards, blocks, prune, prune_keep
         self.seed, self.n_jobs = seed, n_jobs
@@ -132,7 +136,7 @@ def _trained(solver: DSMLRSolver, X: CSR, Y: Pattern, weights: Float32 | None, w
     )
     blocks: list[Block] = []
     team = ThreadTeam(work, min(workers, grid.shards))
-    with tempfile.TemporaryDirectory(prefix="xcray-dsmlr-") as folder:
+    with tempfile.TemporaryDirectory(prefix="xcray-dsmlr-") as folder, one_core_each():
         how: dict[str, Any] = {"fingerprint": {"of": "fit"}, "deliver": blocks.append, "stop": StopFlag()}
         found = descend(solver, team, rows, plan, directory=Path(folder), **how)
     return found, joined(blocks)

@@ -46,7 +46,7 @@ class Heart:
         self._lease, self._beat_seconds, self._report_seconds = lease_seconds, beat_seconds, report_seconds
         self._patience, self._wanted, self._end_process = patience, wanted, end_process
         self._kept: deque[tuple[str, dict[str, Any]]] = deque()  # events of which none is left out
-        self._epoch: Any = None
+        self._figures: dict[str, Any] = {}
         self._latest: dict[str, Any] | None = None
         self._phase = ""
         self._told: float | None = None
@@ -76,9 +76,9 @@ class Heart:
                 self._phase = progress.phase
                 self._kept.append(("phase", {"phase": progress.phase}))
                 LOG.info("phase %s", progress.phase)
-            if progress.figures.get("epoch") != self._epoch:
-                self._epoch = progress.figures.get("epoch")
-                self._kept += [("epoch", data["figures"])] if "figures" in data else []
+            if data.get("figures") not in (None, self._figures):
+                self._figures = data["figures"]
+                self._kept.append(("epoch", data["figures"]))
             self._latest = data
 
     def beat(self) -> None:

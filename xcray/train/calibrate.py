@@ -27,13 +27,11 @@ def calibrate(
     dataset: one with the model's features; its rows of `part` are what is fitted and measured on, labels matched by name.
     part="train" is for rows that came after the training: the data set that the model was trained on is refused. seed: of the
     split into rows to fit and rows to measure on. ks: places of the report.
-    Raises NotFound, Corrupt, Conflict (`out` exists, or the model has a softmax), ShapeMismatch for other features, InputError
-    when there are no held-out rows (NO_HELD_OUT) or too few right answers (TOO_FEW_ANSWERS).
+    Raises NotFound, Corrupt, Conflict (`out` exists), ShapeMismatch for other features, InputError when there are no held-out
+    rows (NO_HELD_OUT) or too few right answers (TOO_FEW_ANSWERS).
     """
     check_out(out)
     opened, data = Model.open(model), Dataset.open(dataset)
-    if opened.manifest["link"] != "identity":
-        raise Conflict(f"the model tells probabilities by itself ({opened.manifest['link']}): there is nothing to calibrate")
     check_features(opened, data)
     known = {opened.manifest["dataset_hash"], *(step.get("dataset_hash") for step in opened.provenance)}
     if part == "train" and data.content_hash in known:

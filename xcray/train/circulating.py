@@ -9,6 +9,7 @@ import numpy as np
 
 from xcray.arrays import Int32
 from xcray.errors import NotFound
+from xcray.execution.blas import one_core_each
 from xcray.execution.descent import ENDED, descend
 from xcray.execution.hands import Rows, ShardWork, rows_of
 from xcray.execution.plan import Plan, Standing
@@ -57,7 +58,7 @@ class Circulating(Together):
         work = ShardWork(self._solver, rows.how, self._n_features, where, at.dataset.content_hash)
         team = team_of(at.spec, work, self.workers, at.job, STORED * 4 * self._n_features * at.dataset.n_labels)
         desk.watch(team.footprints)
-        with Timeline(at.run_dir) as timeline:
+        with Timeline(at.run_dir) as timeline, one_core_each():
             descend(
                 self._solver,
                 team,

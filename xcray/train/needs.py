@@ -14,8 +14,9 @@ import numpy as np
 from xcray.data.dataset import Dataset
 from xcray.execution.hands import Rows
 from xcray.index.packed import ENTRY
-from xcray.solvers.dsmlr import Grid, Step
+from xcray.solvers.circulating import Grid, Step
 from xcray.solvers.multinomial import DENSE, shard_of
+from xcray.solvers.quasi_newton import WHOLE
 from xcray.train.preflight import (
     IN_FLIGHT,
     INDEXED,
@@ -108,19 +109,20 @@ def circulating(spec: TrainSpec, dataset: Dataset, solver: Any, rows: Rows, work
     """For solvers of the family "circulate"; rows: what its shards are cut from; probe: seconds that timing a cell may take."""
     sizes, grid = sizes_of(dataset, solver), rows.how.grid
     block = solver.start(0, -(-sizes.labels // grid.blocks), sizes.features)
-    size = block.W.nbytes + sum(each.nbytes for each in block.state)
-    whole = size * grid.blocks
-    shared = spec.pool == "ray"
+    weights = block.W.nbytes
+    gathered = min(sizes.features, WHOLE) if solver.pairs else 1  # of C, a row of numbers a feature
+    size = (
+        weights + 4 * gathered * sizes.features + weights * (2 * solver.pairs + 2 if solver.pairs else 0)
+    )  # with what it remembers
+    whole, shared = size * grid.blocks, spec.pool == "ray"
     own = -(-sizes.n_bytes // workers) + SHARD_ROW * -(-sizes.rows // workers) + CELL  # rows of its shards, and what stays there
     worker = own + (2 * size if shared else 0)  # blocks of others are mapped from the store; one is copied, one is made
     pace, probed = _paced(solver, rows, block, sizes, probe)
     laps = sum(1.0 if verb != "observe" else SUMMED for verb in solver.laps(solver.rest_every, True)) / solver.rest_every
     core = min(EPOCHS, solver.epochs) * laps * pace
     checkpoints = KEPT * (whole + 8 * sizes.rows)
-    # at a rest the blocks of the rest before are still there, should the solver go back
-    return estimate_of(
-        spec, dataset, workers, sizes, Needs(0 if shared else 2 * whole, worker, 3 * whole, checkpoints, core, probed)
-    )
+    held = whole + 2 * weights * grid.blocks  # at a rest the blocks of the rest before are still there, should the solver go back
+    return estimate_of(spec, dataset, workers, sizes, Needs(0 if shared else held, worker, 2 * held, checkpoints, core, probed))
 
 
 def _paced(solver: Any, rows: Rows, block: Any, sizes: Sizes, probe: float | None) -> tuple[float, int]:

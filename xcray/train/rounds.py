@@ -14,6 +14,7 @@ import numpy as np
 from xcray.arrays import Float64, Int32, Pattern, TopK, frozen
 from xcray.data.dataset import Dataset, Split
 from xcray.errors import Corrupt, Unavailable, XcrayError
+from xcray.execution.blas import one_core_each
 from xcray.execution.checkpoints import read_arrays, write_arrays
 from xcray.execution.rounds import TeamRounds
 from xcray.execution.team import THING_LOST, Answer, Reply, Team
@@ -103,7 +104,7 @@ class Going(Together):
         try:
             team.open()
             desk.watch(team.footprints)
-            with Timeline(at.run_dir) as timeline:
+            with Timeline(at.run_dir) as timeline, one_core_each():
                 rounds = TeamRounds(cast("Team", Heard(team, timeline.add)), desk.stop.is_set)
                 trained = self._trained(rounds, desk, kept)
                 self._write_end(self._reason or trained.reason, rounds.lost)

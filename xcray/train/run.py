@@ -81,6 +81,7 @@ class _Run:
         self.tell("LOADING", 0, 0)
         self.dataset = Dataset.open(spec.dataset)
         self.solver = make_solver(spec.solver, spec.params)
+        self.seed: int | None = getattr(self.solver, "seed", None)  # solvers that draw nothing have none
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
@@ -137,7 +138,7 @@ class _Run:
             solver=self.spec.solver,
             params=self.solver.as_dict(),
             dataset_hash=self.dataset.content_hash,
-            seed=getattr(self.solver, "seed", None),  # solvers that draw nothing have none
+            seed=self.seed,
             measures=measures,
             report=report,
             classes=self.way.classes(block, timeline),
@@ -206,7 +207,7 @@ class _Run:
         def query(X: CSR, k: int) -> TopK:
             return index.query(X, k, threads=os.cpu_count() or 1).top
 
-        how: dict[str, Any] = {"seed": self.solver.seed or 0, "ks": self.spec.ks}
+        how: dict[str, Any] = {"seed": self.seed or 0, "ks": self.spec.ks}
         try:
             curves, facts = calibrated(query, test.X, test.Y, self.dataset.label_counts, self.dataset.train.X, **how)
             self.calibration = curves, {**facts, "dataset_hash": self.dataset.content_hash, "part": "test"}

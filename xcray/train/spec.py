@@ -27,8 +27,8 @@ class TrainSpec:
     don't count); max_seconds: from the start until no label is begun any more: what is done by then is published as a
     partial model, labels with the most training rows first (merging and measuring come on top); solvers that train all labels
     together in epochs publish the whole model as it was after the last epoch; None: until all is done.
-    calibrate: whether to fit probabilities on the held-out part, see `xcray.train.probabilities`; refused where models
-    have a softmax.
+    calibrate: whether to fit probabilities on the held-out part, see `xcray.train.probabilities`; models of softmax
+    solvers tell probabilities without.
     """
 
     dataset: str
@@ -46,7 +46,7 @@ class TrainSpec:
     def __post_init__(self) -> None:
         """Check everything that can be checked without the data."""
         check_name(self.name, "model name")
-        solver = make_solver(self.solver, self.params)
+        make_solver(self.solver, self.params)
         if self.pool not in POOLS:
             raise ParameterError(f"pool must be one of {', '.join(POOLS)}, not {str(self.pool)[:80]!r}")
         if type(self.workers) is not int or not 0 <= self.workers <= 4096:
@@ -57,8 +57,6 @@ class TrainSpec:
             check_seconds(self.max_seconds)
         if type(self.calibrate) is not bool:
             raise ParameterError(f"calibrate must be true or false, not {str(self.calibrate)[:80]!r}")
-        if self.calibrate and link_of(solver) != "identity":
-            raise ParameterError(f"models of {self.solver} tell probabilities by themselves, by softmax: leave calibrate out")
         object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
         if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
             raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")
@@ -82,7 +80,7 @@ class TrainSpec:
 
 
 def link_of(solver: Solver) -> str:
-    """How scores of a solver's models become probabilities: "softmax", or "identity" for margins that must be calibrated first."""
+    """How scores of a solver's models become probabilities: "softmax", or "identity" for margins."""
     return "identity" if solver.family == "scatter" else "softmax"
 
 
