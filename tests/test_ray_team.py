@@ -12,15 +12,23 @@ import pytest
 import ray
 
 from benchmarks.ray_store import several_nodes, store_use
+from tests.rotating import GRID, ToyWork
 from tests.teamwork import LARGE, Work, ask, replies
 from xcray.errors import ParameterError, Unavailable
 from xcray.execution import ray_actors, ray_team
+from xcray.execution.errands import Errand, errands, made
+from xcray.execution.pool import StopFlag
 from xcray.execution.ray_team import RayTeam
+from xcray.execution.rotate import rotate
 from xcray.execution.team import THING_LOST, Raised
+from xcray.schedule.circulate import Circulate
 from xcray.schedule.messages import Lost
+from xcray.solvers.circulating import Step
 
 pytestmark = pytest.mark.ray
 BYTES = 4 * LARGE
+WORK = Work()
+WIDE = 50_000  # features of a block of 1.6 MB
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +46,14 @@ def team(cluster, request):
 
 
 @contextmanager
-def opened(job: str, workers: int = 2, **options):
+def opened(job: str, workers: int = 2, work=WORK, **options):
     """An open team."""
-    made = RayTeam(Work(), workers, nullcontext(), job, **options)
-    made.open()
+    team = RayTeam(work, workers, nullcontext(), job, **options)
+    team.open()
     try:
-        yield made
+        yield team
     finally:
-        made.close()
+        team.close()
 
 
 def until(condition, seconds: float = 60.0) -> None:
@@ -219,6 +227,23 @@ def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
             replies(team, 1)
         assert caught.value.code == "WORKERS_LOST"
         assert "died" in caught.value.hint
+
+
+def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
+    """After laps of steps and a lap that only looks, each block is on one node, and the stores hold no more than the blocks."""
+    work = ToyWork(n_features=WIDE)
+    with opened("rotation", work=work) as team:
+        asks = [Errand(team.workers[b % 2], "start", 4 * b, 4 * b + 4) for b in range(GRID.blocks)]
+        homes = [team.workers[0]] * 2 + [team.workers[1]] * 2
+        list(errands(team, [Errand(worker, "hold", [s for s in range(4) if homes[s] == worker]) for worker in team.workers]))
+        before = sum(store_use().values())
+        blocks = [made(answer.bulk) for answer in errands(team, asks)]
+        steps = [Step(verb, 1, 1.0) for verb in ("update", "sum", "observe")]
+        stretch = rotate(Circulate(homes, GRID.blocks, 3, order="ring"), team, blocks, steps, stop=StopFlag())
+        del blocks
+        for block, maker in enumerate(stretch.makers):
+            assert places(stretch.blocks[block]) == {node_of(team, maker)}
+        until(lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4)  # W and state, 4 labels, float32
 
 
 def test_workers_tell_what_they_hold(team):

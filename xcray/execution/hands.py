@@ -179,6 +179,14 @@ class ShardHand:
         changed = step.verb in CHANGING
         return after if changed else None, told
 
+    def carry(
+        self, block: Weights, shards: Sequence[int], step: Step, owned: bool
+    ) -> tuple[Weights, list[tuple[int, Told, float]]]:
+        """`visit` for teams on several nodes: the block is made anew here also when it is as it was. Else each node that it passed
+        would keep a copy until its store is full, and in the end all of W."""
+        after, told = self.visit(block, shards, step, owned)
+        return block if after is None else after, told
+
     def keep(self) -> tuple[None, None]:
         """Keep what the shards have computed: `back` and checkpoints mean this from now on."""
         self._kept = {shard: _copied(local.state()) for shard, local in self._locals.items()}

@@ -96,6 +96,7 @@ class _Loop:
         paces = {worker: Pace({}, {}) for worker in team.workers}
         self.stretch = Stretch(list(blocks), [""] * n, [None] * n, {}, paces, 0)
         self._owned = [False] * n  # made in this stretch: nobody else has it
+        self._verb = "carry" if len(set(team.nodes.values())) > 1 else "visit"
         self.tickets: dict[int, Visit] = {}
         self._ends: dict[str, float] = {}  # worker -> when its last visit ended, by the team's clock
         self._seen = (0.0, time.monotonic())  # a moment by the team's clock, and by ours
@@ -110,7 +111,7 @@ class _Loop:
             self.visits += 1
             handle, owned = self.stretch.blocks[command.block], self._owned[command.block]
             step = self._steps[command.lap]
-            self.tickets[self._team.ask(command.worker, "visit", handle, command.shards, step, owned)] = command
+            self.tickets[self._team.ask(command.worker, self._verb, handle, command.shards, step, owned)] = command
 
     def hear(self, answer: Answer) -> None:
         """A visit is done: keep what it made and told, and do what the schedule says."""
