@@ -10,6 +10,7 @@ QUICK = [
     ["benchmarks.quality", "--sets", "synthetic", "--repeats", "1"],
     ["benchmarks.balance", "--sets", "synthetic", "--workers", "2"],
     ["benchmarks.schedule", "--largest", "5000"],
+    ["benchmarks.scaling", "--problems", "LSHTC1-large", "--nodes", "20"],
     ["benchmarks.search", "--queries", "200", "--repeats", "2", "--budget", "2"],
 ]
 WHOLE = [
@@ -25,6 +26,7 @@ WHOLE = [
     ["benchmarks.path", "--sets", "synthetic", "--repeats", "1"],
     ["benchmarks.objective", "--sets", "synthetic"],
     ["benchmarks.mlr"],
+    ["benchmarks.scaling"],
     ["benchmarks.search"],
     ["benchmarks.bulk"],
     ["benchmarks.search", "--equality", "20000"],

@@ -1,6 +1,7 @@
 """DS-MLR on 20 to 100 nodes, on paper: the real schedule on a simulated cluster, with cell costs measured on this machine.
 
-`python -m benchmarks.scaling [--nodes 20 40 60 80 100] [--gbit 10 25 100] [--threads 16] [--workers 4] [--picture FILE]`
+`python -m benchmarks.scaling [--problems LSHTC1-large ODP Reddit-Full] [--nodes 20 40 60 80 100] [--gbit 10 25 100] [--threads 16]
+[--workers 4] [--picture FILE]`; half a minute as it is, two as shown here without --workers, seven with it.
 
 An epoch is two laps of all blocks past all shards, one that updates and one that sums; merged, it is one lap that does both. A
 visit takes so many seconds for each (non-zero x label) and each (row x label), as measured by a small run of the kernels that
@@ -20,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +127,7 @@ def measured(repeats: int) -> Rates:
             began = time.thread_time()
             run()
             seconds[what].append(time.thread_time() - began)
-    found = {what: median(took) / n_labels for what, took in seconds.items()}
+    found = {what: min(took) / n_labels for what, took in seconds.items()}  # the least: others may share the machine
     few, many = (shard.X.nnz for shard in shards)
     rates = {}
     for verb in VERBS:
@@ -291,24 +291,26 @@ def draw_slow(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
             if (row["order"], row["nodes"], row["gbit"], row["workers"], row["blocks"]) == (order, nodes, gbit, 1, blocks)
             and not row["merged"]
         }
-        bars = place.bar(np.arange(len(names)) + 0.2 * (at - 1.5), [chosen[slow] for slow in names], 0.19, label=order)
-        place.bar_label(bars, fmt="%.0f", fontsize=7)
+        bars = place.bar(np.arange(len(names)) + 0.22 * (at - 1.5), [chosen[slow] for slow in names], 0.21, label=order)
+        place.bar_label(bars, fmt="%.0f", fontsize=6.5)
     place.set_xticks(range(len(names)), names.values())
-    place.set(title=f"{rows[0]['problem']}, {nodes} nodes, {gbit:g} Gbit/s, slow: 4 times", ylabel="seconds an epoch")
-    place.legend(frameon=False, fontsize=8)
+    place.set(
+        title=f"{rows[0]['problem']}, {nodes} nodes, {gbit:g} Gbit/s; slow is {SLOW:g} times slower", ylabel="seconds an epoch"
+    )
+    place.legend(loc="upper left", frameon=False, fontsize=8)
 
 
 def main() -> None:
     """Simulate what is asked for, and print the JSON."""
     chosen = arguments(
         __doc__ or "",
-        problems={"nargs": "*", "default": list(PROBLEMS), "choices": list(PROBLEMS)},
-        nodes={"nargs": "*", "type": int, "default": [20, 40, 60, 80, 100]},
+        problems={"nargs": "*", "default": ["LSHTC1-large", "Reddit-Full"], "choices": list(PROBLEMS)},
+        nodes={"nargs": "*", "type": int, "default": [20, 60, 100]},
         gbit={"nargs": "*", "type": float, "default": [10.0, 25.0, 100.0]},
         threads={"type": int, "default": 16, "help": "of a node"},
         workers={"type": int, "default": 1, "help": "of a node, in (c)"},
         blocks={"type": int, "default": 2, "help": "for each worker"},
-        repeats={"type": int, "default": 5},
+        repeats={"type": int, "default": 20},
     )
 
     def run(_: Path) -> dict[str, Any]:

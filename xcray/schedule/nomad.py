@@ -10,6 +10,9 @@ A worker's shards are passed together. It begins its next lap when it has taken 
 workers in the lowest lap one still lacks a block; that block is in the same lap, and so is every worker that it has still to
 pass, on its node or elsewhere.
 
+Nothing bounds how many blocks gather where a worker is much slower than the others: they all end their last lap there. `ring.py`
+has such a bound.
+
 Sets of blocks and of workers are whole numbers, a bit each: an event takes a few operations on them.
 """
 
