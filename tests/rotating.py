@@ -238,6 +238,7 @@ def trained_dsmlr(
         order=how.pop("order", "ring"),
         checkpoint_seconds=0.0,
         max_seconds=how.pop("max_seconds", None),
+        rest_every=solver.rest_every,
     )
     blocks: list[Any] = []
     how = {"stop": StopFlag(), "fingerprint": {}, **how}
