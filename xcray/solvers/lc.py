@@ -20,7 +20,8 @@ from xcray.solvers.parameters import check_parameters, parameter
 from xcray.solvers.rounds import Part, Round, Rounds, Start, Tell, Top, Trained, Watched, best_of, block_of, go_on, ranges, top
 from xcray.solvers.rows import Rows, warm_up
 
-CELLS = 1 << 21  # rows times classes solved together: 16 MB an array
+CELLS = 1 << 21  # numbers of an array, a row or a feature and a class solved together: 16 MB
+WIDEST = 64  # classes solved together: with more, what is done to their weights leaves the caches
 LOWEST = -1e300  # the largest score of no labels: a worker may have none
 
 
@@ -262,9 +263,10 @@ def _fetched(rounds: Rounds, parts: list[Any], mean: Float64) -> Iterator[Part]:
 
 
 def _widths(part: Part, n_rows: int) -> list[tuple[int, int]]:
-    """The places of a part's labels in ranges that give at most CELLS scores each, and one at least."""
+    """The places of a part's labels in the ranges that are solved together; one empty range of no labels."""
     n_labels = part.hi - part.lo
-    return ranges(n_labels, max(1, -(-n_labels * n_rows // CELLS))) if n_labels * n_rows > CELLS else [(0, n_labels)]
+    width = min(WIDEST, max(1, CELLS // max(n_rows, len(part.W), 1)))
+    return ranges(n_labels, max(1, -(-n_labels // width)))
 
 
 def _sums(S: Float64, targets: poisson.Targets, W: Float64) -> Sums:
