@@ -35,10 +35,12 @@ from xcray.jobs.store import JobStore
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
+from xcray.solvers.rounds import Part
 from xcray.train import TrainSpec, circulating, rounds, train
 from xcray.train.path import PathSpec
 from xcray.train.pictures import draw_report
 from xcray.train.relabel import remove_labels, retrain_labels
+from xcray.train.together import thinned
 
 GRID = {"shards": 4, "blocks": 3}
 LAM = 1e-3
@@ -147,6 +149,55 @@ def test_stopped_and_resumed_it_ends_the_same(tiny: Dataset, trained: dict[str, 
         assert result.report["objective"] == pytest.approx(trained[solver].report["objective"], rel=1e-4)
 
 
+def test_damaged_weights_are_not_gone_on_with(tmp_path: Path) -> None:
+    parts = [Part(0, 2, np.arange(6.0).reshape(3, 2)), Part(2, 5, np.arange(6.0, 15.0).reshape(3, 3))]
+    kept = rounds.Kept(tmp_path)
+    assert kept.newest() is None
+    for number in (1, 2):
+        kept.save([{"epoch": each + 1} for each in range(number)], 0.5 * number, lambda: iter(parts))
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
+    found = rounds.Kept(tmp_path).newest()
+    assert found is not None
+    assert (found[0], found[1]) == ([{"epoch": 1}, {"epoch": 2}], 1.0)
+    np.testing.assert_array_equal(found[2](1, 4), np.concatenate([part.W for part in parts], axis=1)[:, 1:4])
+    weights = tmp_path / "round-000002" / "weights-00001.arrow"
+    weights.write_bytes(weights.read_bytes()[:-64])
+    assert rounds.Kept(tmp_path).newest() is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_node_that_is_lost_costs_the_rounds_since_the_weights_were_kept(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With LC the weights are where they were made; the team of this process can rehearse that they go with a node."""
+    made, lost = list[Any](), list[int]()
+    build = rounds.team_of
+    monkeypatch.setattr(rounds, "team_of", lambda *args: made.append(build(*args)) or made[-1])
+
+    def progress(told: Any) -> None:
+        if told.figures.get("epoch") == 4 and not lost:
+            lost.append(4)
+            made[-1].lose("worker-1", with_things=True)
+
+    spec = spec_of(tiny, "lc", pool="threads", workers=2)
+    with kept_often():
+        result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress)
+    assert lost
+    assert result.report["workers_lost"] == 1
+    epochs = [each["epoch"] for each in result.report["history"]]
+    assert epochs == list(range(1, len(epochs) + 1))
+    assert result.report["objective"] == pytest.approx(trained["lc"].report["objective"], rel=1e-4)
+
+
+def test_long_histories_are_thinned() -> None:
+    history = [{"epoch": each} for each in range(1, 1202)]
+    kept = [each["epoch"] for each in thinned(history, 500)]
+    assert kept == list(range(1, 1202, 3)) + ([1201] if (1201 - 1) % 3 else [])
+    assert (kept[0], kept[-1]) == (1, 1201)
+    assert thinned([], 500) == []
+    assert thinned(history[:7], 500) == history[:7]
+
+
 def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path) -> None:
     open_grid, stop = {"shards": 0, "blocks": 0, "tolerance": 1e-2}, StopFlag()
     spec = spec_of(tiny, params=open_grid, pool="threads", workers=2)
@@ -162,6 +213,7 @@ def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path
 
 KILLED = """
 import json, os, signal, sys
+from xcray.solvers.rounds import Part
 from xcray.train import TrainSpec, circulating, rounds, train
 
 circulating.CHECKPOINT_SECONDS = rounds.KEEP_SECONDS = 0.0
@@ -263,6 +315,8 @@ def test_pictures_and_page(trained: dict[str, Any], tmp_path: Path, solver: str)
     told = draw_report(trained[solver].model_path, tmp_path / "report")
     assert {"descent", "timeline", "by_frequency"} <= set(told["pictures"])
     assert "certificates" in told["left_out"]
+    assert told["timeline"]["classes"] == 0  # nobody finishes a class by itself
+    assert told["timeline"]["batches_total"] == told["training"]["batches"]
     page = (tmp_path / "report" / "report.md").read_text()
     assert f"after {told['training']['epochs']} epochs" in page
 

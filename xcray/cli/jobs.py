@@ -36,7 +36,9 @@ def submit(
     workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
     max_seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Begin no class after so long; publish what is done, most frequent labels first."),
+        typer.Option(
+            metavar="S", help="Begin no class, or epoch, after so long; publish what is done, most frequent labels first."
+        ),
     ] = None,
     memory_limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory the training may take, as 4GiB; it fails at once when it needs more.")

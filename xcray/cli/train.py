@@ -55,12 +55,14 @@ def train(
     workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
     ray_address: Annotated[str | None, typer.Option(help="A running Ray; without one, --pool ray starts a local one.")] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where finished classes are kept; the same one again resumes. [default: OUT.run]")
+        Path | None, typer.Option(help="Where finished work is kept; the same one again resumes. [default: OUT.run]")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name. [default: that of the directory]")] = None,
     max_seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Begin no class after so long; publish what is done, most frequent labels first."),
+        typer.Option(
+            metavar="S", help="Begin no class, or epoch, after so long; publish what is done, most frequent labels first."
+        ),
     ] = None,
     memory_limit: Annotated[str | None, typer.Option(help="Refuse to take more memory than this, say 4GiB.")] = None,
     calibrate: Annotated[

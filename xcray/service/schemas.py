@@ -80,7 +80,8 @@ class JobRequest(Strict):
         None,
         gt=0,
         le=MOST_SECONDS,
-        description="Begin no label after so long, the most frequent first; the model is published as partial. None: train all.",
+        description="Begin no label after so long, the most frequent first; the model is published as partial. Solvers that go in "
+        "epochs (dsmlr, lbfgs, lc) publish the whole model as it was after the last one. None: train to the end.",
     )
     memory_limit: int | None = Field(
         None, ge=1, le=2**60, description="Bytes the training may take: what is foreseen to need more fails before it starts."
@@ -158,6 +159,8 @@ class DatasetPage(View):
 
 class JobView(View):
     """A job. Times are UTC. `result` is there when it SUCCEEDED; `reason` and `message` say why it FAILED.
+
+    While a training that goes in epochs runs, `progress.figures` has its newest epoch, objective and held_out loss.
 
     When time was up (max_seconds), `result.partial` has the numbers of labels done and missing, and the share of positives done.
     """

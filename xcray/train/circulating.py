@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -69,7 +70,7 @@ class Circulating(Together):
                 deliver=desk.parts.commit,
                 stop=desk.stop,
                 tell=lambda standing: self._tell(desk, standing),
-                record=timeline.add,
+                record=lambda span: timeline.add(span._replace(task=replace(span.task, labels=()))),  # a visit finishes no label
             )
 
     def figures(self, block: Block, measures: Mapping[str, float]) -> dict[str, Any]:

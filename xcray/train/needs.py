@@ -42,8 +42,9 @@ ROUNDS: Final = {"lbfgs": 150, "lc": 40}  # that trainings take, about
 PRODUCTS: Final = {"lbfgs": 2.1, "lc": 12.0}  # of X with a matrix of a column a label, in a round
 SCRATCH: Final = 8  # arrays of a solver's cells at a worker
 CELLS: Final = {"lbfgs": 4 << 20, "lc": 16 << 20}  # bytes of one of them
-EPOCHS: Final = 20  # that trainings take, about; at most as many as are allowed
-STEPS: Final = 3.0  # a lap of steps, in products
+EPOCHS: Final = 50  # that trainings take, about; at most as many as are allowed
+VECTOR: Final = 4e-10  # seconds of one core for a number of an inner product
+STEPS: Final = 1.0  # a lap of steps, in products
 SUMMED: Final = 0.5  # a lap that only sums, in laps of steps
 KEPT: Final = 3  # checkpoints on disk while one is written
 SHARD_ROW: Final = 64  # bytes that stay at a shard for each row: b, partial sums, and what was kept at the last rest
@@ -86,7 +87,8 @@ def sizes_of(dataset: Dataset, solver: Any) -> Sizes:
     n, d, entries = train.n_rows, dataset.n_features + constant, train.X.nnz + constant * train.n_rows
     dense = entries >= DENSE * n * d
     seen = int((np.diff(train.XT.indptr) > 0).sum())
-    weights = int(seen * dataset.n_labels * (PRUNED if solver.prune > 0.0 else 1.0))
+    kept = min(seen * (PRUNED if solver.prune > 0.0 else 1.0), getattr(solver, "prune_keep", 0) or seen)
+    weights = int(kept * dataset.n_labels)
     return Sizes(n, d, dataset.n_labels, entries, 8 * entries + 32 * n + 12 * train.Y.nnz + 4 * n * d * dense, weights, dense)
 
 
@@ -117,21 +119,24 @@ def circulating(spec: TrainSpec, dataset: Dataset, solver: Any, rows: Rows, work
     whole, shared = size * grid.blocks, spec.pool == "ray"
     own = -(-sizes.n_bytes // workers) + SHARD_ROW * -(-sizes.rows // workers) + CELL  # rows of its shards, and what stays there
     worker = own + (2 * size if shared else 0)  # blocks of others are mapped from the store; one is copied, one is made
-    pace, probed = _paced(solver, rows, block, sizes, probe)
+    epochs, exact = min(EPOCHS, solver.epochs), 0.0
+    if solver.pairs:  # for most of them gradients are exact, and blocks tell the inner products of what they remember
+        exact = (2 * solver.pairs + 1) * (3 * solver.pairs + 2) * VECTOR * sizes.features * sizes.labels
     laps = sum(1.0 if verb != "observe" else SUMMED for verb in solver.laps(solver.rest_every, True)) / solver.rest_every
-    core = min(EPOCHS, solver.epochs) * laps * pace
+    pace, probed = _paced(solver, rows, block, sizes, epochs * laps, probe)
+    core = epochs * (laps * pace + exact)
     checkpoints = KEPT * (whole + 8 * sizes.rows)
     held = whole + 2 * weights * grid.blocks  # at a rest the blocks of the rest before are still there, should the solver go back
     return estimate_of(spec, dataset, workers, sizes, Needs(0 if shared else held, worker, 2 * held, checkpoints, core, probed))
 
 
-def _paced(solver: Any, rows: Rows, block: Any, sizes: Sizes, probe: float | None) -> tuple[float, int]:
+def _paced(solver: Any, rows: Rows, block: Any, sizes: Sizes, laps: float, probe: float | None) -> tuple[float, int]:
     """Seconds of one core for a lap of steps, and 1 when some rows were timed with a block (0: guessed).
 
-    probe: seconds it may take; None for what is worth it.
+    laps: that there will be; probe: seconds it may take; None for what is worth it.
     """
     guess = STEPS * sizes.cell
-    allowed = (min(1.0, guess / 50) if guess > WORTH else 0.0) if probe is None else probe
+    allowed = (min(1.0, laps * guess / 50) if laps * guess > WORTH else 0.0) if probe is None else probe
     if allowed <= 0.0:
         return guess, 0
     width = block.hi - block.lo

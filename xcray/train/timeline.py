@@ -97,8 +97,9 @@ def note_of(found: Mapping[str, Any]) -> str:
     attempts = f", {len(found['attempts'])} attempts" if len(found["attempts"]) > 1 else ""
     wasted = sum(each.get(name, 0) for each in found["workers"] for name in ("lost", "duplicate", "stopped"))
     useless = f", {wasted:,} without use" if wasted else ""
+    classes = f", {found['classes']:,} classes" if found["classes"] else ""  # visits of blocks that go round finish none
     return (
-        f"{found['batches_total']:,} batches{useless}, {found['classes']:,} classes{attempts}; {found['workers_total']:,} workers, "
+        f"{found['batches_total']:,} batches{useless}{classes}{attempts}; {found['workers_total']:,} workers, "
         f"{found['makespan']:,.1f} s, busy {100 * found['busy_share']:.1f} %"
     )
 
