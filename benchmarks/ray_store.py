@@ -45,11 +45,12 @@ def several_nodes(*cpus: int, store: int = 100 << 20) -> Iterator[Cluster]:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def store_use() -> dict[str, int]:
-    """Bytes in the object store of each living node, by the node's identity; what was written to disk not counted."""
+def store_use(what: str = "object_store_bytes_used") -> dict[str, int]:
+    """Bytes in the object store of each living node, by the node's identity; or "spilled_bytes_total": written to disk so far
+    because the store was full."""
     out = {}
     for node in ray.nodes():
         if node["Alive"]:
             stats: Any = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], False)
-            out[node["NodeID"]] = int(stats.store_stats.object_store_bytes_used)
+            out[node["NodeID"]] = int(getattr(stats.store_stats, what))
     return out

@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import arguments, in_folder
-from benchmarks.ray_store import several_nodes
+from benchmarks.ray_store import several_nodes, store_use
 from benchmarks.rotation_run import Peaks, Way, frequent, generated, train, work_of
 from xcray.data.dataset import Dataset
 from xcray.execution.ray_pool import session
@@ -36,6 +36,7 @@ from xcray.solvers.dsmlr import DSMLRSolver
 
 RACERS, SLOW = 4, "worker-3"
 COARSE, FINE = Grid(RACERS, RACERS), Grid(4 * RACERS, 2 * RACERS)  # the paper's; and one whose shards can be moved singly
+BLOCKS = 64  # of the memory part, at least: a worker holds, beside its share, two that are on their way and the one it makes
 ALGORITHM_1 = "sync, two laps, 4 x 4"
 WAYS = (
     Way(ALGORITHM_1, COARSE, "sync", "two", False),
@@ -62,13 +63,14 @@ STEPS = (  # what each change is worth: from, to
 def held(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
     """One training on so many nodes, and the most that any process and any store held."""
     weights = 4 * data.n_features * data.n_labels
-    grid = Grid(8, max(16, -(-weights // (64 << 20))))
-    solver = DSMLRSolver(lam=1e-6, epochs=2, tolerance=0.0, rest_every=2, prune_keep=20)
+    grid = Grid(8, max(BLOCKS, -(-weights // (64 << 20))))
+    solver = DSMLRSolver(lam=1e-6, epochs=2, tolerance=0.0, pairs=0, rest_every=2, prune_keep=20)
     store = 3 * weights // workers + 12 * weights // grid.blocks + (80 << 20)
     with several_nodes(*[1] * workers, store=store):
         team = RayTeam(work_of(data, solver, grid), workers, nullcontext(), f"memory-{workers}")
         peaks = Peaks(team)
         found = train(data, solver, grid, team, folder / f"memory-{workers}", look=peaks.look)
+        spilled = sum(store_use("spilled_bytes_total").values())
         nodes = {node.split("/")[1] for node in team.nodes.values()}
     at_workers = [size for node, size in peaks.store.items() if node[:12] in nodes]
     row = {
@@ -79,6 +81,8 @@ def held(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
         "worker_before": max(peaks.first.values()),
         "worker_own": max(peaks.own.values()),
         "store_of_a_node": max(at_workers),
+        "mean_store_of_nodes": sum(at_workers) // len(at_workers),
+        "spilled": spilled,
         "driver_anonymous": peaks.driver,
         "driver_store": max((size for node, size in peaks.store.items() if node[:12] not in nodes), default=0),
         "seconds": found.history[-1]["seconds"],
@@ -145,6 +149,10 @@ def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
         print(f"{name:32s} {row['seconds']:7.1f} s to {target:.6f}: {row['speed_up']:.2f} x {ALGORITHM_1}", flush=True)
     steps = {words: took[before] / took[after] for words, before, after in STEPS}
     print("each by itself:", {words: round(gain, 2) for words, gain in steps.items()}, flush=True)
+    quickest = {
+        kind: min(took[way.name] for way in WAYS if (way.order == "sync") == (kind == "sync")) for kind in ("sync", "async")
+    }
+    print(f"the quickest without barriers {quickest['sync'] / quickest['async']:.2f} x the quickest with them", flush=True)
     best = min(value for run in runs for _, value, _ in run["course"])
     return {
         "set": data.name,
@@ -154,6 +162,8 @@ def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
         "target_over_best": target / best,
         "ways": rows,
         "steps": steps,
+        "async_over_algorithm_1": took[ALGORITHM_1] / quickest["async"],
+        "async_over_quickest_sync": quickest["sync"] / quickest["async"],
         "runs": runs,
     }
 
@@ -173,13 +183,16 @@ def picture(found: dict[str, Any], path: Path) -> None:
         left.bar(places, sizes, bottom=below, label=words)
         below = [low + size for low, size in zip(below, sizes, strict=True)]
     left.plot(places, [(row["driver_anonymous"] + row["driver_store"]) / 2**20 for row in rows], "ko-", label="driver")
+    left.axhline(rows[0]["weights_bytes"] / 2**20 if rows else 0.0, color="grey", linestyle=":", label="all weights")
     left.set(xticks=list(places), xticklabels=[row["workers"] for row in rows], xlabel="workers", ylabel="MiB at most")
     left.legend(frameon=False)
-    for run in found.get("race", {}).get("runs", [])[: len(WAYS)]:
+    runs = found.get("race", {}).get("runs", [])[: len(WAYS)]
+    for run in runs:
         seconds, values, _ = zip(*run["course"], strict=True)
         right.plot(seconds, values, "--" if "moving" in run["way"] else "-", label=run["way"], marker=".", linewidth=1)
     right.set(xlabel="seconds, one of four workers slow", ylabel="objective")
-    right.legend(frameon=False, fontsize=7)
+    if runs:
+        right.legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=120)
 
 
