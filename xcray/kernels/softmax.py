@@ -55,7 +55,7 @@ class Rule(NamedTuple):
 
 @numba.njit(nogil=True, cache=True, fastmath={"contract", "arcp", "nsz", "reassoc"})
 def exponentials(values: Float32, shift: np.float32, bits: Int32, powers: Float32) -> np.float32:
-    """values = exp(min(values + shift, 0)), 0 below e^-87; returns their sum. bits, powers: (k,) scratch, one memory seen as both.
+    """values = exp(min(values + shift, 0)), at least e^-87; returns their sum. bits, powers: (k,) scratch, one memory seen as both.
 
     Relative error at most 2e-7: Cody and Waite's reduction to |f| <= ln(2) / 2 and a polynomial, all of it in SIMD.
     """

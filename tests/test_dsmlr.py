@@ -1,0 +1,366 @@
+"""DS-MLR's cell against the paper's formulas, written out; its judge; and the L-BFGS of split vectors against its two loops."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+from tests.naive import dsmlr as naive
+from tests.naive import multinomial
+from xcray.arrays import csr_from, frozen, pattern
+from xcray.errors import ParameterError, Stopped
+from xcray.kernels import softmax as kernel
+from xcray.solvers import quasi_newton
+from xcray.solvers.cell import SLICE
+from xcray.solvers.dsmlr import DSMLRSolver, Grid, Rest, Step
+from xcray.solvers.multinomial import Shard, shard_of, shard_rows, targets_of, total_weight, with_constant
+
+N, D, K = 40, 7, 6
+
+
+def problem(seed: int = 0, dense: bool = False):
+    """X, Y, c as dense float64, some rows with two labels; entries that float32 holds."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(N, D)).astype(np.float32).astype(np.float64)
+    if not dense:
+        X *= rng.random((N, D)) < 0.3
+    Y = np.eye(K)[rng.integers(0, K, N)]
+    Y[:5] = 0.5 * Y[:5] + 0.5 * np.eye(K)[(Y[:5].argmax(axis=1) + 1) % K]
+    c = rng.uniform(0.5, 2.0, N).astype(np.float32).astype(np.float64)
+    return X, Y, c / c.sum()
+
+
+def shard(X, Y, c, rows=None, dense: bool = False) -> Shard:
+    """Rows as the solver takes them."""
+    return multinomial.shard_of(X, Y, c, np.arange(len(X)) if rows is None else rows, sparse=not dense)
+
+
+def passed(solver, local, block, verb, epoch=1, rate=1.0):
+    """A visit."""
+    return solver.step(local, block, Step(verb, epoch, rate), owned=False)
+
+
+def blocks_of(W, n_blocks):
+    """Weights in blocks, without state."""
+    ends = [K * j // n_blocks for j in range(n_blocks + 1)]
+    start = DSMLRSolver().start
+    return [start(lo, hi, D)._replace(W=np.ascontiguousarray(W[:, lo:hi], np.float32)) for lo, hi in itertools.pairwise(ends)]
+
+
+def test_exponentials_are_near_and_bounded():
+    values = np.linspace(-120.0, 30.0, 20_001).astype(np.float32)
+    told, powers = values.copy(), np.empty(len(values), np.float32)
+    total = kernel.exponentials(told, np.float32(0.5), powers.view(np.int32), powers)
+    true = np.exp(np.clip(values + np.float32(0.5), -87.0, 0.0).astype(np.float64))
+    assert np.max(np.abs(told - true) / true) < 5e-7
+    assert told.max() == 1.0
+    assert total == pytest.approx(true.sum(), rel=1e-5)
+
+
+def test_the_split_objective_is_the_objective_where_b_is_exact():
+    X, Y, c = problem()
+    W = np.random.default_rng(1).normal(size=(D, K))
+    b = naive.exact_b(W, X)
+    assert naive.split_objective(W, b, X, Y, c, 0.1) == pytest.approx(multinomial.objective(W, X, Y, c, 0.1), rel=1e-12)
+    worse = naive.split_objective(W, b + 0.1, X, Y, c, 0.1)
+    assert worse > naive.split_objective(W, b, X, Y, c, 0.1)  # exact b is the best b
+
+
+def test_the_terms_of_eq_13_are_the_gradients_of_those_of_eq_12():
+    X, Y, c = problem()
+    rng, lam, step = np.random.default_rng(2), 0.3, 1e-6
+    W, b = rng.normal(size=(D, K)), rng.normal(size=N)
+    for i, k in ((0, 0), (3, 2), (17, 5)):
+        numeric = np.empty(D)
+        for j in range(D):
+            up, down = W.copy(), W.copy()
+            up[j, k] += step
+            down[j, k] -= step
+            numeric[j] = (naive.term(up, b, X, Y, c, lam, i, k) - naive.term(down, b, X, Y, c, lam, i, k)) / (2 * step)
+        assert naive.term_gradient(W, b, X, Y, c, lam, i, k) == pytest.approx(numeric, abs=1e-8)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
+@pytest.mark.parametrize("n_blocks", [1, 4])
+def test_a_lap_of_sums_makes_b_and_the_loss_exact(dense, n_blocks):
+    X, Y, c = problem(dense=dense)
+    W = np.random.default_rng(3).normal(scale=5.0, size=(D, K)).astype(np.float32).astype(np.float64)
+    solver = DSMLRSolver()
+    local = solver.local(shard(X, Y, c, dense=dense), 3, Grid(1, n_blocks), None)
+    told = [passed(solver, local, block, "sum")[1] for block in blocks_of(W, n_blocks)]
+    assert [each.lap is None for each in told] == [True] * (n_blocks - 1) + [False]
+    assert local.rows.b == pytest.approx(-logsumexp(X @ W, axis=1), rel=2e-6)
+    assert told[-1].lap.shard == 3
+    assert told[-1].lap.loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-6)
+    assert sum(each.squared for each in told) == pytest.approx((W**2).sum(), rel=1e-12)
+
+
+def test_sums_that_would_overflow_do_not():
+    X, Y, c = problem()
+    W = np.random.default_rng(3).normal(scale=3000.0, size=(D, K)).astype(np.float32).astype(np.float64)
+    solver = DSMLRSolver()
+    local = solver.local(shard(X, Y, c), 0, Grid(1, 3), None)
+    for block in blocks_of(W, 3):
+        passed(solver, local, block, "sum")
+    assert local.rows.b == pytest.approx(-logsumexp(X @ W, axis=1), rel=1e-5)
+    after, _ = passed(solver, local, solver.start(0, 2, D)._replace(W=np.full((D, 2), 3000.0, np.float32)), "update")
+    assert np.isfinite(after.W).all()
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
+def test_gathered_gradients_are_those_of_the_objective(dense):
+    X, Y, c = problem(dense=dense)
+    W = np.random.default_rng(4).normal(size=(D, K)).astype(np.float32).astype(np.float64)
+    solver, halves = DSMLRSolver(), (np.arange(0, 25), np.arange(25, N))
+    locals_ = [solver.local(shard(X, Y, c, rows, dense), s, Grid(2, 2), None) for s, rows in enumerate(halves)]
+    for verb in ("sum", "curvature"):
+        blocks = blocks_of(W, 2)
+        for local in locals_:
+            blocks = [passed(solver, local, block, verb)[0] for block in blocks]
+    G = np.hstack([block.state[0] for block in blocks])
+    assert np.abs(G - multinomial.gradient(W, X, Y, c, 0.0)).max() < 2e-6
+    for block in blocks:
+        assert block.state[1] == pytest.approx(X.T @ (c[:, None] * X), abs=1e-6)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("summed", [False, True])
+def test_steps_are_those_of_the_naive_twin(adaptive, summed):
+    X, Y, c = problem(5)
+    rng, lo, hi = np.random.default_rng(5), 2, 5
+    W, h, b = rng.normal(size=(D, hi - lo)), rng.uniform(0.5, 1.0, D), rng.normal(size=N)
+    norm, order = rng.uniform(0.0, 0.2, D), rng.permutation(N)
+    want, wanted_h = naive.steps(W, h, b, X, Y[:, lo:hi], c, order, 0.7, norm, 0.5, adaptive)
+    local = DSMLRSolver().local(shard(X, Y, c), 0, Grid(1, 1), None)
+    local.rows.b[:] = b
+    rule = kernel.Rule(np.float32(0.7), frozen(norm, np.float32), np.float32(0.5), adaptive)
+    W, h = W.astype(np.float32), h.astype(np.float32)
+    kernel.steps(local.rows, order, lo, W, h, rule, summed)
+    assert pytest.approx(want, rel=1e-4, abs=1e-5) == W
+    assert pytest.approx(wanted_h, rel=1e-5) == h
+    assert (local.rows.total > 0.0).all() == summed
+
+
+def test_an_epoch_takes_the_whole_norm_once():
+    """Where targets are the probabilities, rows pull at nothing, and what is left of an epoch is the norm's share of each row."""
+    X, _, c = problem(6)
+    solver = DSMLRSolver(lam=0.01, steps="sqrt", pairs=0)
+    Y = np.full((N, K), 1.0 / K)
+    local = solver.local(shard(X, Y, c), 0, Grid(1, 1), None)
+    tiny = 1e-5  # so that scores, and with them probabilities, hardly move
+    block = solver.start(0, K, D)._replace(W=np.full((D, K), tiny, np.float32))
+    local.rows.b[:] = naive.exact_b(block.W.astype(np.float64), X)
+    after, _ = passed(solver, local, block, "update", rate=0.01)
+    rate = 0.01 * N / ((X**2).sum() / N)
+    assert after.W == pytest.approx(np.full((D, K), tiny * np.exp(-rate * 0.01)), rel=1e-3)
+
+
+def test_batches_of_dense_rows_step_against_their_gradient():
+    X, Y, c = problem(7, dense=True)
+    W = np.random.default_rng(7).normal(size=(D, K)).astype(np.float32)
+    h, G = np.ones(D, np.float32), multinomial.gradient(W.astype(np.float64), X, Y, c, 0.0).astype(np.float32)
+    norm = frozen(np.full(D, 0.01), np.float32)
+    after = W.copy()
+    kernel.batch_step(G, N, after, h, kernel.Rule(np.float32(0.5), norm, np.float32(1.0), True))
+    size = 0.5 / np.sqrt(1.0 + (G.astype(np.float64) ** 2).sum(axis=1))
+    assert h == pytest.approx(1.0 + (G.astype(np.float64) ** 2).sum(axis=1), rel=1e-6)
+    assert after == pytest.approx((W - size[:, None] * G) / (1 + size[:, None] * 0.01 * N), rel=1e-5)
+
+
+def test_the_best_labels_of_watched_rows_are_kept_across_blocks():
+    X, Y, c = problem(8)
+    W = np.round(np.random.default_rng(8).normal(size=(D, K)), 1)  # so that scores tie
+    solver = DSMLRSolver()
+    local = solver.local(shard(X, Y, c), 0, Grid(1, 3), shard(X, Y, c))
+    for _ in range(2):  # a lap leaves nothing behind
+        told = [passed(solver, local, block, "observe")[1] for block in blocks_of(W, 3)]
+    found, S = told[-1].lap, (X @ W).astype(np.float32)
+    assert found.labels.shape == (N, 5)
+    assert found.watched_loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-5)
+    for i in range(N):
+        assert found.scores[i] == pytest.approx(np.sort(S[i])[::-1][:5], abs=1e-5)
+        assert (np.diff(found.labels[i])[np.diff(found.scores[i]) == 0.0] > 0).all()
+        assert S[i, found.labels[i]] == pytest.approx(found.scores[i], abs=1e-5)
+
+
+def test_a_block_that_is_not_owned_is_not_written():
+    X, Y, c = problem(9)
+    solver = DSMLRSolver()
+    local = solver.local(shard(X, Y, c), 0, Grid(1, 1), None)
+    block = solver.start(0, K, D)
+    arrays = (block.W, *block.state)
+    for array in arrays:
+        array.flags.writeable = False
+    for verb in ("both", "update", "sum", "gradient"):
+        passed(solver, local, block, verb)
+    assert all(not array.any() for array in arrays)
+    after, _ = passed(solver, local, block, "both")
+    again, _ = solver.step(local, after, Step("both", 2, 1.0), owned=True)
+    assert again.W is after.W
+
+
+def test_a_visit_stops_between_slices():
+    X, Y, c = problem()
+    solver = DSMLRSolver()
+    local = solver.local(shard(X, Y, c), 0, Grid(1, 1), None)
+    for verb in ("both", "sum", "gradient"):
+        with pytest.raises(Stopped):
+            solver.step(local, solver.start(0, K, D), Step(verb, 1, 1.0), owned=False, stopped=lambda: True)
+    assert SLICE < 1e9  # a slice is a part of a second
+
+
+def test_shards_split_the_rows():
+    for n, shards in ((17, 4), (100_000, 3), (5, 5)):
+        parts = [shard_rows(n, shards, 7, s) for s in range(shards)]
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(n))
+        assert max(map(len, parts)) - min(map(len, parts)) <= max(1, n // (shards * 4096)) + 1
+        assert all((np.diff(part) > 0).all() for part in parts)
+    assert not np.array_equal(shard_rows(100, 2, 0, 0), shard_rows(100, 2, 1, 0))
+
+
+def test_rows_without_labels_are_left_out_and_targets_add_up():
+    X = csr_from(np.arange(12.0).reshape(4, 3))
+    Y = pattern([0, 2, 2, 3, 6], [0, 4, 2, 0, 1, 3], 5)
+    weights = np.array([1.0, 9.0, 2.0, 3.0], np.float32)
+    total = total_weight(Y, weights)
+    found = shard_of(X, Y, np.arange(4), total=total, weights=weights, bias=0.5)
+    assert total == 6.0
+    assert found.rows.tolist() == [0, 2, 3]
+    assert found.weights.tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert np.asarray(found.targets.to_scipy().sum(axis=1)).ravel().tolist() == pytest.approx([1.0] * 3)
+    assert found.X.to_scipy().toarray().tolist() == [[0, 1, 2, 0.5], [6, 7, 8, 0.5], [9, 10, 11, 0.5]]
+    assert targets_of(Y).data.tolist() == pytest.approx([0.5, 0.5, 1.0, 1 / 3, 1 / 3, 1 / 3])
+    assert with_constant(X, 0.0) is X
+
+
+def test_rows_with_few_zeros_are_kept_dense():
+    X, Y, _ = problem(dense=True)
+    full = shard_of(csr_from(X), _labels(Y), np.arange(N), total=float(N))
+    thin = shard_of(csr_from(problem()[0]), _labels(Y), np.arange(N), total=float(N))
+    assert full.dense is not None
+    assert full.dense == pytest.approx(X)
+    assert thin.dense is None
+
+
+def _labels(Y):
+    """The labels of targets."""
+    rows, columns = np.nonzero(Y)
+    return pattern(np.searchsorted(rows, np.arange(len(Y) + 1)), columns, Y.shape[1])
+
+
+def test_the_grid_gives_every_worker_two_shards_and_blocks_that_travel():
+    solver = DSMLRSolver()
+    assert solver.grid(10_000, 500, 1_000, 4) == Grid(8, 8)
+    assert solver.grid(3, 2, 1_000, 4) == Grid(3, 2)
+    assert solver.grid(10**6, 33_225, 1_348_182, 4).blocks == 2670  # of 64 MB
+    assert DSMLRSolver(shards=5, blocks=3).grid(10_000, 500, 1_000, 4) == Grid(5, 3)
+
+
+def rest(epoch, objective, **more):
+    """A rest at the first rate."""
+    return Rest(epoch, more.pop("rate", 1.0), objective, **more)
+
+
+def test_the_judge_goes_back_when_the_objective_rose():
+    solver = DSMLRSolver()
+    assert solver.judge([rest(1, 2.0)])[:3] == (1.0, None, False)
+    assert solver.judge([rest(1, 2.0), rest(2, 2.5)])[:3] == (0.5, None, True)
+    assert solver.judge([rest(1, float("inf"))])[:3] == (0.5, None, True)
+    after = solver.judge([rest(1, 2.0), rest(2, 2.5, back=True), rest(2, 1.5, rate=0.5)])
+    assert after[:4] == (0.5, None, False, None)
+    assert solver.judge([rest(1, 2.0), rest(2, 2.5, rate=0.01)]).turn == "enter"
+    assert DSMLRSolver(pairs=0).judge([rest(1, 2.0), rest(2, 2.5, rate=0.01)]).turn is None
+
+
+def test_the_judge_lets_exact_gradients_take_over_and_ends():
+    solver = DSMLRSolver(finish=0.05, tolerance=1e-3)
+    assert solver.judge([rest(1, 1.0), rest(2, 0.9)]).turn is None
+    assert solver.judge([rest(1, 1.0), rest(2, 0.97)]).turn == "enter"
+    assert "less than 0.001" in DSMLRSolver(pairs=0, tolerance=1e-3).judge([rest(1, 1.0), rest(2, 0.9995)]).stop
+    assert solver.judge([rest(1, 1.0), rest(200, 0.9)]).stop == "all 200 epochs are done"
+    base = [rest(1, 1.0), rest(2, 0.97)]
+    trial = {"length": 1.0, "slope": -0.1}
+    assert solver.judge([*base, rest(3, 0.9, **trial)])[:4] == (1.0, None, False, "accept")
+    assert solver.judge([*base, rest(3, 0.9699999, **trial)])[2:] == (True, "retry", 0.5)  # less than Armijo asks for
+    assert solver.judge([*base, rest(3, float("nan"), **trial)])[2:] == (True, "retry", 0.5)
+    stuck = solver.judge([*base, rest(3, 1.0, length=1e-4, slope=-0.1)])
+    assert stuck.back
+    assert stuck.length == 0.0
+    assert "single precision" in stuck.stop
+    slow = [rest(3 + i, 0.9 - 1e-5 * i, length=1.0, slope=-1e-9) for i in range(6)]
+    assert "less than 0.001" in solver.judge([*base, *slow]).stop
+
+
+def test_the_judge_hears_of_held_out_rows():
+    solver = DSMLRSolver(patience=2)
+    falling = [rest(i + 1, 1.0 / (i + 1), held_out=loss) for i, loss in enumerate((3.0, 2.0, 2.1, 2.2))]
+    assert "held-out" in solver.judge(falling).stop
+    assert solver.judge(falling[:3]).stop is None
+    assert DSMLRSolver().judge(falling).stop is None
+
+
+def test_parameters_are_checked():
+    for wrong in ({"lam": 0.0}, {"mode": "three"}, {"order": "star"}, {"epochs": 0}, {"pairs": -1}):
+        with pytest.raises(ParameterError):
+            DSMLRSolver(**wrong)
+
+
+def test_exported_labels_lose_small_weights_and_keep_their_bias():
+    solver = DSMLRSolver(bias=2.0, prune=0.1)
+    W = np.array([[0.5, 0.05], [-0.2, 0.0], [0.25, -0.5]], np.float32)
+    block = solver.export(solver.start(4, 6, 3)._replace(W=W), np.array([7, 8]))
+    assert block.labels.tolist() == [4, 5]
+    assert block.W.to_scipy().toarray().tolist() == [[0.5, pytest.approx(-0.2)], [0.0, 0.0]]
+    assert block.bias.tolist() == [0.5, -1.0]
+    assert block.records["pruned"].tolist() == [0, 1]
+    assert block.records["positives"].tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["matrix", "diagonal"])
+@pytest.mark.parametrize("m", [0, 1, 4])
+def test_split_vectors_take_the_direction_of_the_two_loops(m, whole):
+    rng, ends = np.random.default_rng(10 + m), [0, 1, 4, 6]
+    root = rng.normal(size=(D, D))
+    C = root @ root.T if whole else rng.uniform(0.5, 2.0, D)
+    curve = rng.uniform(0.5, 2.0, (D, K))
+    g, S = rng.normal(size=(D, K)), rng.normal(size=(m, D, K))
+    Y = S * curve
+    M = np.linalg.inv(C + 100 * 0.01 * np.eye(D)) if whole else np.diag(1 / (C + 100 * 0.01))
+    memories = []
+    for lo, hi in itertools.pairwise(ends):
+        part = quasi_newton.begin(lo, hi, np.zeros((D, hi - lo), np.float32), np.float32(g[:, lo:hi]), np.float32(C), 0.01)
+        pairs = [tuple(np.float32(each[:, lo:hi]) for each in vectors) for vectors in (S, Y)]
+        memories.append(part._replace(S=pairs[0], Y=pairs[1]))
+    coefs, slope = quasi_newton.coefficients(quasi_newton.total([quasi_newton.products(each) for each in memories]))
+    aims = [quasi_newton.aimed(each, coefs) for each in memories]
+    want = naive.two_loops(g, S, Y, M)
+    assert np.hstack([each.aim for each in aims]) == pytest.approx(want, rel=2e-4, abs=2e-4)
+    assert slope == pytest.approx((g * want).sum(), rel=1e-4)
+    assert slope < 0.0
+    assert np.hstack([quasi_newton.moved(each, 0.5) for each in aims]) == pytest.approx(0.5 * want, rel=1e-3, abs=2e-4)
+
+
+def test_a_memory_keeps_the_last_pairs_and_travels_as_a_block():
+    rng = np.random.default_rng(20)
+    points = [rng.normal(size=(D, 2)).astype(np.float32) for _ in range(5)]
+    memory = quasi_newton.begin(2, 4, points[0], points[0], np.ones(D, np.float32), 0.5)
+    for point in points[1:]:
+        memory = quasi_newton.remember(memory, point, point, 0.5, 3)
+    assert len(memory.S) == len(memory.Y) == 3
+    assert memory.S[-1] == pytest.approx(points[4] - points[3])
+    assert memory.Y[-1] == pytest.approx(1.5 * (points[4] - points[3]), rel=1e-5)
+    again = quasi_newton.memory_of(quasi_newton.as_weights(memory))
+    for one, other in zip(again[2:6] + again.S + again.Y, memory[2:6] + memory.S + memory.Y, strict=True):
+        assert one is other
+
+
+def test_pairs_without_curvature_are_passed_over():
+    rng = np.random.default_rng(21)
+    g, s = rng.normal(size=(D, 2)).astype(np.float32), rng.normal(size=(D, 2)).astype(np.float32)
+    memory = quasi_newton.begin(0, 2, np.zeros_like(g), g, np.ones(D, np.float32), 1e-9)._replace(S=(s,), Y=(-s,))
+    coefs, slope = quasi_newton.coefficients(quasi_newton.products(memory))
+    assert quasi_newton.aimed(memory, coefs).aim == pytest.approx(-g, rel=1e-4)
+    assert slope == pytest.approx(-float((g.astype(np.float64) ** 2).sum()), rel=1e-5)
