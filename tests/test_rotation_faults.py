@@ -156,14 +156,31 @@ def test_nodes_that_do_not_see_the_data_get_it_again_after_a_loss(cluster, alone
     assert ran.bits == alone.bits
 
 
+def squat():
+    """An actor that holds a CPU of the head, so that a worker must go to the other node."""
+
+    class Squatter:
+        """Holds a CPU."""
+
+        def there(self) -> bool:
+            """Say that it does."""
+            return True
+
+    squatter = ray_module.remote(num_cpus=1)(Squatter).remote()
+    ray_module.get(squatter.there.remote())
+    return squatter
+
+
 def test_a_dead_node_changes_no_bit(cluster, alone, tmp_path):
-    """With the node go a worker, its shards, and the blocks that lay there."""
+    """With the node go a worker, its shards, and the blocks that lay there; the head has room for another worker then."""
+    squatter = squat()
     with one_more_node(cluster) as node:
         places = []
 
         def act(team: RayTeam) -> None:
             places.append(dict(team.nodes))
             kill(node)
+            ray_module.kill(squatter)
 
         ran, _ = on_ray(tmp_path, 2, act)
     assert len(set(places[0].values())) == 2, "both nodes must have a worker for this to be a test"
