@@ -129,11 +129,19 @@ def test_what_is_saved_is_loaded(team, tmp_path):
             shard.b = shard.b + 1.0
     found = opened(tmp_path).newest()
     assert found.note == {"epoch": 7, "history": [{"objective": 0.1}]}
-    blocks = kept.load(team, found, HOMES)
+    blocks = kept.load(team, found, HOMES, BLOCKS)
+    assert [worker for worker, _ in blocks] == ["worker-0", "worker-0", "worker-0", "worker-1"]
     for j, (_, handle) in enumerate(blocks):
         assert np.array_equal(team.fetch(handle).W, block(j, 1).W)
     for shard, home in enumerate(HOMES):
         assert np.array_equal(team._lives[home].hand._locals[shard].b, np.linspace(shard, shard + 1, 5))
+
+
+def test_what_a_block_remembers_goes_where_the_block_does(team, tmp_path):
+    kept = opened(tmp_path)
+    save(kept, team, 1)
+    found = kept.load(team, kept.newest(), HOMES, 3)
+    assert [worker for worker, _ in found] == ["worker-0", "worker-0", "worker-1", "worker-0"]
 
 
 def test_older_ones_go_when_newer_ones_are_durable(team, tmp_path):
@@ -158,13 +166,13 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(team, tmp
     found = kept.newest()
     if name != "rest.json":
         with pytest.raises(Corrupt, match=name):
-            kept.load(team, found, HOMES)
+            kept.load(team, found, HOMES, BLOCKS)
         kept.set_aside(found)
         found = kept.newest()
     assert found.note == {"epoch": 1}
     assert kept.damaged == ["rest-000002"]
     assert (tmp_path / "kept" / "rest-000002.damaged").is_dir()
-    assert len(kept.load(team, found, HOMES)) == BLOCKS
+    assert len(kept.load(team, found, HOMES, BLOCKS)) == BLOCKS
 
 
 def test_a_checkpoint_that_broke_off_is_not_there(team, tmp_path):

@@ -2,7 +2,7 @@
 
 DIRECTORY/run.json           whose checkpoints these are
 DIRECTORY/rest-000012/       published by one rename:
-    block-00000.arrow ...    the weights and state of each block of labels
+    block-00000.arrow ...    the weights and state of each block of labels; then, in the same order, what they remember, if anything
     shard-00000.arrow ...    what each shard of rows keeps from lap to lap
     rest.json                how far the training was, and a SHA-256 of every file's content; sealed by one of its own
 
@@ -113,8 +113,8 @@ class Checkpoints:
     ) -> None:
         """Make rest `number` durable; older ones go after it is, but for the one before.
 
-        note: JSON; blocks: of each, who is to write it, and its handle; homes: who holds each shard, and is to write what it
-        keeps of it. Raises WorkerLost, and OSError when the disk is full; nothing is published then.
+        note: JSON; blocks: of each block, and of what each remembers, who is to write it, and its handle; homes: who holds each
+        shard, and is to write what it keeps of it. Raises WorkerLost, and OSError when the disk is full; nothing is published then.
         """
         began, target = time.monotonic(), self._directory / f"rest-{number:06d}"
         staged = staging_directory(target)
@@ -148,13 +148,14 @@ class Checkpoints:
             return Found(path, told["note"], tuple(told["blocks"]), tuple(told["shards"]))
         return None
 
-    def load(self, team: Team, found: Found, homes: Sequence[str]) -> list[tuple[str, Handle]]:
+    def load(self, team: Team, found: Found, homes: Sequence[str], n_blocks: int) -> list[tuple[str, Handle]]:
         """Give shards back what they kept, and have each block at some worker: its name, and the handle.
 
-        homes: who holds each shard now. Raises Corrupt when a file is not what was written, and WorkerLost.
+        homes: who holds each shard now; n_blocks: of labels, so that what a block remembers goes where the block does. Raises
+        Corrupt when a file is not what was written, and WorkerLost.
         """
         where, shards, blocks = str(found.path), range(len(homes)), range(len(found.blocks))
-        owners = [homes[block * len(homes) // len(blocks)] for block in blocks]
+        owners = [homes[block % n_blocks * len(homes) // n_blocks] for block in blocks]
         asks = [Errand(homes[s], "load_shard", s, where, shard_file(s), found.shards[s]) for s in shards]
         unseen = [shard for shard, answer in enumerate(list(errands(team, asks))) if not answer.told]
         for shard in unseen:

@@ -159,7 +159,7 @@ class _Descent:
         """Be where the newest good checkpoint says, or at the start."""
         while (found := self._checkpoints.newest()) is not None:
             try:
-                held = self._checkpoints.load(self._team, found, self._homes)
+                held = self._checkpoints.load(self._team, found, self._homes, self._plan.grid.blocks)
             except Corrupt as error:
                 self._checkpoints.set_aside(found)
                 self._note = f"{error.message}; going on from the checkpoint before"
