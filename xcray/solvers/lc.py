@@ -21,7 +21,7 @@ from xcray.solvers.rounds import Part, Round, Rounds, Start, Tell, Top, Trained,
 from xcray.solvers.rows import Rows, warm_up
 
 CELLS = 1 << 21  # numbers of an array, a row or a feature and a class solved together: 16 MB
-WIDEST = 64  # classes solved together: with more, what is done to their weights leaves the caches
+WIDEST = 24  # classes solved together: with more, what is done to their weights leaves the caches
 LOWEST = -1e300  # the largest score of no labels: a worker may have none
 
 
