@@ -255,6 +255,7 @@ def test_the_grid_gives_every_worker_two_shards_and_blocks_that_travel():
     solver = DSMLRSolver()
     assert solver.grid(10_000, 500, 1_000, 4) == Grid(8, 8)
     assert solver.grid(3, 2, 1_000, 4) == Grid(3, 2)
+    assert solver.grid(10_000, 20, 1_000, 4) == Grid(8, 4)  # blocks of less than a SIMD register are not worth it
     assert solver.grid(10**6, 33_225, 1_348_182, 4).blocks == 2670  # of 64 MB
     assert DSMLRSolver(shards=5, blocks=3).grid(10_000, 500, 1_000, 4) == Grid(5, 3)
 
@@ -280,7 +281,7 @@ def test_the_judge_lets_exact_gradients_take_over_and_ends():
     assert solver.judge([rest(1, 1.0), rest(2, 0.9)]).turn is None
     assert solver.judge([rest(1, 1.0), rest(2, 0.97)]).turn == "enter"
     assert "less than 0.001" in DSMLRSolver(pairs=0, tolerance=1e-3).judge([rest(1, 1.0), rest(2, 0.9995)]).stop
-    assert solver.judge([rest(1, 1.0), rest(200, 0.9)]).stop == "all 200 epochs are done"
+    assert solver.judge([rest(1, 1.0), rest(500, 0.9)]).stop == "all 500 epochs are done"
     base = [rest(1, 1.0), rest(2, 0.97)]
     trial = {"length": 1.0, "slope": -0.1}
     assert solver.judge([*base, rest(3, 0.9, **trial)])[:4] == (1.0, None, False, "accept")

@@ -21,6 +21,7 @@ from xcray.solvers.rounds import RECORD
 
 FELT: Final = 10.0  # the default rate: steps may change a score by about so much at first
 WORSE: Final = 1.02  # of the best objective so far: above it a stretch was a step too far
+NARROW: Final = 16  # labels of a block, at least, where a worker is to have a second one: a SIMD register of them
 BLOCK_BYTES: Final = 1 << 26  # of weights in a block, at most, where labels are many: what travels in one go
 SMALLEST: Final = 0.02  # the rate below which steps are given up
 ENOUGH: Final = 1e-4  # of what the slope promises, a step must bring
@@ -69,7 +70,7 @@ class DSMLRSolver:
 
     Example:
         >>> DSMLRSolver(lam=1e-4).grid(1000, 20, 50, 2)
-        Grid(shards=4, blocks=4)
+        Grid(shards=4, blocks=2)
 
     Source: Raman, Srinivasan, Matsushima, Zhang, Yun, Vishwanathan, "DS-MLR: Exploiting double separability for scaling up
     distributed multinomial logistic regression", sections 4 and 5; step sizes a feature: Duchi, Hazan, Singer, "Adaptive
@@ -82,7 +83,7 @@ class DSMLRSolver:
 
     lam: float = parameter(1e-5, "weight of the squared l2 norm, beside the mean loss", above=0.0)
     bias: float = parameter(0.0, "value of a constant feature, regularised like the others; 0: none", low=0.0)
-    epochs: int = parameter(200, "times that every row meets every label, at most", low=1)
+    epochs: int = parameter(500, "times that every row meets every label, at most", low=1)
     tolerance: float = parameter(1e-4, "ends when an epoch lowers the objective by at most this share", low=0.0, high=1.0)
     finish: float = parameter(
         0.03, "when an epoch of stochastic steps lowers the objective by less than this share, exact gradients take over", low=0.0
@@ -99,7 +100,7 @@ class DSMLRSolver:
     rate: float = parameter(1.0, "multiplies the step sizes", above=0.0)
     rest_every: int = parameter(1, "epochs between two rests, where the objective is looked at", low=1)
     shards: int = parameter(0, "shards of rows; 0: two a worker", low=0, high=1 << 20)
-    blocks: int = parameter(0, "blocks of labels; 0: two a worker, and none larger than 64 MB", low=0, high=1 << 20)
+    blocks: int = parameter(0, "blocks of labels; 0: two a worker (one, where labels are few), and none larger than 64 MB", low=0, high=1 << 20)
     prune: float = parameter(0.0, "weights of at most this size are dropped at the end", low=0.0)
     prune_keep: int = parameter(0, "weights kept of each label, the largest; 0: all", low=0)
     seed: int = parameter(0, "seed of everything random", low=0, high=2**31 - 1)
@@ -116,7 +117,7 @@ class DSMLRSolver:
         """The grid of a run, where parameters leave it open."""
         wide = -(-4 * n_labels * n_features // BLOCK_BYTES)
         shards = self.shards or 2 * workers
-        blocks = self.blocks or max(2 * workers, wide)
+        blocks = self.blocks or max(workers, min(2 * workers, n_labels // NARROW), wide)
         return Grid(max(1, min(shards, n_rows)), max(1, min(blocks, n_labels)))
 
     def local(self, shard: Shard, number: int, grid: Grid, watched: Shard | None) -> Local:
