@@ -12,20 +12,7 @@ from weakref import WeakSet
 
 from xcray.execution.memory import Footprint
 from xcray.execution.pool import StopFlag
-from xcray.execution.team import (
-    Answer,
-    Handle,
-    HandWork,
-    Raised,
-    Reply,
-    check_ask,
-    check_replace,
-    do,
-    put_back,
-    take_out,
-    team_names,
-    thing_lost,
-)
+from xcray.execution.team import Answer, Handle, HandWork, Raised, Reply, check_replace, do, taken_apart, team_names, thing_lost
 from xcray.schedule.messages import Lost
 
 HERE: Final = "here"  # the one node there is
@@ -68,7 +55,7 @@ class _Life:
         self._ticket = asked.ticket
         try:
             things = [_thing(handle) for handle in asked.handles]
-            bulk, told = do(self.hand, asked.verb, put_back(asked.args, things), self._stopped)
+            bulk, told = do(self.hand, asked.verb, asked.args, things, self._stopped)
         except Exception as error:
             return Raised(asked.ticket, self.worker, error)
         made = None if bulk is None else Handle(bulk)
@@ -123,10 +110,10 @@ class _LocalTeam:
 
     def ask(self, worker: str, verb: str, *args: Any) -> int:
         """See `Team`."""
-        check_ask(worker, verb, self._lives)
+        plain, handles = taken_apart(worker, verb, args, self._lives)
         self._tickets += 1
         self._due[self._tickets] = worker
-        self._queue(_Asked(self._tickets, worker, verb, *take_out(args)))
+        self._queue(_Asked(self._tickets, worker, verb, plain, handles))
         return self._tickets
 
     def _replies(self, found: list[Answer | Raised]) -> list[Reply]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any, Final
 
@@ -111,6 +112,50 @@ class Footprints:
     def clear(self) -> None:
         """Forget what was asked."""
         self._asked.clear()
+
+
+class RayWorkers:
+    """What pools and teams of actors are: actors by name, inside a session of Ray.
+
+    session: a context manager inside which Ray is connected.
+    """
+
+    def __init__(self, session: AbstractContextManager[Any]) -> None:
+        self._session, self._is_open, self._opened = session, False, 0.0
+        self._actors: dict[str, Any] = {}
+        self._footprints = Footprints()
+
+    def footprints(self) -> dict[str, Footprint]:
+        """What the actors hold, as far as they have answered since the last call; those that have not are not asked again."""
+        return self._footprints.ask(self._actors)
+
+    def stop(self) -> None:
+        """Tell the actors to stop at their next slice."""
+        if self._is_open:
+            for actor in list(self._actors.values()):  # a copy: another thread may ask for the stop
+                actor.stop.remote()
+
+    def close(self) -> None:
+        """Kill the actors and leave Ray."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            for actor in self._actors.values():
+                ray.kill(actor)
+        finally:
+            self._forget_all()
+            self._session.__exit__(None, None, None)
+
+    def _connect(self) -> None:
+        """Enter the session. Raises Unavailable when Ray can't be reached."""
+        self._session.__enter__()
+        self._is_open, self._opened = True, time.time()
+
+    def _forget_all(self) -> None:
+        """Drop all references to what is in Ray."""
+        self._actors.clear()
+        self._footprints.clear()
 
 
 class Pulse:

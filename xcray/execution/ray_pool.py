@@ -23,11 +23,10 @@ import numpy as np
 import ray
 
 from xcray.errors import ParameterError, Stopped
-from xcray.execution.memory import Footprint
 from xcray.execution.pool import Failed, GaveUp, RemoteWork, Report, Result
 from xcray.execution.ray_actors import (
     START_SECONDS,
-    Footprints,
+    RayWorkers,
     WorkerActor,
     answered,
     cause_of,
@@ -106,7 +105,7 @@ class WorkActor(WorkerActor):
         self._leaving = True
 
 
-class RayPool:
+class RayPool(RayWorkers):
     """Workers that are Ray actors named `xcray:JOB:worker-N`.
 
     session: a context manager inside which Ray is connected. A worker is an actor of one CPU. Any thread may `resize` it
@@ -116,19 +115,17 @@ class RayPool:
     def __init__(
         self, work: RemoteWork, workers: int, session: AbstractContextManager[Any], job: str, shared: Callable[[], tuple[Any, ...]]
     ) -> None:
-        self._work, self._n_workers, self._session, self._job, self._give = work, workers, session, job, shared
-        self._actors: dict[str, Any] = {}
+        super().__init__(session)
+        self._work, self._n_workers, self._job, self._give = work, workers, job, shared
         self._waiting: dict[Any, tuple[str, Task | None]] = {}  # reference -> worker and its task; None: getting ready
         self._shared: tuple[Any, ...] | None = None
-        self._footprints = Footprints()
         self._leaving: set[str] = set()
-        self._started, self._joined, self._lost, self._opened, self._is_open = 0, 0, 0, 0.0, False
+        self._started, self._joined, self._lost = 0, 0, 0
 
     def open(self) -> None:
         """Connect to Ray and start the actors. Raises Unavailable when Ray can't be reached."""
         self._work.warm_up()  # one process fills numba's disk cache before many read it
-        self._session.__enter__()
-        self._is_open, self._opened = True, time.time()
+        self._connect()
 
     def resize(self, workers: int) -> None:
         """Have so many workers, from the next `wait` on: new actors join as the cluster has CPUs for them; those that are too
@@ -151,10 +148,6 @@ class RayPool:
         """Seconds since the pool opened."""
         return time.time() - self._opened
 
-    def footprints(self) -> dict[str, Footprint]:
-        """What the actors hold, as far as they have answered since the last call; those that have not are not asked again."""
-        return self._footprints.ask(self._actors)
-
     def wait(self, seconds: float) -> list[Report]:
         """Results, workers that joined, left or were lost. Raises Unavailable when no worker gets ready in time."""
         gone = self._follow_size()
@@ -167,26 +160,11 @@ class RayPool:
             return []
         return [report for reference in answered(self._waiting, seconds) for report in self._receive(reference)]
 
-    def stop(self) -> None:
-        """Tell the actors to stop at their next slice."""
-        if self._is_open:
-            for actor in list(self._actors.values()):  # a copy: another thread may ask for the stop
-                actor.stop.remote()
-
-    def close(self) -> None:
-        """Kill the actors and leave Ray."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        try:
-            for actor in self._actors.values():
-                ray.kill(actor)
-        finally:
-            self._actors.clear()
-            self._waiting.clear()
-            self._footprints.clear()
-            self._shared = None
-            self._session.__exit__(None, None, None)
+    def _forget_all(self) -> None:
+        """Drop all references to what is in Ray."""
+        super()._forget_all()
+        self._waiting.clear()
+        self._shared = None
 
     def _follow_size(self) -> list[Report]:
         """Start the actors that are missing and send away those that are too many; who had nothing to do has left."""

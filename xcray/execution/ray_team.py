@@ -18,11 +18,10 @@ from typing import Any, Final, NamedTuple
 import ray
 
 from xcray.errors import Unavailable
-from xcray.execution.memory import Footprint
 from xcray.execution.ray_actors import (
     START_SECONDS,
-    Footprints,
     Pulse,
+    RayWorkers,
     WorkerActor,
     answered,
     cause_of,
@@ -30,20 +29,7 @@ from xcray.execution.ray_actors import (
     not_ready,
     start_actor,
 )
-from xcray.execution.team import (
-    Answer,
-    Handle,
-    HandWork,
-    Raised,
-    Reply,
-    check_ask,
-    check_replace,
-    do,
-    put_back,
-    take_out,
-    team_names,
-    thing_lost,
-)
+from xcray.execution.team import Answer, Handle, HandWork, Raised, Reply, check_replace, do, taken_apart, team_names, thing_lost
 from xcray.schedule.messages import Lost
 
 SILENT_SECONDS: Final = 300.0  # longer than any block takes to cross a network
@@ -90,7 +76,7 @@ class TeamActor(WorkerActor):
         """Do a verb: the thing it makes, and what it tells."""
         began, started = time.time(), time.monotonic()
         self._ticket = ticket
-        bulk, told = do(self._hand, verb, put_back(args, things), self._stopped)
+        bulk, told = do(self._hand, verb, args, things, self._stopped)
         self._counter.inc(1.0, {"verb": verb})
         return bulk, _Told(told, bulk is not None, began, time.monotonic() - started)
 
@@ -104,7 +90,7 @@ class TeamActor(WorkerActor):
         return self._stop.is_set() or self._ticket <= self._off
 
 
-class RayTeam:
+class RayTeam(RayWorkers):
     """Workers that are Ray actors named `xcray:JOB:worker-N`, each of one CPU.
 
     session: a context manager inside which Ray is connected. Its object store must hold what is made and what is on its way, or
@@ -120,12 +106,12 @@ class RayTeam:
         *,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
-        self._work, self._names, self._session, self._job = work, team_names(workers), session, job
-        self._silent, self._pulse, self._footprints = silent_seconds, Pulse(silent_seconds), Footprints()
-        self._actors: dict[str, Any] = {}
+        super().__init__(session)
+        self._work, self._names, self._job = work, team_names(workers), job
+        self._silent, self._pulse = silent_seconds, Pulse(silent_seconds)
         self._nodes: dict[str, str] = {}
         self._due: dict[Any, _Asked] = {}  # reference of what will be told -> what was asked
-        self._tickets, self._losses, self._opened, self._is_open, self._stopped = 0, 0, 0.0, False, False
+        self._tickets, self._losses, self._stopped = 0, 0, False
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -140,8 +126,7 @@ class RayTeam:
     def open(self) -> None:
         """Connect to Ray, start the actors and make their hands. Raises Unavailable when Ray or CPUs can't be had."""
         self._work.warm_up()  # one process fills numba's disk cache before many read it
-        self._session.__enter__()
-        self._is_open, self._opened = True, time.time()
+        self._connect()
         try:
             self._start(self._names)
         except BaseException:
@@ -155,8 +140,7 @@ class RayTeam:
 
     def ask(self, worker: str, verb: str, *args: Any) -> int:
         """See `Team`. Things go along as references, and are fetched to the worker's node when they are not there."""
-        check_ask(worker, verb, self._actors)
-        plain, handles = take_out(args)
+        plain, handles = taken_apart(worker, verb, args, self._actors)
         self._tickets += 1
         bulk, told = self._actors[worker].perform.remote(self._tickets, verb, plain, *(handle.held for handle in handles))
         self._due[told] = _Asked(self._tickets, worker, bulk)
@@ -182,34 +166,20 @@ class RayTeam:
                 f"a block did not arrive in {self._silent:.0f} s; look at the network and the nodes with `ray status`, then resume"
             ) from error
 
-    def footprints(self) -> dict[str, Footprint]:
-        """What the actors hold, as far as they have answered since the last call."""
-        return self._footprints.ask(self._actors)
-
     def interrupt(self) -> None:
         """Tell the actors to end what was asked of them so far."""
         for actor in self._actors.values():
             actor.interrupt.remote(self._tickets)
 
     def stop(self) -> None:
-        """Tell the actors to stop at their next slice."""
+        """Tell the actors to stop at their next slice, also those that come to replace some."""
         self._stopped = True
-        for actor in list(self._actors.values()):  # a copy: another thread may ask for the stop
-            actor.stop.remote()
+        super().stop()
 
-    def close(self) -> None:
-        """Kill the actors and leave Ray."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        try:
-            for actor in self._actors.values():
-                ray.kill(actor)
-        finally:
-            self._actors.clear()
-            self._due.clear()
-            self._footprints.clear()
-            self._session.__exit__(None, None, None)
+    def _forget_all(self) -> None:
+        """Drop all references to what is in Ray."""
+        super()._forget_all()
+        self._due.clear()
 
     def _start(self, workers: Iterable[str]) -> None:
         """Start actors and make their hands; one that dies meanwhile has a follower. Raises what making a hand raises; then none

@@ -133,14 +133,6 @@ def team_names(workers: int) -> tuple[str, ...]:
     return tuple(f"worker-{number}" for number in range(workers))
 
 
-def check_ask(worker: str, verb: str, workers: Iterable[str]) -> None:
-    """Raise ParameterError for a worker that is not of `workers`, or a verb that is no public method's name."""
-    if worker not in workers:
-        raise ParameterError(f"there is no {worker!r} to ask: it is not of this team, or it was lost and not replaced")
-    if verb.startswith("_") or not verb.isidentifier():
-        raise ParameterError(f"{verb!r} is no verb: name a public method of the hand")
-
-
 def check_replace(lost: Iterable[str], workers: Iterable[str], living: Iterable[str]) -> None:
     """Raise ParameterError for a worker that can't be replaced: it is not of this team, or still there."""
     wrong = [worker for worker in lost if worker not in workers or worker in living]
@@ -148,8 +140,15 @@ def check_replace(lost: Iterable[str], workers: Iterable[str], living: Iterable[
         raise ParameterError(f"{', '.join(wrong)} can't be replaced: only a worker of this team that was reported lost can")
 
 
-def take_out(args: Sequence[Any]) -> tuple[tuple[Any, ...], list[Handle]]:
-    """Arguments with a Slot for each Handle, and the handles: things travel beside the arguments, not in them."""
+def taken_apart(worker: str, verb: str, args: Sequence[Any], workers: Iterable[str]) -> tuple[tuple[Any, ...], list[Handle]]:
+    """Arguments with a Slot for each Handle, and the handles: things travel beside the arguments, not in them.
+
+    Raises ParameterError for a worker that is not of `workers`, or a verb that is no public method's name.
+    """
+    if worker not in workers:
+        raise ParameterError(f"there is no {worker!r} to ask: it is not of this team, or it was lost and not replaced")
+    if verb.startswith("_") or not verb.isidentifier():
+        raise ParameterError(f"{verb!r} is no verb: name a public method of the hand")
     handles: list[Handle] = []
 
     def slot(each: Any) -> Any:
@@ -161,25 +160,21 @@ def take_out(args: Sequence[Any]) -> tuple[tuple[Any, ...], list[Handle]]:
     return tuple(_each(arg, slot) for arg in args), handles
 
 
-def put_back(args: Sequence[Any], things: Sequence[Any]) -> list[Any]:
-    """The arguments that `take_out` took apart, with the things themselves."""
-    return [_each(arg, lambda each: things[each.number] if isinstance(each, Slot) else each) for arg in args]
-
-
 def _each(arg: Any, change: Callable[[Any], Any]) -> Any:
     """A changed argument, or a list or tuple with each of its elements changed; named tuples are arguments like others."""
     return type(arg)(change(each) for each in arg) if type(arg) in (list, tuple) else change(arg)
 
 
-def do(hand: Any, verb: str, args: Sequence[Any], stopped: Callable[[], bool]) -> tuple[Any, Any]:
-    """Let a hand do a verb, unless the team was stopped: (bulk, told). Raises Stopped, ParameterError for a verb it has not,
-    and what the verb raises."""
+def do(hand: Any, verb: str, args: Sequence[Any], things: Sequence[Any], stopped: Callable[[], bool]) -> tuple[Any, Any]:
+    """Let a hand do a verb with the things in their slots, unless the team was stopped: (bulk, told). Raises Stopped,
+    ParameterError for a verb it has not, and what the verb raises."""
     if stopped():
         raise Stopped("stopped on request; this was not begun")
     method = getattr(hand, verb, None)
     if not callable(method):
         raise ParameterError(f"{type(hand).__name__} has no verb {verb!r}")
-    bulk, told = method(*args)
+    whole = [_each(arg, lambda each: things[each.number] if isinstance(each, Slot) else each) for arg in args]
+    bulk, told = method(*whole)
     return bulk, told
 
 
