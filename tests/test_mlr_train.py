@@ -35,6 +35,7 @@ from xcray.jobs.store import JobStore
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
+from xcray.solvers import make_solver
 from xcray.solvers.rounds import Part
 from xcray.train import TrainSpec, circulating, rounds, train
 from xcray.train.path import PathSpec
@@ -205,7 +206,9 @@ def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path
         train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=stop_at(2, stop), stop=stop)
     result = train(replace(spec, workers=3), run_dir=tmp_path / "run", out=tmp_path / "model")
     alone = train(spec, run_dir=tmp_path / "alone", out=tmp_path / "other")
-    assert result.report["grid"] == alone.report["grid"] == {"shards": 4, "blocks": 4}
+    assert result.report["grid"] == alone.report["grid"]
+    fresh = make_solver("dsmlr", spec.params).grid(tiny.train.n_rows, tiny.n_labels, tiny.n_features, 3)
+    assert result.report["grid"] != fresh._asdict()  # what three workers would have begun with
     assert result.sha256 == alone.sha256
     with pytest.raises(Conflict, match="other params"):
         train(spec_of(tiny, params={"lam": 0.5}), run_dir=tmp_path / "run", out=tmp_path / "third")
@@ -213,6 +216,7 @@ def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path
 
 KILLED = """
 import json, os, signal, sys
+from xcray.solvers import make_solver
 from xcray.solvers.rounds import Part
 from xcray.train import TrainSpec, circulating, rounds, train
 

@@ -38,13 +38,13 @@ from xcray.train.spec import TrainSpec
 PRUNED: Final = 0.25  # of the weights stay where small ones are dropped: a guess
 PRODUCT: Final = 1.5e-9  # seconds of one core for an entry of X and a label, where a matrix of a column a label is multiplied
 DENSE_PRODUCT: Final = 1.5e-10  # the same where X is dense
-ROUNDS: Final = {"lbfgs": 150, "lc": 40}  # that trainings take, about
+ROUNDS: Final = {"lbfgs": 300, "lc": 60}  # that trainings take, about
 PRODUCTS: Final = {"lbfgs": 2.1, "lc": 12.0}  # of X with a matrix of a column a label, in a round
 SCRATCH: Final = 8  # arrays of a solver's cells at a worker
 CELLS: Final = {"lbfgs": 4 << 20, "lc": 16 << 20}  # bytes of one of them
-EPOCHS: Final = 50  # that trainings take, about; at most as many as are allowed
+EPOCHS: Final = 80  # that trainings take, about; at most as many as are allowed
 VECTOR: Final = 4e-10  # seconds of one core for a number of an inner product
-STEPS: Final = 1.0  # a lap of steps, in products
+STEPS: Final = {False: 1.0, True: 3.0}  # a lap of steps, in products, by whether X is dense
 SUMMED: Final = 0.5  # a lap that only sums, in laps of steps
 KEPT: Final = 3  # checkpoints on disk while one is written
 SHARD_ROW: Final = 64  # bytes that stay at a shard for each row: b, partial sums, and what was kept at the last rest
@@ -135,7 +135,7 @@ def _paced(solver: Any, rows: Rows, block: Any, sizes: Sizes, laps: float, probe
 
     laps: that there will be; probe: seconds it may take; None for what is worth it.
     """
-    guess = STEPS * sizes.cell
+    guess = STEPS[sizes.dense] * sizes.cell
     allowed = (min(1.0, laps * guess / 50) if laps * guess > WORTH else 0.0) if probe is None else probe
     if allowed <= 0.0:
         return guess, 0
