@@ -48,7 +48,7 @@ class DSMLR(LinearEstimator):
         self,
         lam: float = 1e-5,
         bias: float = 0.0,
-        epochs: int = 200,
+        epochs: int = 500,
         tolerance: float = 1e-4,
         finish: float = 0.03,
         pairs: int = 5,
