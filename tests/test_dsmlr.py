@@ -329,7 +329,7 @@ def test_split_vectors_take_the_direction_of_the_two_loops(m, whole):
     curve = rng.uniform(0.5, 2.0, (D, K))
     g, S = rng.normal(size=(D, K)), rng.normal(size=(m, D, K))
     Y = S * curve
-    M = np.linalg.inv(C + 100 * 0.01 * np.eye(D)) if whole else np.diag(1 / (C + 100 * 0.01))
+    M = np.linalg.inv(C + 100 * 0.01 * np.eye(D)) if whole else np.diag((C + 100 * 0.01) ** -quasi_newton.POWER)
     memories = []
     for lo, hi in itertools.pairwise(ends):
         part = quasi_newton.begin(lo, hi, np.zeros((D, hi - lo), np.float32), np.float32(g[:, lo:hi]), np.float32(C), 0.01)

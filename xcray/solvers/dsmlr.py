@@ -100,7 +100,9 @@ class DSMLRSolver:
     rate: float = parameter(1.0, "multiplies the step sizes", above=0.0)
     rest_every: int = parameter(1, "epochs between two rests, where the objective is looked at", low=1)
     shards: int = parameter(0, "shards of rows; 0: two a worker", low=0, high=1 << 20)
-    blocks: int = parameter(0, "blocks of labels; 0: two a worker (one, where labels are few), and none larger than 64 MB", low=0, high=1 << 20)
+    blocks: int = parameter(
+        0, "blocks of labels; 0: two a worker, one where labels are few, and none above 64 MB", low=0, high=1 << 20
+    )
     prune: float = parameter(0.0, "weights of at most this size are dropped at the end", low=0.0)
     prune_keep: int = parameter(0, "weights kept of each label, the largest; 0: all", low=0)
     seed: int = parameter(0, "seed of everything random", low=0, high=2**31 - 1)

@@ -4,9 +4,11 @@ In each iteration every block of weights has its part G of the exact gradient of
 sum of these vectors whose coefficients depend on inner products alone, and these add up over blocks: so blocks tell theirs, a
 matrix of (2 m + 1) (3 m + 2) numbers, and get coefficients back. A block's memory holds 2 m + 3 arrays of its size.
 
-The first guess of the inverse Hessian is not a multiple of 1 but of M = (C + ridge)^-1, C = sum_i c_i x_i x_i': the whole matrix
-where features are few, else its diagonal. The Hessian is at most C / 2 (Boehning 1992) plus lam: M makes features that are large,
-or alike, as easy as others.
+The first guess of the inverse Hessian is not a multiple of 1 but of M = (C + ridge)^-1, C = sum_i c_i x_i x_i', where features are
+few: the Hessian is at most C / 2 (Boehning 1992) plus lam, so M makes features that are large, or alike, as easy as others. Where
+features are many, M is the diagonal of C + ridge to the power -1/2. By measurement, iterations to 1 % above the optimum: with C
+whole 17 (mnist) and 51 (CLEF); for 20 newsgroups with the powers -1, -3/4 and -1/2 of the diagonal 8, 9 and 13 (rows of length 1)
+and more than 130, about 115 and 69 (counts): the last is never far from the best.
 
 Source: Nocedal, Wright, "Numerical Optimization", 2006, algorithm 7.4; by inner products: Chen, Wang, Zhou, "Large-scale L-BFGS
 using MapReduce", NIPS 2014; Boehning, "Multinomial logistic regression algorithm", 1992.
@@ -22,6 +24,7 @@ import numpy as np
 from xcray.arrays import Float32, Float64
 from xcray.solvers.circulating import Weights
 
+POWER: Final = 0.5  # of the diagonal
 RIDGE: Final = 100.0  # times lam
 WHOLE: Final = 1024  # features, at most, for which C is kept whole: 4 MB
 
@@ -46,7 +49,7 @@ def begin(lo: int, hi: int, W: Float32, G: Float32, C: Float32, lam: float) -> M
     if C.ndim == 2:
         M = np.linalg.inv(C.astype(np.float64) + RIDGE * lam * np.eye(len(C))).astype(np.float32)
     else:
-        M = (1.0 / (C.astype(np.float64) + RIDGE * lam)).astype(np.float32)
+        M = ((C.astype(np.float64) + RIDGE * lam) ** -POWER).astype(np.float32)
     return Memory(lo, hi, W, _whole(G, W, lam), np.zeros_like(W), M, (), ())
 
 
