@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from threadpoolctl import threadpool_limits
+
 
 @contextmanager
 def one_core_each() -> Iterator[None]:
     """While this is open, BLAS and LAPACK use one core a call, in all threads of this process.
 
     Products and inverses are added up in another order by more threads; and W workers times C threads are more than C cores. Ray
-    sets the same in its workers. Needs threadpoolctl, which comes with scikit-learn; without it, set OMP_NUM_THREADS=1.
+    sets the same in its workers.
     """
-    try:
-        from threadpoolctl import threadpool_limits
-    except ModuleNotFoundError:  # a core install: then the environment decides
-        yield
-        return
     with threadpool_limits(limits=1, user_api="blas"):
         yield

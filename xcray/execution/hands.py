@@ -11,9 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int64, Pattern
-from xcray.data.dataset import Dataset
-from xcray.errors import XcrayError
 from xcray.execution.checkpoints import Arrays, read_arrays, write_arrays
+from xcray.execution.remote import opened
 from xcray.solvers import quasi_newton
 from xcray.solvers.block import Block
 from xcray.solvers.circulating import CHANGING, Grid, Step, Told, Weights
@@ -121,13 +120,8 @@ class ShardWork:
 
     def open(self) -> Rows | None:
         """The rows, mapped, when this node has the data set with this content; None when not."""
-        if self.path is None:
-            return None
-        try:
-            dataset = Dataset.open(Path(self.path))
-        except XcrayError:
-            return None
-        if dataset.content_hash != self.content_hash:
+        dataset = None if self.path is None else opened(self.path, self.content_hash)
+        if dataset is None:
             return None
         train, test = dataset.train, dataset.test
         return Rows(self.how, train.X, train.Y, train.weights, None if test is None else (test.X, test.Y))

@@ -40,11 +40,8 @@ class SolverWork:
 
     def open(self) -> Local | None:
         """Map the data set when this node has it, with this content; None when not."""
-        try:
-            dataset = Dataset.open(Path(self.path))
-        except XcrayError:
-            return None
-        if dataset.content_hash != self.content_hash:
+        dataset = opened(self.path, self.content_hash)
+        if dataset is None:
             return None
         train = dataset.train
         return self.load(train.X, train.XT, train.YT, train.weights)
@@ -67,6 +64,15 @@ class SolverWork:
     def received(self, result: Block) -> Block:
         """The block in the arrays that xcray's own code expects."""
         return Block(result.labels, csr(*result.W), result.bias, result.records)
+
+
+def opened(path: str, content_hash: str) -> Dataset | None:
+    """The data set, mapped, when this node has it, with this content; None when not."""
+    try:
+        dataset = Dataset.open(Path(path))
+    except XcrayError:
+        return None
+    return dataset if dataset.content_hash == content_hash else None
 
 
 def shared_arrays(dataset: Dataset) -> tuple[Any, ...]:
