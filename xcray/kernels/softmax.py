@@ -21,6 +21,7 @@ from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # ln 2 in two parts, the first exact in few bits
 LEAST = np.float32(-87.0)  # exp of it is the smallest normal float32, about
+MOST = np.float32(80.0)  # exp of it is far below the largest float32
 EMPTY = np.float32(-3e38)  # the top of no scores at all
 TINY = np.float32(1e-35)  # under the root of the step: a feature that never had a gradient
 
@@ -224,16 +225,18 @@ def steps(shard: Rows, rows: Int64, lo: int, W: Float32, h: Float32, rule: Rule,
     their partial sums too.
     """
     k = W.shape[1]
-    r, e, powers = np.empty(k, np.float32), np.empty(k, np.float32), np.empty(k, np.float32)
+    r, powers = np.empty(k, np.float32), np.empty(k, np.float32)
     bits = powers.view(np.int32)
     for i in range(len(rows)):
         row = rows[i]
         _score(shard.X, row, W, r)
+        most = _largest(r)
+        total = exponentials(r, -most, bits, powers)  # once, for the sums and for the step
         if summed:
-            e[:] = r
-            most = _largest(e)
-            _add_pair(shard.top, shard.total, row, most, exponentials(e, -most, bits, powers))
-        exponentials(r, shard.b[row], bits, powers)
+            _add_pair(shard.top, shard.total, row, most, total)
+        factor = np.float32(np.exp(min(most + shard.b[row], MOST)))
+        for c in range(k):
+            r[c] = min(r[c] * factor, np.float32(1.0))
         _take_targets(shard.T, row, lo, r)
         for c in range(k):
             r[c] *= shard.weights[row]
