@@ -1,7 +1,7 @@
 """Blocks that go round on Ray: what each process holds, by the number of workers; and what a slow worker costs, by the order.
 
-`python -m benchmarks.rotation [--data DIR --set gutenberg_lcsh] [--gib 2] [--workers 1 2 4 8] [--race-labels 2000] [--epochs 8]
-[--rest-every 2] [--repeats 1] [--slow 4] [--parts memory race] [--json FILE] [--picture FILE]`
+`python -m benchmarks.rotation [--data DIR --set gutenberg_lcsh] [--gib 2] [--workers 1 2 4 8] [--race-labels 2000] [--epochs 9]
+[--rest-every 3] [--repeats 1] [--slow 4] [--pace 4] [--parts memory race] [--json FILE] [--picture FILE]`
 
 Memory: one training on P nodes, each with one worker and an object store of its own, beside the driver's node, which has none.
 The grid is the same for every P, so the objectives must be equal to the last bit. Counted are the anonymous memory of a worker's
@@ -10,9 +10,10 @@ at rest, those of the rest before, and blocks on their way), and both of the dri
 those pages of the store in it that nobody else has mapped. With --data the set has as many of its most frequent labels as make
 --gib GiB of weights in float32; without, it is a made-up set with 64 MiB of weights.
 
-Race: four workers on one node, of which one needs --slow times as long for each visit (a hook of this benchmark: it sleeps for
-the rest, by the processor's time of the visit). All ways run the same epochs; compared are the seconds until each has come to
-the objective that all of them reach. "sync, two laps, 4 x 4" is Algorithm 1 of the paper: as many shards and blocks as workers, a
+Race: four workers on one node, of which one needs --slow times as long for each visit. Every visit lasts --pace times the
+processor's time that it takes, a hook of this benchmark, so that four workers race as on four machines where there are two cores.
+All ways run the same epochs; compared are the seconds until each has come to
+the objective that all of them reach, evenly falling between two rests. "sync, two laps, 4 x 4" is Algorithm 1 of the paper: as many shards and blocks as workers, a
 lap of steps and a lap of sums, with a barrier after each inner epoch. Then, one at a time: a finer grid; no barrier; one lap that
 does both; routing by draw, and to the shortest queue; shards that move to faster workers at rests. With shards where they are,
 every block must pass the slow worker once an epoch: no order without moving can be quicker than that.
@@ -121,7 +122,7 @@ def lap(data: Dataset, way: Way, chosen: Any, folder: Path) -> dict[str, Any]:
         order=way.order,
         prune_keep=20,
     )
-    work = work_of(data, solver, way.grid, slow=SLOW, factor=chosen.slow)
+    work = work_of(data, solver, way.grid, slow=SLOW, factor=chosen.slow, pace=chosen.pace)
     team = RayTeam(work, RACERS, nullcontext(), folder.name)
     found = train(data, solver, way.grid, team, folder, move=way.move, look=lambda _: None)
     course = [(entry["seconds"], entry["objective"], entry["epoch"]) for entry in found.history if not entry["back"]]
@@ -130,8 +131,12 @@ def lap(data: Dataset, way: Way, chosen: Any, folder: Path) -> dict[str, Any]:
 
 
 def reached(course: list[tuple[float, float, int]], objective: float) -> float:
-    """Seconds until the first rest with at most this objective."""
-    return next(seconds for seconds, value, _ in course if value <= objective)
+    """Seconds until the objective is at most this; between two rests it is taken to fall evenly."""
+    at = next(number for number, (_, value, _) in enumerate(course) if value <= objective)
+    if at == 0:
+        return course[0][0]
+    (before, high, _), (after, low, _) = course[at - 1], course[at]
+    return before + (after - before) * (high - objective) / (high - low)
 
 
 def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
@@ -157,6 +162,7 @@ def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
     return {
         "set": data.name,
         "slow": chosen.slow,
+        "pace": chosen.pace,
         "grids": {way.name: list(way.grid) for way in WAYS},
         "target": target,
         "target_over_best": target / best,
@@ -204,10 +210,11 @@ def main() -> None:
         gib={"type": float, "default": 2.0, "help": "GiB of all weights, in the memory part with --data"},
         workers={"type": int, "nargs": "+", "default": [1, 2, 4, 8]},
         race_labels={"type": int, "default": 2000},
-        epochs={"type": int, "default": 8},
-        rest_every={"type": int, "default": 2},
+        epochs={"type": int, "default": 9},
+        rest_every={"type": int, "default": 3},
         repeats={"type": int, "default": 1},
         slow={"type": float, "default": 4.0},
+        pace={"type": float, "default": 4.0},
         lam={"type": float, "default": 1e-5},
         parts={"nargs": "+", "default": ["memory", "race"], "choices": ["memory", "race"]},
     )
@@ -225,7 +232,7 @@ def main() -> None:
             if chosen.data:
                 data = frequent(chosen.set, chosen.data, folder, chosen.race_labels)
             else:
-                data = generated(folder, 40_000, 3000, 2000)
+                data = generated(folder, 20_000, 3000, 1500)
             out["race"] = race(data, chosen, folder)
         if chosen.picture:
             picture(out, chosen.picture)

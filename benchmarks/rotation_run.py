@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,36 +31,41 @@ LOOK = 0.1  # seconds between two looks at memory
 
 @dataclass(frozen=True)
 class SlowWork(ShardWork):
-    """A `ShardWork` one of whose workers, `slow`, takes `factor` times as long for each visit: it sleeps for the rest of it."""
+    """A `ShardWork` whose visits last `pace` times the processor's time that they need, those of the worker `slow` `factor` times
+    longer still: workers sleep for the rest.
+
+    With a pace above workers / cores, workers on one machine hardly wait for each other's core, as if each had a machine.
+    """
 
     slow: str = "nobody"
     factor: float = 1.0
+    pace: float = 1.0
 
     def hand(self, worker: str, stopped: Callable[[], bool]) -> ShardHand:
         """A hand, slow or not."""
-        return SlowHand(self, stopped) if worker == self.slow else ShardHand(self, stopped)
+        factor = self.pace * (self.factor if worker == self.slow else 1.0)
+        return SlowHand(self, stopped, factor) if factor > 1.0 else ShardHand(self, stopped)
 
 
 class SlowHand(ShardHand):
     """Does visits as if its processor were slower: by the processor's time that it needs, not by the wall clock, for on a machine
     with fewer cores than workers that one also tells how many others are at work."""
 
-    def __init__(self, work: SlowWork, stopped: Callable[[], bool]) -> None:
+    def __init__(self, work: SlowWork, stopped: Callable[[], bool], factor: float) -> None:
         super().__init__(work, stopped)
-        self._more = work.factor - 1.0
+        self._factor = factor
 
     def visit(
         self, block: Weights, shards: Sequence[int], step: Step, owned: bool
     ) -> tuple[Weights | None, list[tuple[int, Told, float]]]:
         """A visit, and sleep; the seconds told are those of both."""
-        began = time.thread_time()
+        began, used = time.monotonic(), time.thread_time()
         made, told = super().visit(block, shards, step, owned)
-        asleep = self._more * (time.thread_time() - began)
-        ends = time.monotonic() + asleep
+        ends = began + self._factor * (time.thread_time() - used)
         while not self._stopped() and (left := ends - time.monotonic()) > 0.0:
             time.sleep(min(left, 0.05))
-        awake = sum(seconds for *_, seconds in told)
-        return made, [(shard, news, seconds * (1.0 + asleep / awake)) for shard, news, seconds in told]
+        longer = (time.monotonic() - began) / sum(seconds for *_, seconds in told)
+        return made, [(shard, news, seconds * longer) for shard, news, seconds in told]
 
 
 class Way(NamedTuple):
@@ -128,11 +134,13 @@ def generated(folder: Path, rows: int, features: int, labels: int) -> Dataset:
     return build("synthetic", {}, folder / f"made-{rows}-{labels}", BuildOptions.from_dict(options))
 
 
-def work_of(data: Dataset, solver: DSMLRSolver, grid: Grid, slow: str = "nobody", factor: float = 1.0) -> SlowWork:
+def work_of(
+    data: Dataset, solver: DSMLRSolver, grid: Grid, slow: str = "nobody", factor: float = 1.0, pace: float = 1.0
+) -> SlowWork:
     """Work for a team; nothing is watched but the objective."""
     part = data.train
     how = rows_of(part.X, part.Y, part.weights, None, grid=grid, seed=solver.seed, bias=solver.bias).how
-    return SlowWork(solver, how, data.n_features, str(data.path), data.content_hash, slow, factor)
+    return SlowWork(solver, how, data.n_features, str(data.path), data.content_hash, slow, factor, pace)
 
 
 def train(
@@ -148,7 +156,7 @@ def train(
         data.label_counts.astype(np.int64),
         order=solver.order,
         rest_every=solver.rest_every,
-        checkpoint_seconds=1e9,
+        checkpoint_seconds=math.inf,
         move=move,
     )
 
