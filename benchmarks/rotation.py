@@ -12,11 +12,11 @@ those pages of the store in it that nobody else has mapped. With --data the set 
 
 Race: four workers on one node, of which one needs --slow times as long for each visit. Every visit lasts --pace times the
 processor's time that it takes, a hook of this benchmark, so that four workers race as on four machines where there are two cores.
-All ways run the same epochs; compared are the seconds until each has come to
-the objective that all of them reach, evenly falling between two rests. "sync, two laps, 4 x 4" is Algorithm 1 of the paper: as many shards and blocks as workers, a
-lap of steps and a lap of sums, with a barrier after each inner epoch. Then, one at a time: a finer grid; no barrier; one lap that
-does both; routing by draw, and to the shortest queue; shards that move to faster workers at rests. With shards where they are,
-every block must pass the slow worker once an epoch: no order without moving can be quicker than that.
+All ways run the same epochs; compared are the seconds until each has come to the objective that all of them reach, which is taken
+to fall evenly between two rests. "sync, two laps, 4 x 4" is Algorithm 1 of the paper: as many shards and blocks as workers, a lap
+of steps and a lap of sums, with a barrier after each inner epoch. Then, one at a time: a finer grid; no barrier; one lap that does
+both; routing by draw, and to the shortest queue; shards that move to faster workers at rests. With shards where they are, every
+block must pass the slow worker once an epoch: no order without moving can be quicker than that.
 """
 
 from __future__ import annotations
