@@ -232,7 +232,7 @@ def main() -> None:
             if chosen.data:
                 data = frequent(chosen.set, chosen.data, folder, chosen.race_labels)
             else:
-                data = generated(folder, 20_000, 3000, 1500)
+                data = generated(folder, 40_000, 3000, 2000)
             out["race"] = race(data, chosen, folder)
         if chosen.picture:
             picture(out, chosen.picture)
