@@ -31,6 +31,7 @@ CORE = {
     "numpy",
     "pyarrow",
     "rich",
+    "threadpoolctl",
     "typer",
     "click",
     "pydantic",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,12 +66,17 @@ class SearchIndex:
             float(np.abs(b).max(initial=0.0)),
         )
         self._free: deque[Work] = deque()
-        self.dense = _plain_rows(W) if (_is_dense(W) if dense is None else dense) else None
+        self._wants_plain = _is_dense(W) if dense is None else dense
 
     @classmethod
     def build(cls, W: CSR, b: Float32, *, dense: bool | None = None) -> SearchIndex:
         """The index of weights by label, in memory. dense: as for the class."""
         return cls(build(W), W, frozen(b, np.float32), order_of(b), dense=dense)
+
+    @cached_property
+    def dense(self) -> Float32 | None:
+        """Plain rows of weights, where they are the better way; made when first asked for: opening a model takes no memory."""
+        return _plain_rows(self.W) if self._wants_plain else None
 
     @property
     def lists(self) -> Lists:
