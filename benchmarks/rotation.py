@@ -1,7 +1,7 @@
 """Blocks that go round on Ray: what each process holds, by the number of workers; and what a slow worker costs, by the order.
 
-`python -m benchmarks.rotation [--data DIR --set gutenberg_lcsh] [--gib 2] [--workers 1 2 4 8] [--race-labels 2000] [--epochs 9]
-[--rest-every 3] [--repeats 1] [--slow 4] [--pace 4] [--parts memory race] [--json FILE] [--picture FILE]`
+`python -m benchmarks.rotation [--data DIR --set gutenberg_lcsh] [--gib 2] [--workers 1 2 4 8] [--race-labels 2000] [--epochs 8]
+[--rest-every 1] [--repeats 1] [--slow 4] [--pace 4] [--parts memory race] [--json FILE] [--picture FILE]`
 
 Memory: one training on P nodes, each with one worker and an object store of its own, beside the driver's node, which has none.
 The grid is the same for every P, so the objectives must be equal to the last bit. Counted are the anonymous memory of a worker's
@@ -47,6 +47,14 @@ WAYS = (
     *(Way(f"{order}, one lap", FINE, order, "both", False) for order in ("sync", "ring", "uniform", "shortest")),
     *(Way(f"{order}, one lap, moving", FINE, order, "both", True) for order in ("sync", "ring", "uniform", "shortest")),
 )
+SHOWN = {  # in the picture, and their colours
+    ALGORITHM_1: "tab:red",
+    "sync, one lap, moving": "tab:red",
+    "ring, one lap": "tab:blue",
+    "ring, one lap, moving": "tab:blue",
+    "shortest, one lap": "tab:green",
+    "shortest, one lap, moving": "tab:green",
+}
 STEPS = (  # what each change is worth: from, to
     ("finer grid, barrier kept", ALGORITHM_1, "sync, two laps"),
     ("no barrier", "sync, two laps", "ring, two laps"),
@@ -193,9 +201,9 @@ def picture(found: dict[str, Any], path: Path) -> None:
     left.set(xticks=list(places), xticklabels=[row["workers"] for row in rows], xlabel="workers", ylabel="MiB at most")
     left.legend(frameon=False)
     runs = found.get("race", {}).get("runs", [])[: len(WAYS)]
-    for run in runs:
+    for run in (run for run in runs if run["way"] in SHOWN):
         seconds, values, _ = zip(*run["course"], strict=True)
-        right.plot(seconds, values, "--" if "moving" in run["way"] else "-", label=run["way"], marker=".", linewidth=1)
+        right.plot(seconds, values, "--" if "moving" in run["way"] else "-", color=SHOWN[run["way"]], label=run["way"], marker=".")
     right.set(xlabel="seconds, one of four workers slow", ylabel="objective")
     if runs:
         right.legend(frameon=False, fontsize=7)
@@ -210,8 +218,8 @@ def main() -> None:
         gib={"type": float, "default": 2.0, "help": "GiB of all weights, in the memory part with --data"},
         workers={"type": int, "nargs": "+", "default": [1, 2, 4, 8]},
         race_labels={"type": int, "default": 2000},
-        epochs={"type": int, "default": 9},
-        rest_every={"type": int, "default": 3},
+        epochs={"type": int, "default": 8},
+        rest_every={"type": int, "default": 1},
         repeats={"type": int, "default": 1},
         slow={"type": float, "default": 4.0},
         pace={"type": float, "default": 4.0},
