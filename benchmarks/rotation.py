@@ -206,7 +206,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
         right.plot(seconds, values, "--" if "moving" in run["way"] else "-", color=SHOWN[run["way"]], label=run["way"], marker=".")
     right.set(xlabel="seconds, one of four workers slow", ylabel="objective")
     if runs:
-        right.legend(frameon=False, fontsize=7)
+        right.legend(frameon=False, fontsize=7, handlelength=5)
     figure.savefig(path, dpi=120)
 
 
