@@ -365,3 +365,22 @@ def test_pairs_without_curvature_are_passed_over():
     coefs, slope = quasi_newton.coefficients(quasi_newton.products(memory))
     assert quasi_newton.aimed(memory, coefs).aim == pytest.approx(-g, rel=1e-4)
     assert slope == pytest.approx(-float((g.astype(np.float64) ** 2).sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", ["adaptive", "sqrt"])
+@pytest.mark.parametrize("mode", ["both", "two"])
+def test_steps_alone_come_near_the_optimum_without_tuning(steps, mode):
+    """Plain nested loops over a grid of 3 x 2: no schedule, no team."""
+    X, Y, c = problem(30)
+    solver = DSMLRSolver(lam=0.01, pairs=0, steps=steps, mode=mode)
+    parts = [shard(X, Y, c, rows) for rows in np.array_split(np.arange(N), 3)]
+    locals_ = [solver.local(part, s, Grid(3, 2), None) for s, part in enumerate(parts)]
+    blocks = [solver.start(lo, hi, D) for lo, hi in ((0, 3), (3, K))]
+    for epoch in range(1, 41):
+        for verb in solver.laps(1, False):
+            for s, local in enumerate(locals_):
+                for j in range(2):
+                    blocks[j] = solver.step(local, blocks[j], Step(verb, epoch, 1.0), owned=s > 0)[0]
+    W = np.hstack([block.W for block in blocks]).astype(np.float64)
+    best = multinomial.objective(multinomial.solve(X, Y, c, 0.01), X, Y, c, 0.01)
+    assert best < multinomial.objective(W, X, Y, c, 0.01) < 1.05 * best
