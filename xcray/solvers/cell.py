@@ -35,11 +35,11 @@ class Watched:
 
     def add(self, block: Weights, stopped: Callable[[], bool]) -> None:
         """A block passes."""
-        for some in _chunks(self.rows, block, stopped):
-            S = _scores(self.shard.dense, self.rows, block.W, some)
-            kernel.add_sums(S, some, self.rows)
-            self.gained += kernel.gained(S, some, self.rows, block.lo)
+
+        def seen(S: Float32, some: Int64) -> None:
             kernel.keep_best(S, some, block.lo, self.labels, self.scores)
+
+        self.gained += _add(self.shard.dense, self.rows, block, stopped, seen)
 
     def figures(self, number: int, loss: float) -> LapFigures:
         """What the lap found; nothing has passed afterwards."""
@@ -97,7 +97,7 @@ class Local:
             if self.shard.dense is None:
                 kernel.add_outer(self.rows.X, some, S, G)
             else:
-                G += self.shard.dense[some].T @ S
+                G += _of(self.shard.dense, some).T @ S
         if curvature:
             C += self._curvature(C.shape)
         return block._replace(state=(G, C))
@@ -177,10 +177,15 @@ def _ask(stopped: Callable[[], bool]) -> None:
         raise Stopped("stopped between two slices of a visit; the next run goes on from the last checkpoint")
 
 
+def _of(dense: Float32, some: Int64) -> Float32:
+    """Some dense rows, neighbours: a view."""
+    return dense[some[0] : some[-1] + 1]
+
+
 def _scores(dense: Float32 | None, rows: kernel.Rows, W: Float32, some: Int64) -> Float32:
-    """W' x of some rows: (n, k) float32."""
+    """W' x of some rows, neighbours: (n, k) float32."""
     if dense is not None:
-        return np.asarray(dense[some] @ W, np.float32)
+        return np.asarray(_of(dense, some) @ W, np.float32)
     S = np.empty((len(some), W.shape[1]), np.float32)
     kernel.scores(rows.X, some, W, S)
     return S
@@ -195,11 +200,19 @@ def _chunks(rows: kernel.Rows, block: Weights, stopped: Callable[[], bool]) -> I
         yield everything[lo : lo + n]
 
 
-def _add(dense: Float32 | None, rows: kernel.Rows, block: Weights, stopped: Callable[[], bool]) -> float:
-    """Add a block to the partial sums of rows; returns what its labels gain: the sum of weight times y.score."""
+def _add(
+    dense: Float32 | None,
+    rows: kernel.Rows,
+    block: Weights,
+    stopped: Callable[[], bool],
+    seen: Callable[[Float32, Int64], None] = lambda S, some: None,
+) -> float:
+    """Add a block to the partial sums of rows; returns what its labels gain: the sum of weight times y.score. seen: is shown the
+    scores of some rows, (n, k), and which they are."""
     gained = 0.0
     for some in _chunks(rows, block, stopped):
         S = _scores(dense, rows, block.W, some)
         kernel.add_sums(S, some, rows)
         gained += kernel.gained(S, some, rows, block.lo)
+        seen(S, some)
     return gained
