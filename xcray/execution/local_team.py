@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -62,7 +63,7 @@ class _Life:
         return Answer(asked.ticket, self.worker, made, told, now() - started, started)
 
 
-class _LocalTeam:
+class _LocalTeam(ABC):
     """What teams of this process share: workers that are this process, and things that are passed as they are."""
 
     def __init__(self, work: HandWork, workers: int) -> None:
@@ -100,13 +101,13 @@ class _LocalTeam:
         self._begin(lives)
         self._lives |= {life.worker: life for life in lives}
 
+    @abstractmethod
     def _begin(self, lives: list[_Life]) -> None:
         """Make the hands of new lives. Raises what making one raises."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _queue(self, asked: _Asked) -> None:
         """Give a verb to its worker."""
-        raise NotImplementedError
 
     def ask(self, worker: str, verb: str, *args: Any) -> int:
         """See `Team`."""

@@ -136,7 +136,8 @@ class LBFGSSolver:
     def blocks(self, trained: Trained, positives: Int64) -> Iterator[Block]:
         """The weights as blocks of sparse rows, a range of labels at a time. positives: (K,) training rows of each label."""
         for part in trained.parts():
-            yield block_of(part, self.bias, self.prune, positives, trained.last.number)
+            mine = positives[part.lo : part.hi]
+            yield block_of(part.lo, part.W, self.bias, self.prune, mine, rounds=trained.last.number)
 
 
 class _Way:

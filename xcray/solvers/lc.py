@@ -212,7 +212,8 @@ class LCSolver:
     def blocks(self, trained: Trained, positives: Int64) -> Iterator[Block]:
         """The weights as blocks of sparse rows, a range of labels at a time. positives: (K,) training rows of each label."""
         for part in trained.parts():
-            yield block_of(part, self.bias, self.prune, positives, trained.last.number)
+            mine = positives[part.lo : part.hi]
+            yield block_of(part.lo, part.W, self.bias, self.prune, mine, rounds=trained.last.number)
 
     def _reason(self, last: Round, first: float) -> str:
         """Why a training ends after a round; empty when it goes on."""

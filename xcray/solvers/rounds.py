@@ -122,16 +122,17 @@ def best_of(tops: Sequence[Top], k: int = TOP) -> Top:
     return Top(np.take_along_axis(labels, order, axis=1), np.take_along_axis(scores, order, axis=1))
 
 
-def block_of(part: Part, bias: float, prune: float, positives: Int64, rounds: int) -> Block:
-    """A part as a solver's block: a sparse row a label, weights of at most `prune` left out.
+def block_of(lo: int, W: Any, bias: float, prune: float, positives: Int64, *, rounds: int = 0, keep: int = 0) -> Block:
+    """Labels from `lo` on as a solver's block: a sparse row a label, weights of at most `prune`, and beyond `keep`, left out.
 
-    bias: the value of the constant feature, which is the last row of W then; 0: there is none. The block's bias is that
-    weight times that value. positives: (K,) training rows of each label.
+    W: (D', n) float32 or float64, a row a feature. bias: the value of the constant feature, which is the last row of W then; 0:
+    there is none. The block's bias is that weight times that value. positives: (n,) training rows of each label; keep: 0 for all.
     """
-    constant = part.W[-1] * bias if bias else np.zeros(part.hi - part.lo)
-    matrix, dropped = sparse_rows((part.W[:-1] if bias else part.W).astype(np.float32), prune)
-    labels = np.arange(part.lo, part.hi, dtype=np.int32)
-    records = np.zeros(len(labels), RECORD)
-    records["label"], records["positives"], records["rounds"] = labels, positives[part.lo : part.hi], rounds
+    n = W.shape[1]
+    constant = W[-1].astype(np.float64) * bias if bias else np.zeros(n)
+    matrix, dropped = sparse_rows((W[:-1] if bias else W).astype(np.float32, copy=False), prune, keep)
+    labels = np.arange(lo, lo + n, dtype=np.int32)
+    records = np.zeros(n, RECORD)
+    records["label"], records["positives"], records["rounds"] = labels, positives, rounds
     records["nnz"], records["pruned"] = np.diff(matrix.indptr), dropped
     return Block(frozen(labels, np.int32), matrix, frozen(constant, np.float64), records)

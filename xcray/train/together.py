@@ -79,6 +79,7 @@ def outcome(found: Mapping[str, Any], block: Block, measures: Mapping[str, float
     """
     records, history = block.records, [each for each in found["history"] if not each.get("back")]
     last = history[-1] if history else {}
+    export = compared(last, measures)
     pruned = int(records["pruned"].sum()) if "pruned" in (records.dtype.names or ()) else 0
     return {
         "classes": len(block.labels),
@@ -89,7 +90,7 @@ def outcome(found: Mapping[str, Any], block: Block, measures: Mapping[str, float
         "epochs": found["epochs"],
         "stopped": found["reason"],
         **({"held_out": last["held_out"]} if last.get("held_out") is not None else {}),
-        **({"export": compared(last, measures)} if compared(last, measures) else {}),
+        **({"export": export} if export else {}),
         "history": thinned(found["history"]),
     }
 
