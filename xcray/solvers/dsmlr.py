@@ -11,13 +11,13 @@ import numpy as np
 
 from xcray.arrays import Int64, csr, frozen, pattern
 from xcray.kernels import softmax as kernel
-from xcray.kernels.sparsify import sparse_rows
+from xcray.schedule.circulate import ORDERS
 from xcray.solvers.block import Block
 from xcray.solvers.cell import Local
 from xcray.solvers.circulating import CHANGING, GATHERING, STEPPING, Decision, Grid, LapFigures, Rest, Step, Told, Weights
 from xcray.solvers.multinomial import Shard, shard_of
 from xcray.solvers.parameters import check_parameters, parameter
-from xcray.solvers.rounds import RECORD
+from xcray.solvers.rounds import block_of
 
 FELT: Final = 10.0  # the default rate: steps may change a score by about so much at first
 WORSE: Final = 1.02  # of the best objective so far: above it a stretch was a step too far
@@ -28,7 +28,6 @@ ENOUGH: Final = 1e-4  # of what the slope promises, a step must bring
 SHORTEST: Final = 1e-3  # length of a step
 LAST: Final = 5  # steps whose gain counts
 MODES: Final = ("both", "two")
-ORDERS: Final = ("sync", "ring", "uniform", "shortest")
 STEPS: Final = ("adaptive", "sqrt")
 
 __all__ = ["DSMLRSolver", "Decision", "Grid", "LapFigures", "Local", "Rest", "Step", "Told", "Weights"]
@@ -202,15 +201,7 @@ class DSMLRSolver:
 
     def export(self, block: Weights, positives: Int64) -> Block:
         """Finished labels lo .. hi-1 as sparse rows, small weights dropped. positives: (hi-lo,) training rows of each."""
-        W = block.W[:-1] if self.bias else block.W
-        bias = self.bias * block.W[-1].astype(np.float64) if self.bias else np.zeros(block.hi - block.lo)
-        rows, dropped = sparse_rows(W, self.prune, self.prune_keep)
-        labels = np.arange(block.lo, block.hi, dtype=np.int32)
-        records = np.zeros(len(labels), RECORD)
-        told = {"label": labels, "positives": positives, "nnz": np.diff(rows.indptr), "pruned": dropped}
-        for name, values in told.items():
-            records[name] = values
-        return Block(frozen(labels, np.int32), rows, frozen(bias, np.float64), records)
+        return block_of(block.lo, block.W, self.bias, self.prune, positives, keep=self.prune_keep)
 
     def warm_up(self) -> None:
         """Compile or load the kernels, on two rows, sparse and dense."""
@@ -218,8 +209,9 @@ class DSMLRSolver:
         for X in (csr([0, 1, 2], [0, 1], [1.0, 1.0], 4), csr([0, 2, 4], [0, 1, 0, 1], [1.0, 2.0, 2.0, 1.0], 2)):
             shard = shard_of(X, Y, np.arange(2), total=2.0)
             local, block = self.local(shard, 0, Grid(1, 1), shard), self.start(0, 2, X.n_cols)
-            for verb in ("both", "sum", "update", "observe"):
+            for verb in ("both", "sum", "update", "observe", "curvature"):
                 block, _ = self.step(local, block, Step(verb, 1, 1.0), owned=False)
+            kernel.add_diagonal(local.rows.X, local.rows.weights, np.zeros(X.n_cols, np.float32))  # C where features are many
 
     def _rule(self, local: Local, block: Weights, step: Step) -> kernel.Rule:
         """How long the steps are."""
