@@ -16,14 +16,14 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 
-from xcray.service.schemas import (
+from xcray.service.schemas import PredictRequest
+from xcray.service.schemas.base import (
     FLOAT32_MAX,
     INDEX_LIMIT,
     LABEL_LIMIT,
     LABELS_LIMIT,
     MOST_MILLISECONDS,
     TEXT_LIMIT,
-    PredictRequest,
 )
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=INDEX_LIMIT)]

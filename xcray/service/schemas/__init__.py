@@ -1,0 +1,57 @@
+"""What requests may say and replies do say. Requests are strict: no unknown fields, no strings for numbers, no NaN."""
+
+from __future__ import annotations
+
+from xcray.service.schemas.base import Problem, Strict, View
+from xcray.service.schemas.datasets import DatasetPage, DatasetRequest, DatasetView, UploadView
+from xcray.service.schemas.jobs import AttemptSpan, BatchSpan, ClassPage, JobPage, JobRequest, JobView, TimelineView, WorkerSpan
+from xcray.service.schemas.models import AliasRequest, ModelPage, ModelView, SetPage, SetRequest, SetSummary, SetView, VersionView
+from xcray.service.schemas.operations import Health, Ready
+from xcray.service.schemas.predict import (
+    Answerer,
+    CertificateView,
+    Contribution,
+    ExplainReply,
+    ExplainRequest,
+    Instance,
+    PredictionView,
+    PredictReply,
+    PredictRequest,
+)
+
+__all__ = [
+    "AliasRequest",
+    "Answerer",
+    "AttemptSpan",
+    "BatchSpan",
+    "CertificateView",
+    "ClassPage",
+    "Contribution",
+    "DatasetPage",
+    "DatasetRequest",
+    "DatasetView",
+    "ExplainReply",
+    "ExplainRequest",
+    "Health",
+    "Instance",
+    "JobPage",
+    "JobRequest",
+    "JobView",
+    "ModelPage",
+    "ModelView",
+    "PredictReply",
+    "PredictRequest",
+    "PredictionView",
+    "Problem",
+    "Ready",
+    "SetPage",
+    "SetRequest",
+    "SetSummary",
+    "SetView",
+    "Strict",
+    "TimelineView",
+    "UploadView",
+    "VersionView",
+    "View",
+    "WorkerSpan",
+]
