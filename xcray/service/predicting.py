@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from fastapi import Request
@@ -14,6 +15,7 @@ from fastapi import Request
 from xcray.arrays import CSR, Float64, csr
 from xcray.errors import InputError
 from xcray.index.answer import Answer
+from xcray.model.model import Model
 from xcray.service import quick
 from xcray.service.body import check_type, collect, parse
 from xcray.service.instances import taken
@@ -33,6 +35,14 @@ Given = list[str] | CSR
 Answered = tuple[Answer, Float64 | None]  # and the probabilities, when they were asked for
 
 
+class Told(NamedTuple):
+    """An answer with the version that gave it; probabilities (n, k) when they were asked for."""
+
+    loaded: Loaded
+    answer: Answer
+    probabilities: Float64 | None
+
+
 async def answer(request: Request, rooms: Rooms, reference: str) -> bytes:
     """The reply to a predict request, as `schemas.PredictReply` describes it. Raises XcrayError."""
     begun = time.perf_counter()
@@ -40,16 +50,27 @@ async def answer(request: Request, rooms: Rooms, reference: str) -> bytes:
     check_type(request, ("application/json",))
     body = await collect(request, settings.predict_body_bytes, settings.body_seconds)
     asked = await _read(body, settings)
-    if asked.top_k > settings.max_top_k:
-        raise InputError(f"top_k must be 1 to {settings.max_top_k}", code="K_RANGE", loc="top_k")
-    n_rows = len(asked.instances)
+    weight = len(asked.instances) + len(body) / TYPICAL
+    told = await answered(rooms, reference, asked, lambda model: taken(model, asked.instances), len(asked.instances), weight, begun)
+    return predict_reply(told.loaded, told.answer, asked.certificate, told.probabilities)
+
+
+async def answered(
+    rooms: Rooms, reference: str, asked: Ask, take: Callable[[Model], Given], n_rows: int, weight: float, begun: float
+) -> Told:
+    """What a version says to a request, whatever protocol it came by. Raises XcrayError.
+
+    take: the model that `reference` means now -> the rows or texts asked about, `n_rows` of them. weight: what reading and
+    computing them costs, in rows. begun: when the request began (time.perf_counter), for its deadline.
+    """
+    if asked.top_k > rooms.settings.max_top_k:
+        raise InputError(f"top_k must be 1 to {rooms.settings.max_top_k}", code="K_RANGE", loc="top_k")
     with rooms.desk.place(n_rows):
         loaded = await rooms.predictors.find(reference)
-        weight = n_rows + len(body) / TYPICAL
-        found, probabilities = await _computed(rooms, loaded, asked, weight, begun)
+        found, probabilities = await _computed(rooms, loaded, asked, take(loaded.predictor.model), weight, begun)
         rooms.gauges.instances.inc(n_rows)
         rooms.gauges.predict_seconds.observe(time.perf_counter() - begun)
-        return predict_reply(loaded, found, asked.certificate, probabilities)
+        return Told(loaded, found, probabilities)
 
 
 async def _read(body: bytes, settings: Settings) -> Ask:
@@ -75,10 +96,9 @@ def _check_count(settings: Settings, value: dict[str, Any]) -> None:
         )
 
 
-async def _computed(rooms: Rooms, loaded: Loaded, asked: Ask, weight: float, begun: float) -> Answered:
+async def _computed(rooms: Rooms, loaded: Loaded, asked: Ask, given: Given, weight: float, begun: float) -> Answered:
     """The answer by one version: together with others when nothing but rows and top_k was asked, else alone."""
     model = (loaded.name, loaded.version)
-    given = taken(loaded.predictor.model, asked.instances)
     if asked.probabilities:
         loaded.predictor.require_probabilities()  # before anything is searched
     if asked.allow is None and asked.deny is None and asked.deadline_ms is None:
