@@ -7,14 +7,16 @@ import re
 from pathlib import Path
 
 from xcray.errors import ParameterError
+from xcray.files import check_name
 
+DEFAULT_TENANT = "default"
 ID = re.compile(r"[a-z]{1,8}_[a-z0-9]{1,40}")
 
 
 class Home:
     """Paths below one folder, made with mode 0700 on first use.
 
-    xcray.db  datasets/  models/  runs/JOB_ID/  logs/JOB_ID.log  ray/
+    xcray.db  datasets/  models/  tenants/TENANT/models/  runs/JOB_ID/  logs/JOB_ID.log  ray/
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -26,7 +28,7 @@ class Home:
     @property
     def store_url(self) -> str:
         """The address of the embedded store."""
-        return f"sqlite:///{self.path / 'xcray.db'}"
+        return store_in(self.path)
 
     @property
     def datasets(self) -> Path:
@@ -37,6 +39,10 @@ class Home:
     def models(self) -> Path:
         """The root of the model registry."""
         return self.path / "models"
+
+    def models_of(self, tenant: str) -> Path:
+        """The root of a tenant's models: `models` for the tenant default, else tenants/TENANT/models. Raises ParameterError."""
+        return self.models if tenant == DEFAULT_TENANT else self.path / "tenants" / check_name(tenant, "tenant") / "models"
 
     @property
     def runs(self) -> Path:
@@ -64,6 +70,11 @@ class Home:
     def dataset(self, dataset_id: str) -> Path:
         """The folder of a data set."""
         return self.datasets / check_id(dataset_id)
+
+
+def store_in(folder: Path) -> str:
+    """The address of the store that lies in a home's folder."""
+    return f"sqlite:///{folder.absolute() / 'xcray.db'}"
 
 
 def check_id(value: str) -> str:

@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from xcray.errors import ParameterError
+from xcray.jobs.home import store_in
 
 MB = 1_000_000
 GB = 1_000_000_000
@@ -22,6 +23,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="XCRAY_", extra="ignore", frozen=True)
 
     home: Path = Field(default_factory=lambda: Path.home() / ".xcray", description="Folder of an embedded service.")
+    store: str | None = Field(None, description="URL of the job store, like postgresql://...; without one, a file in the home.")
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     insecure_dev: bool = Field(False, description="Listen on a public address without keys. For closed networks only.")
@@ -33,6 +35,19 @@ class Settings(BaseSettings):
     ray_dashboard: str = Field("http://127.0.0.1:8265", description="The dashboard of that Ray, where jobs are submitted.")
     ray_token_path: Path | None = Field(None, description="File with the token of that Ray.")
     max_running_jobs: int = Field(1, ge=1, le=1000, description="Jobs that run at the same time.")
+    max_attempts: int = Field(3, ge=1, le=100, description="Runners that a job may lose before it FAILED, where it does not say.")
+    lease_seconds: float = Field(20.0, ge=2, le=3600, description="Silence after which a runner, or who leads, is replaced.")
+    stop_seconds: float = Field(3.0, gt=0, le=600, description="Time a training has to stop by itself before its process is ended.")
+    jobs_outlive: bool = Field(
+        default_factory=lambda: os.getpid() != 1,
+        description="At SIGTERM, runners on this machine go on; if not, they give their jobs back (as in a container, which ends).",
+    )
+    runner_host: str = Field("127.0.0.1", description="Address where `xcray runner` tells its health and figures.")
+    runner_port: int = Field(0, ge=0, le=65535, description="Port of that; 0 takes a free one.")
+    keep_jobs: int = Field(100_000, ge=0, description="Ended jobs that are remembered; older ones are forgotten.")
+    keep_jobs_days: float = Field(30.0, gt=0, description="Days after which an ended job is forgotten, with its log.")
+    keep_runs_hours: float = Field(24.0, ge=0, description="Hours after which a published job's run folder is emptied.")
+    job_log_bytes: int = Field(50 * MB, ge=10_000, description="Largest log of a job; of longer ones head and tail are kept.")
     job_nice: int = Field(
         10, ge=0, le=19, description="How far trainings and batches on this machine stand back for predictions (see nice)."
     )
@@ -67,6 +82,16 @@ class Settings(BaseSettings):
     poll_seconds: float = Field(0.25, gt=0, description="How often an event stream looks for events.")
     drain_seconds: float = Field(0.0, ge=0, description="After SIGTERM, how long readiness says no before connections close.")
     grace_seconds: int = Field(30, ge=1, description="After that, how long requests in flight may take.")
+
+    @property
+    def store_url(self) -> str:
+        """The address of the job store; it may hold a password."""
+        return self.store or store_in(self.home)
+
+    @property
+    def shares_store(self) -> bool:
+        """Whether processes on several hosts may use the store: any database but a file."""
+        return not self.store_url.startswith("sqlite")
 
     @property
     def threads(self) -> int:
