@@ -29,6 +29,7 @@ from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
 from xcray.jobs.store import JobStore
 from xcray.predict import Predictor
 from xcray.service.app import create_app
+from xcray.service.predictors import Wanted
 from xcray.service.state import Rooms
 
 TEXTS = [f"{word} rows of a file" for word in ("csv", "json", "socket")] * 10
@@ -96,7 +97,7 @@ def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path:
     listed = client.jobs.output(job["id"])
     assert [part["file"] for part in listed["parts"]] == [f"part-0000{i}.parquet" for i in range(5)]
     found = pads.dataset(client.jobs.download(job["id"], tmp_path / "answers"), format="parquet").to_table()
-    predictor = place.rooms.predictors.get("text").predictor
+    predictor = place.rooms.predictors.get(Wanted("default", "text")).predictor
     assert isinstance(predictor, Predictor)
     expected = predictor.named(predictor.predict(TEXTS, 2))
     assert found.column("labels").to_pylist() == [[one.label for one in row] for row in expected]

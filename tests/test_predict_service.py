@@ -20,7 +20,7 @@ from xcray.model.registry import Registry
 from xcray.predict import Predictor
 from xcray.service import auth
 from xcray.service.app import create_app
-from xcray.service.predictors import PredictorCache
+from xcray.service.predictors import PredictorCache, Wanted
 from xcray.service.replies import FEW, names_of
 from xcray.service.routes.predict import PredictDoor
 from xcray.service.schemas import PredictReply
@@ -46,6 +46,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     rooms.registry.sets("docs").put("files", ["csv", "json", "gone"])
     with client_of(app) as http:
         yield Place(http, rooms, Predictor(Model.open(rooms.registry.resolve("docs"))))
+
+
+def wanted(reference: str) -> Wanted:
+    """As a request of the tenant default asks."""
+    return Wanted("default", reference)
 
 
 def answers(place: Place, **more: Any) -> list[dict[str, Any]]:
@@ -227,18 +232,18 @@ def test_references_are_remembered_until_something_changes(tmp_path: Path, monke
         return locate(self, reference)
 
     monkeypatch.setattr(Registry, "locate", counted)
-    rooms.predictors.get("docs")
-    rooms.predictors.get("docs")
+    rooms.predictors.get(wanted("docs"))
+    rooms.predictors.get(wanted("docs"))
     assert len(looked) == 2  # too young to be trusted
     monkeypatch.setattr("xcray.model.registry.SETTLED", 0.0)
     for _ in range(3):
-        assert rooms.predictors.get("docs").version == 2
+        assert rooms.predictors.get(wanted("docs")).version == 2
     assert len(looked) == 3
     rooms.registry.set_alias("docs", "prod", 1)
-    assert rooms.predictors.get("docs@prod").version == 1
-    assert rooms.predictors.get("docs").version == 2
+    assert rooms.predictors.get(wanted("docs@prod")).version == 1
+    assert rooms.predictors.get(wanted("docs")).version == 2
     rooms.registry.delete("docs", 2)
-    assert rooms.predictors.get("docs").version == 1
+    assert rooms.predictors.get(wanted("docs")).version == 1
     rooms.predictors.close()
 
 
@@ -247,11 +252,11 @@ def test_versions_deleted_elsewhere_are_let_go(tmp_path: Path) -> None:
     rooms: Rooms = app.state.rooms
     publish(rooms.registry, "docs", tmp_path / "a", seed=1)
     publish(rooms.registry, "docs", tmp_path / "b", seed=2)
-    cache = PredictorCache(rooms.registry, rooms.gauges, 4)
-    assert [cache.get(f"docs:{version}").version for version in (1, 2)] == [1, 2]
+    cache = PredictorCache(rooms.registry_of, rooms.gauges, 4)
+    assert [cache.get(wanted(f"docs:{version}")).version for version in (1, 2)] == [1, 2]
     Registry(rooms.home.models).delete("docs", 1)
     cache.forget_deleted()
-    assert list(cache._loaded) == [("docs", 2)]
+    assert list(cache._loaded) == [("default", "docs", 2)]
     cache.close()
 
 

@@ -31,7 +31,7 @@ from xcray.service import auth
 from xcray.service.app import create_app
 from xcray.service.listening import listen
 from xcray.service.logs import REQUEST_ID, JSONLines
-from xcray.service.predictors import PredictorCache
+from xcray.service.predictors import PredictorCache, Wanted
 from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms
 
@@ -555,13 +555,13 @@ def test_the_cache_loads_a_model_once_and_keeps_a_few(tmp_path: Path) -> None:
         time.sleep(0.1)
         return opener(path)
 
-    cache = PredictorCache(rooms.registry, rooms.gauges, 2, slow)
+    cache = PredictorCache(rooms.registry_of, rooms.gauges, 2, slow)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(cache.get, ["a", "a:1", "a@latest"] * 4))
+        found = list(pool.map(cache.get, [Wanted("default", each) for each in ("a", "a:1", "a@latest")] * 4))
     assert opened == ["a"]
     assert len({id(one.predictor) for one in found}) == 1
     for name in ("b", "a", "c", "a", "b"):
-        cache.get(name)
+        cache.get(Wanted("default", name))
     assert opened == ["a", "b", "c", "b"]
     cache.close()
 

@@ -110,7 +110,7 @@ class _Attempt:
     def _train_and_publish(self, training: Train) -> dict[str, Any]:
         """The job's result."""
         spec = TrainSpec.from_dict(self._spec())
-        desk = PublishDesk(self.folder / PUBLISH, Registry(self.home.models), self.job.id, self.job.spec.get("name", self.job.name))
+        desk = PublishDesk(self.folder / PUBLISH, self._registry(), self.job.id, self.job.spec.get("name", self.job.name))
         found = desk.found()
         if found is not None:
             LOG.info("an earlier attempt has published version %d", found["version"])
@@ -131,6 +131,10 @@ class _Attempt:
             manifest = answering.answer(self.job, self._spec(), self.folder, self.heart)
         LOG.info("answered %d rows", manifest["answered"])
         return answering.result_of(self.job, manifest)
+
+    def _registry(self) -> Registry:
+        """Where the models of the job's tenant are."""
+        return Registry(self.home.models_of(self.job.tenant))
 
     def _spec(self) -> dict[str, Any]:
         """The spec of the work, from what was submitted."""

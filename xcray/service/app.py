@@ -22,6 +22,7 @@ from xcray.service.gauges import Gauges
 from xcray.service.guard import Guard
 from xcray.service.logs import LOGGER
 from xcray.service.predictors import Opener, PredictorCache, open_predictor
+from xcray.service.registries import Registries
 from xcray.service.routes import batch, datasets, health, jobs, models, predict
 from xcray.service.schemas import AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, Problem, SetRequest
 from xcray.service.settings import Settings
@@ -54,7 +55,7 @@ def create_app(
 ) -> FastAPI:
     """The service as an ASGI app.
 
-    settings: see Settings. store, registry: those of the home when not given; a store made here is closed at the end.
+    settings: see Settings. store, registry (of the tenant default): those of the home when not given; a store made here is closed at the end.
     supervisor: started and stopped with the app. authenticate: finds the caller of a request. check_spec: a job's spec as a
     dictionary -> the same, validated and whole. opener: model directory -> predictor. build_command: runs `ingest`.
     checks: by reason code, what readiness reports as degraded. leads: whether this is the one process of the home that builds data
@@ -63,15 +64,15 @@ def create_app(
     home = Home(settings.home)
     kept = store or JobStore(home.store_url)
     gauges = Gauges(kept.counts)
-    known = registry or Registry(home.models)
+    registries = Registries(home, registry)
     rooms = Rooms(
         settings=settings,
         home=home,
         store=kept,
-        registry=known,
+        registries=registries,
         uploads=UploadDesk(home.path / "uploads", settings),
         builder=building.Builder(home, kept, settings, gauges, build_command, leads=leads),
-        predictors=PredictorCache(known, gauges, settings.models_loaded, opener),
+        predictors=PredictorCache(registries.of, gauges, settings.models_loaded, opener),
         desk=Desk(settings.threads, settings.predict_rows, settings.predict_batch_ms / 1e3),
         gauges=gauges,
         check_spec=check_spec or _checked,

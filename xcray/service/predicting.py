@@ -19,7 +19,8 @@ from xcray.model.model import Model
 from xcray.service import quick
 from xcray.service.body import check_type, collect, parse
 from xcray.service.instances import taken
-from xcray.service.predictors import Loaded
+from xcray.service.logs import REQUEST_ID
+from xcray.service.predictors import Loaded, Wanted
 from xcray.service.quick import Ask
 from xcray.service.replies import predict_reply
 from xcray.service.schemas import PredictRequest
@@ -29,6 +30,7 @@ from xcray.service.state import Rooms
 INLINE: Final = 262_144  # bytes of a body that are read on the event loop: a millisecond; more go to a thread
 STRICT_INLINE: Final = 32_768  # the same for the strict reader
 TYPICAL: Final = 4_096  # bytes of a body that weigh as much as a row
+ROUTING_KEY: Final = "x-routing-key"  # equal ones are answered by the same version of a split
 LEAST_MS: Final = 0.01  # of a deadline that passed while the request waited: the search then tells what it has
 
 Given = list[str] | CSR
@@ -43,7 +45,12 @@ class Told(NamedTuple):
     probabilities: Float64 | None
 
 
-async def answer(request: Request, rooms: Rooms, reference: str) -> bytes:
+def wanted(request: Request, tenant: str, reference: str) -> Wanted:
+    """What a request asks: its sticky key is the header X-Routing-Key, else the id of the request."""
+    return Wanted(tenant, reference, request.headers.get(ROUTING_KEY) or REQUEST_ID.get())
+
+
+async def answer(request: Request, rooms: Rooms, asks: Wanted) -> bytes:
     """The reply to a predict request, as `schemas.PredictReply` describes it. Raises XcrayError."""
     begun = time.perf_counter()
     settings = rooms.settings
@@ -51,22 +58,22 @@ async def answer(request: Request, rooms: Rooms, reference: str) -> bytes:
     body = await collect(request, settings.predict_body_bytes, settings.body_seconds)
     asked = await _read(body, settings)
     weight = len(asked.instances) + len(body) / TYPICAL
-    told = await answered(rooms, reference, asked, lambda model: taken(model, asked.instances), len(asked.instances), weight, begun)
+    told = await answered(rooms, asks, asked, lambda model: taken(model, asked.instances), len(asked.instances), weight, begun)
     return predict_reply(told.loaded, told.answer, asked.certificate, told.probabilities)
 
 
 async def answered(
-    rooms: Rooms, reference: str, asked: Ask, take: Callable[[Model], Given], n_rows: int, weight: float, begun: float
+    rooms: Rooms, asks: Wanted, asked: Ask, take: Callable[[Model], Given], n_rows: int, weight: float, begun: float
 ) -> Told:
     """What a version says to a request, whatever protocol it came by. Raises XcrayError.
 
-    take: the model that `reference` means now -> the rows or texts asked about, `n_rows` of them. weight: what reading and
+    asks: see `wanted`. take: the model that it means now -> the rows or texts asked about, `n_rows` of them. weight: what reading and
     computing them costs, in rows. begun: when the request began (time.perf_counter), for its deadline.
     """
     if asked.top_k > rooms.settings.max_top_k:
         raise InputError(f"top_k must be 1 to {rooms.settings.max_top_k}", code="K_RANGE", loc="top_k")
     with rooms.desk.place(n_rows):
-        loaded = await rooms.predictors.find(reference)
+        loaded = await rooms.predictors.find(asks)
         found, probabilities = await _computed(rooms, loaded, asked, take(loaded.predictor.model), weight, begun)
         rooms.gauges.instances.inc(n_rows)
         rooms.gauges.predict_seconds.observe(time.perf_counter() - begun)
@@ -98,7 +105,7 @@ def _check_count(settings: Settings, value: dict[str, Any]) -> None:
 
 async def _computed(rooms: Rooms, loaded: Loaded, asked: Ask, given: Given, weight: float, begun: float) -> Answered:
     """The answer by one version: together with others when nothing but rows and top_k was asked, else alone."""
-    model = (loaded.name, loaded.version)
+    model = loaded.key
     if asked.probabilities:
         loaded.predictor.require_probabilities()  # before anything is searched
     if asked.allow is None and asked.deny is None and asked.deadline_ms is None:
@@ -113,7 +120,7 @@ async def _computed(rooms: Rooms, loaded: Loaded, asked: Ask, given: Given, weig
 
 def _alone(rooms: Rooms, loaded: Loaded, asked: Ask, begun: float, given: list[Given]) -> list[Answered]:
     """The answer to one request with a filter or a deadline; its time runs since the request began."""
-    among = loaded.filter(asked.allow, asked.deny, rooms.registry)
+    among = loaded.filter(asked.allow, asked.deny, rooms.registry_of(loaded.tenant))
     left = asked.deadline_ms
     if left is not None:
         left = max(LEAST_MS, left - 1e3 * (time.perf_counter() - begun))

@@ -1,6 +1,6 @@
 """Loaded models: mapped on first use, a few at a time, shared by all requests.
 
-A version never changes and its number is never used again, so (name, version) is the key, and where an alias points is read
+A version never changes and its number is never used again, so (tenant, name, version) is the key, and where an alias points is read
 anew for each request. A request holds its predictor until it is answered: dropping one from here harms nobody.
 """
 
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -35,14 +35,24 @@ WARM_KS: Final = (1, 5, 100)
 LOADERS: Final = 2  # models that are loaded at the same time
 PLACES: Final = 1024  # references whose place is remembered
 FILTERS: Final = 8  # label filters that are kept for each model
+Key: TypeAlias = tuple[str, str, int]  # tenant, name, version
 FilterKey: TypeAlias = tuple[tuple[str, ...] | None, tuple[str, ...] | None]
+
+
+class Wanted(NamedTuple):
+    """What a request asks: a tenant's "name", "name@alias" or "name:3". key: what chooses among the versions of a split."""
+
+    tenant: str
+    reference: str
+    key: str = ""
 
 
 class Loaded:
     """A predictor with the version it is. `answerer`: what replies say of it, as JSON."""
 
-    def __init__(self, name: str, version: int, predictor: Predictor) -> None:
-        self.name, self.version, self.predictor = name, version, predictor
+    def __init__(self, tenant: str, name: str, version: int, predictor: Predictor) -> None:
+        self.tenant, self.name, self.version, self.predictor = tenant, name, version, predictor
+        self.key: Key = (tenant, name, version)
         self.answerer = msgspec.json.encode({"name": name, "version": version, "sha256": predictor.model.sha256})
         self._filters: OrderedDict[FilterKey, LabelFilter] = OrderedDict()
         self._lock = threading.Lock()
@@ -81,27 +91,30 @@ def open_predictor(path: Path) -> Predictor:
 class PredictorCache:
     """The predictors used last, at most `capacity`. Safe for many threads; one model is loaded once, others meanwhile answer."""
 
-    def __init__(self, registry: Registry, gauges: Gauges, capacity: int, opener: Opener = open_predictor) -> None:
-        self._registry = registry
+    def __init__(
+        self, registry_of: Callable[[str], Registry], gauges: Gauges, capacity: int, opener: Opener = open_predictor
+    ) -> None:
+        """registry_of: the registry of a tenant."""
+        self._registry_of = registry_of
         self._gauges = gauges
         self._capacity = capacity
         self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="xcray-load")
         self._open = opener
         self._lock = threading.Lock()
-        self._loaded: OrderedDict[tuple[str, int], Loaded] = OrderedDict()
-        self._loading: dict[tuple[str, int], threading.Lock] = {}
-        self._located: dict[str, tuple[tuple[int, ...], tuple[str, int]]] = {}
+        self._loaded: OrderedDict[Key, Loaded] = OrderedDict()
+        self._loading: dict[Key, threading.Lock] = {}
+        self._located: dict[tuple[str, str], tuple[tuple[int, ...], Key]] = {}
 
-    async def find(self, reference: str) -> Loaded:
+    async def find(self, wanted: Wanted) -> Loaded:
         """`get` on the event loop: at once when it is loaded, else a thread loads it."""
-        found = self._known(self._locate(reference))
+        found = self._known(self._locate(wanted))
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(self._loaders, self.get, reference)
+            found = await asyncio.get_running_loop().run_in_executor(self._loaders, self.get, wanted)
         return found
 
-    def get(self, reference: str) -> Loaded:
-        """The predictor of "name", "name@alias" or "name:3", as it stands now. Raises NotFound, ParameterError, Corrupt."""
-        key = self._locate(reference)
+    def get(self, wanted: Wanted) -> Loaded:
+        """The predictor that a request wants, as it stands now. Raises NotFound, ParameterError, Corrupt."""
+        key = self._locate(wanted)
         found = self._known(key)
         if found is not None:
             return found
@@ -110,18 +123,18 @@ class PredictorCache:
         with turn:
             return self._known(key) or self._load(key)
 
-    def forget(self, name: str, version: int) -> None:
+    def forget(self, tenant: str, name: str, version: int) -> None:
         """Drop one; requests that hold it finish with it."""
         with self._lock:
-            self._loaded.pop((name, version), None)
+            self._loaded.pop((tenant, name, version), None)
 
     def forget_deleted(self) -> None:
         """Drop those whose version another process has deleted: while it is mapped, its space is not free."""
         with self._lock:
             held = list(self._loaded)
-        for name, version in held:
-            if version not in self._registry.versions(name):
-                self.forget(name, version)
+        for tenant, name, version in held:
+            if version not in self._registry_of(tenant).versions(name):
+                self.forget(tenant, name, version)
 
     def close(self) -> None:
         """Drop all; no more are loaded."""
@@ -129,31 +142,33 @@ class PredictorCache:
         with self._lock:
             self._loaded.clear()
 
-    def _locate(self, reference: str) -> tuple[str, int]:
+    def _locate(self, wanted: Wanted) -> Key:
         """What a reference stands for now: as remembered, while nothing has changed for its name."""
-        stamp = self._registry.stamp(reference.partition(":")[0].partition("@")[0])
-        known = self._located.get(reference)
+        tenant, reference, _ = wanted
+        registry = self._registry_of(tenant)
+        stamp = registry.stamp(reference.partition(":")[0].partition("@")[0])
+        known = self._located.get((tenant, reference))
         if known is not None and known[0] == stamp:
             return known[1]
-        found = self._registry.locate(reference)
+        found = (tenant, *registry.locate(reference))
         if stamp is not None:
             if len(self._located) >= PLACES:
                 self._located.clear()
-            self._located[reference] = (stamp, found)
+            self._located[tenant, reference] = (stamp, found)
         return found
 
-    def _known(self, key: tuple[str, int]) -> Loaded | None:
+    def _known(self, key: Key) -> Loaded | None:
         """One that is loaded, marked as used."""
         with self._lock:
             if key in self._loaded:
                 self._loaded.move_to_end(key)
             return self._loaded.get(key)
 
-    def _load(self, key: tuple[str, int]) -> Loaded:
+    def _load(self, key: Key) -> Loaded:
         """Map a model and remember it; the caller has its turn."""
-        name, version = key
+        tenant, name, version = key
         try:
-            loaded = Loaded(name, version, self._open(self._registry.resolve(f"{name}:{version}")))
+            loaded = Loaded(tenant, name, version, self._open(self._registry_of(tenant).resolve(f"{name}:{version}")))
         except XcrayError as error:
             self._gauges.model_loads.labels("failed").inc()
             LOGGER.error("a model can't be loaded", extra={"model": name, "version": version, "detail": error.message})

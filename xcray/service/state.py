@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
-from xcray.jobs.home import Home
+from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
 from xcray.service.building import Builder
 from xcray.service.desk import Desk
 from xcray.service.gauges import Gauges
 from xcray.service.predictors import PredictorCache
+from xcray.service.registries import Registries
 from xcray.service.settings import Settings
 from xcray.service.uploads import UploadDesk
 
@@ -36,7 +37,7 @@ class Rooms:
     settings: Settings
     home: Home
     store: JobStore
-    registry: Registry
+    registries: Registries
     uploads: UploadDesk
     builder: Builder
     predictors: PredictorCache
@@ -46,6 +47,15 @@ class Rooms:
     supervisor: Supervising | None = None
     checks: dict[str, Callable[[], None]] = field(default_factory=dict)
     draining: bool = False
+
+    @property
+    def registry(self) -> Registry:
+        """The models of the tenant default."""
+        return self.registry_of(DEFAULT_TENANT)
+
+    def registry_of(self, tenant: str) -> Registry:
+        """A tenant's models."""
+        return self.registries.of(tenant)
 
 
 def rooms_of(request: Request) -> Rooms:

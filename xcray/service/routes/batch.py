@@ -23,6 +23,7 @@ from xcray.errors import NotFound, ParameterError
 from xcray.files import sync_directory
 from xcray.jobs.answering import INPUT, OUTPUT
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
+from xcray.model.registry import Registry
 from xcray.service.auth import Reader, Submitter
 from xcray.service.body import described, json_body
 from xcray.service.building import allowed_path
@@ -137,11 +138,12 @@ def output_file(request: Request, caller: Reader, job_id: str, file: str) -> Fil
 
 def _accepted(rooms: Rooms, tenant: str, reference: str, asked: BatchRequest, key: str | None, digest: str) -> tuple[Job, bool]:
     """The job, and whether it is new: the same request may have come through another door in between, and has the upload then."""
-    name, version = rooms.registry.locate(reference)
+    registry = rooms.registry_of(tenant)
+    name, version = registry.locate(reference)
     job_id = new_id("job")
     try:
         with _taken(rooms, asked, job_id) as path:
-            spec = _spec(rooms, asked, path, name, version)
+            spec = _spec(rooms, registry, asked, path, name, version)
             title = asked.name or name
             return rooms.store.submit(
                 spec,
@@ -194,12 +196,12 @@ def _taken(rooms: Rooms, asked: BatchRequest, job_id: str) -> Iterator[Path]:
         raise
 
 
-def _spec(rooms: Rooms, asked: BatchRequest, path: Path, name: str, version: int) -> dict[str, Any]:
+def _spec(rooms: Rooms, registry: Registry, asked: BatchRequest, path: Path, name: str, version: int) -> dict[str, Any]:
     """The spec that a request means, checked as a whole. Raises ParameterError."""
     own = ("upload", "path", "top_k", "pool", "name", "priority")
     fields = {field: value for field, value in asked.model_dump(mode="json").items() if field not in own}
-    given = {"model": str(rooms.registry.resolve(f"{name}:{version}")), "input": str(path), "k": asked.top_k}
-    sets = sets_named([*(asked.allow or ()), *(asked.deny or ())], rooms.registry.sets(name))
+    given = {"model": str(registry.resolve(f"{name}:{version}")), "input": str(path), "k": asked.top_k}
+    sets = sets_named([*(asked.allow or ()), *(asked.deny or ())], registry.sets(name))
     spec = BulkSpec.from_dict({**fields, **given, "pool": asked.pool or rooms.settings.pool, "label_sets": sets})
     shown = {"model": f"{name}:{version}", "input": asked.upload or asked.path}
     return {**spec.as_dict(), "shown": shown}

@@ -195,7 +195,7 @@ def _model(rooms: Rooms, job: Job) -> Path:
     """The directory of the version that a job published. Raises NotFound before, and when it was deleted."""
     if not job.result or job.kind != TRAIN:
         raise NotFound(f"job {job.id} has published no model; it is {job.status}")
-    return rooms.registry.resolve(f"{job.result['model']}:{job.result['version']}")
+    return rooms.registry_of(job.tenant).resolve(f"{job.result['model']}:{job.result['version']}")
 
 
 def _tail(path: Path, lines: int) -> str:

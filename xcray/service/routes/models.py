@@ -27,26 +27,26 @@ _CARD: dict[int | str, dict[str, Any]] = {200: {"content": {"text/markdown": {"s
 @router.get("")
 def index(request: Request, caller: Reader) -> ModelPage:
     """All models, by name."""
-    registry = rooms_of(request).registry
+    registry = rooms_of(request).registry_of(caller.tenant)
     return ModelPage(models=[_model(registry, name) for name in registry.names()])
 
 
 @router.get("/{name:modelname}")
 def show(request: Request, caller: Reader, name: str) -> ModelView:
     """One model: versions and aliases."""
-    return _model(rooms_of(request).registry, name)
+    return _model(rooms_of(request).registry_of(caller.tenant), name)
 
 
 @router.get("/{name:modelname}/versions/{version:int}")
 def show_version(request: Request, caller: Reader, name: str, version: int) -> VersionView:
     """One version: sizes, measures, where it came from."""
-    return _version(rooms_of(request).registry.describe(name, version))
+    return _version(rooms_of(request).registry_of(caller.tenant).describe(name, version))
 
 
 @router.get("/{name:modelname}/versions/{version:int}/card", responses=_CARD, response_class=PlainTextResponse)
 def card(request: Request, caller: Reader, name: str, version: int) -> PlainTextResponse:
     """The model card, in Markdown."""
-    path = rooms_of(request).registry.resolve(f"{name}:{version}")
+    path = rooms_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
     return PlainTextResponse(card_of(read_manifest(path)), media_type="text/markdown")
 
 
@@ -54,8 +54,8 @@ def card(request: Request, caller: Reader, name: str, version: int) -> PlainText
 def delete_version(request: Request, caller: Submitter, name: str, version: int) -> None:
     """Delete a version that no alias names; its number is not used again."""
     rooms = rooms_of(request)
-    rooms.registry.delete(name, version)
-    rooms.predictors.forget(name, version)
+    rooms.registry_of(caller.tenant).delete(name, version)
+    rooms.predictors.forget(caller.tenant, name, version)
 
 
 @router.put("/{name:modelname}/aliases/{alias:modelname}", openapi_extra=described(AliasRequest))
@@ -63,7 +63,7 @@ def set_alias(
     request: Request, caller: Submitter, name: str, alias: str, asked: Annotated[AliasRequest, Depends(json_body(AliasRequest))]
 ) -> ModelView:
     """Point an alias at a version; the next request already sees it."""
-    registry = rooms_of(request).registry
+    registry = rooms_of(request).registry_of(caller.tenant)
     registry.set_alias(name, alias, asked.version)
     return _model(registry, name)
 
@@ -71,13 +71,13 @@ def set_alias(
 @router.delete("/{name:modelname}/aliases/{alias:modelname}", status_code=204)
 def delete_alias(request: Request, caller: Submitter, name: str, alias: str) -> None:
     """Remove an alias; the version stays."""
-    rooms_of(request).registry.delete_alias(name, alias)
+    rooms_of(request).registry_of(caller.tenant).delete_alias(name, alias)
 
 
 @router.get("/{name:modelname}/sets")
 def sets(request: Request, caller: Reader, name: str) -> SetPage:
     """The sets of labels that requests may name as set:NAME in allow and deny lists."""
-    registry = rooms_of(request).registry
+    registry = rooms_of(request).registry_of(caller.tenant)
     found = registry.sets(_known(registry, name))
     return SetPage(sets=[_summary(found.get(one)) for one in found.names()])
 
@@ -85,7 +85,7 @@ def sets(request: Request, caller: Reader, name: str) -> SetPage:
 @router.get("/{name:modelname}/sets/{set:modelname}")
 def show_set(request: Request, caller: Reader, name: str, set: str, version: Annotated[int | None, Query(ge=1)] = None) -> SetView:
     """One set, and which of its labels a version lacks."""
-    return _set(rooms_of(request).registry, name, set, version)
+    return _set(rooms_of(request).registry_of(caller.tenant), name, set, version)
 
 
 @router.put("/{name:modelname}/sets/{set:modelname}", openapi_extra=described(SetRequest))
@@ -97,7 +97,7 @@ def put_set(
     asked: Annotated[SetRequest, Depends(json_body(SetRequest, "predict_body_bytes"))],
 ) -> SetView:
     """Keep labels under a name; the next request already sees them, whatever version it asks."""
-    registry = rooms_of(request).registry
+    registry = rooms_of(request).registry_of(caller.tenant)
     registry.sets(_known(registry, name)).put(set, asked.labels)
     return _set(registry, name, set, None)
 
@@ -105,7 +105,7 @@ def put_set(
 @router.delete("/{name:modelname}/sets/{set:modelname}", status_code=204)
 def delete_set(request: Request, caller: Submitter, name: str, set: str) -> None:
     """Remove a set; requests that name it are then refused."""
-    rooms_of(request).registry.sets(name).delete(set)
+    rooms_of(request).registry_of(caller.tenant).sets(name).delete(set)
 
 
 def _known(registry: Registry, name: str) -> str:

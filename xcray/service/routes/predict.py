@@ -16,6 +16,7 @@ from xcray.service import auth, predicting
 from xcray.service.auth import Asker
 from xcray.service.body import described, json_body
 from xcray.service.instances import rows_of
+from xcray.service.predicting import wanted
 from xcray.service.predictors import Loaded
 from xcray.service.schemas import (
     Answerer,
@@ -42,7 +43,10 @@ _caller: Final = auth.needs("predict")
 )
 async def predict(request: Request, caller: Asker, reference: str) -> Response:
     """The best labels of each instance. `reference` is name, name@alias or name:3; the reply says which version answered."""
-    return Response(await predicting.answer(request, rooms_of(request), reference), media_type="application/json")
+    return Response(
+        await predicting.answer(request, rooms_of(request), wanted(request, caller.tenant, reference)),
+        media_type="application/json",
+    )
 
 
 class PredictDoor:
@@ -60,8 +64,8 @@ class PredictDoor:
             return
         request = Request(scope, receive)
         scope["route"] = self._route  # for the guard's figures
-        await _caller(request)
-        body = await predicting.answer(request, rooms_of(request), found[1])
+        caller = await _caller(request)
+        body = await predicting.answer(request, rooms_of(request), wanted(request, caller.tenant, found[1]))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -72,7 +76,7 @@ async def explain(request: Request, caller: Asker, reference: str, asked: Explai
     """Which features made the score of a label (the best one when none is named), and what it lacks to be among the best."""
     rooms = rooms_of(request)
     with rooms.desk.place(1):
-        loaded = await rooms.predictors.find(reference)
+        loaded = await rooms.predictors.find(wanted(request, caller.tenant, reference))
         return await _explained(rooms, loaded, asked)
 
 
@@ -82,7 +86,7 @@ async def _explained(rooms: Rooms, loaded: Loaded, asked: ExplainRequest) -> Exp
     def work(_: list[Any]) -> list[ExplainReply]:
         return [_explain(loaded, asked)]
 
-    reply: ExplainReply = await rooms.desk.compute(("explain", loaded.name, loaded.version), None, work, joins=False)
+    reply: ExplainReply = await rooms.desk.compute(("explain", loaded.key), None, work, joins=False)
     return reply
 
 

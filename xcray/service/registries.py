@@ -1,0 +1,31 @@
+"""The registries of models, one a tenant."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xcray.jobs.home import DEFAULT_TENANT, Home
+from xcray.model.registry import Registry
+
+MOST: Final = 4096  # tenants that are remembered
+
+
+class Registries:
+    """Finds a tenant's registry; a tenant that has published nothing has an empty one."""
+
+    def __init__(self, home: Home, default: Registry | None = None) -> None:
+        """default: the registry of the tenant default; the home's when not given."""
+        self._home, self._default = home, default or Registry(home.models_of(DEFAULT_TENANT))
+        self._known: dict[str, Registry] = {}
+
+    def of(self, tenant: str) -> Registry:
+        """The registry of a tenant. Raises ParameterError for a name that can't be one."""
+        if tenant == DEFAULT_TENANT:
+            return self._default
+        found = self._known.get(tenant)
+        if found is None:
+            found = Registry(self._home.models_of(tenant))
+            if len(self._known) >= MOST:
+                self._known.clear()
+            self._known[tenant] = found
+        return found
