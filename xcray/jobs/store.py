@@ -18,6 +18,7 @@ from xcray.errors import Conflict, ParameterError
 from xcray.jobs.attempts import AttemptTable
 from xcray.jobs.datasets import DatasetTable
 from xcray.jobs.engine import Database
+from xcray.jobs.figures import FigureTable
 from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, new_id, utc
 from xcray.jobs.paging import page_start, page_token_after
 from xcray.jobs.rows import JOB_COLUMNS, change, find, job_of, move, note
@@ -39,7 +40,7 @@ _FRESH: Final[dict[str, Any]] = {
 }
 
 
-class JobStore(AttemptTable, DatasetTable):
+class JobStore(AttemptTable, DatasetTable, FigureTable):
     """Jobs, their events and the data sets, in one database that many processes share.
 
     `url` names the database (SQLAlchemy's form), `now` gives Unix seconds. Every method is one transaction and may be called from

@@ -75,7 +75,7 @@ async def answered(
     with rooms.desk.place(n_rows):
         loaded = await rooms.predictors.find(asks)
         found, probabilities = await _computed(rooms, loaded, asked, take(loaded.predictor.model), weight, begun)
-        rooms.gauges.instances.inc(n_rows)
+        rooms.gauges.searched(n_rows, int(found.labels_scored.sum()), int(found.postings_read.sum()), int(found.exact.sum()))
         rooms.gauges.predict_seconds.observe(time.perf_counter() - begun)
         return Told(loaded, found, probabilities)
 

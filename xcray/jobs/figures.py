@@ -1,0 +1,59 @@
+"""What the store knows in figures: one look, one read transaction, for whoever shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from xcray.jobs.engine import Database
+from xcray.jobs.schema import EVENTS, JOBS
+from xcray.jobs.states import PENDING, RUNNING, STATUSES
+
+OLDEST: Final = 20  # waiting jobs that are asked since when: the one submitted first may have been resumed just now
+MOST_RUNNING: Final = 1000  # running jobs whose progress is read
+
+
+@dataclass(frozen=True)
+class StoreFigures:
+    """jobs: how many have each status; waiting: seconds since the job that waits longest began to, 0 when none waits; running: the
+    latest progress of each RUNNING job."""
+
+    jobs: Mapping[str, int]
+    waiting: float
+    running: tuple[Mapping[str, Any], ...]
+
+
+class FigureTable:
+    """The store's face for those who watch it."""
+
+    _database: Database
+    _now: Callable[[], float]
+
+    def figures(self) -> StoreFigures:
+        """How the queue stands, over all tenants. Raises Unavailable."""
+        counting = sa.select(JOBS.c.status, sa.func.count()).group_by(JOBS.c.status)
+        progress = sa.select(JOBS.c.progress).where(JOBS.c.status == RUNNING).order_by(JOBS.c.seq).limit(MOST_RUNNING)
+        with self._database.read() as connection:
+            counted = {row[0]: row[1] for row in connection.execute(counting)}
+            running = tuple(connection.execute(progress).scalars()) if counted.get(RUNNING) else ()
+            waiting = self._waiting(connection) if counted.get(PENDING) else 0.0
+        return StoreFigures(dict.fromkeys(STATUSES, 0) | counted, waiting, running)
+
+    def _waiting(self, connection: Connection) -> float:
+        """Seconds since the oldest waiting jobs became so, the longest of them; those that pause after a loss do not count."""
+        now = self._now()
+        due = sa.select(JOBS.c.id).where(JOBS.c.status == PENDING, JOBS.c.not_before <= now).order_by(JOBS.c.seq).limit(OLDEST)
+        since = [queued_at(connection, each) for each in connection.execute(due).scalars()]
+        return max((now - begun for begun in since if begun is not None), default=0.0)
+
+
+def queued_at(connection: Connection, job_id: str) -> float | None:
+    """Unix seconds at which a PENDING job became so: when it was submitted, resumed or given back. None without its events."""
+    events = sa.select(EVENTS.c.time).where(EVENTS.c.job_id == job_id, EVENTS.c.kind == "status").order_by(EVENTS.c.seq.desc())
+    time = connection.execute(events.limit(1)).scalar()
+    return None if time is None else datetime.fromisoformat(time).timestamp()
