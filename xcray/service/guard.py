@@ -67,7 +67,7 @@ class Guard:
         except XcrayError as error:
             if status_of(error) >= 500:
                 LOGGER.warning("request failed", extra={"code": error.code, "detail": error.message})
-            await problems.response(error)(scope, receive, answer)
+            await problems.for_path(scope["path"], problems.response(error))(scope, receive, answer)
         except ClientDisconnect:
             answer.status = answer.status or 499  # nobody is there to answer
         except Exception as error:

@@ -128,6 +128,11 @@ class PredictorCache:
         with self._lock:
             self._loaded.pop((tenant, name, version), None)
 
+    def held(self, tenant: str) -> set[tuple[str, int]]:
+        """(name, version) of those of a tenant that are loaded now."""
+        with self._lock:
+            return {(name, version) for owner, name, version in self._loaded if owner == tenant}
+
     def forget_deleted(self) -> None:
         """Drop those whose version another process has deleted: while it is mapped, its space is not free."""
         with self._lock:

@@ -40,6 +40,7 @@ STATUS_OF_CODE = {
     "BAD_HEADER": 400,
     "BODY_TOO_LARGE": 413,
     "BUSY": 503,
+    "CONCURRENCY": 429,
     "CONTENT_ENCODING": 415,
     "CONTENT_TYPE": 415,
     "DISK_FULL": 507,
@@ -52,8 +53,12 @@ STATUS_OF_CODE = {
     "JSON_DUP_KEY": 400,
     "JSON_INVALID": 400,
     "JSON_KEYS": 400,
+    "KEY_IN_URL": 400,
     "ORIGIN": 403,
+    "QUOTA": 429,
+    "RATE_LIMIT": 429,
     "SLOW_BODY": 408,
+    "UNAUTHORISED": 401,
 }
 CODE_OF_STATUS = {400: "BAD_REQUEST", 404: "NO_SUCH_PATH", 405: "METHOD", 413: "BODY_TOO_LARGE"}
 DETAIL_OF_STATUS = {
@@ -112,6 +117,8 @@ def response(error: XcrayError) -> Response:
     """The problem document of an error, with the headers its status asks for."""
     status = status_of(error)
     headers = {"Retry-After": str(error.details.get("retry_after", RETRY_SECONDS))} if status in (429, 503) else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="xcray"'
     return document(status, error.code, error.message, kind=type(error), hint=error.hint, headers=headers, more=error.details)
 
 
@@ -148,6 +155,17 @@ def document(
         body["hint"] = hint
     text = json.dumps(body, ensure_ascii=True, default=str)  # ASCII: whatever was quoted, the reply can be encoded
     return Response(text, status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def for_path(path: str, found: Response) -> Response:
+    """A document as whoever asked under `path` reads it: clients of the Open Inference Protocol look for `error`, and for 400."""
+    if not (path == "/v2" or path.startswith("/v2/")):
+        return found
+    told = json.loads(bytes(found.body))
+    status = 400 if found.status_code == 422 else found.status_code
+    text = json.dumps({"error": told["detail"], **told, "status": status, "title": HTTPStatus(status).phrase})
+    headers = {name: value for name, value in found.headers.items() if name not in ("content-type", "content-length")}
+    return Response(text, status, media_type="application/json", headers=headers)
 
 
 def public_kind(kind: type[XcrayError]) -> str:
@@ -198,14 +216,14 @@ async def _on_xcray(request: Request, error: Exception) -> Response:
     assert isinstance(error, XcrayError)
     if status_of(error) >= 500:
         LOGGER.warning("request failed", extra={"code": error.code, "detail": error.message})
-    return response(error)
+    return for_path(request.url.path, response(error))
 
 
 async def _on_validation(request: Request, error: Exception) -> Response:
     """Query and path parameters that do not fit."""
     assert isinstance(error, RequestValidationError)
     found = [item | {"loc": tuple(item["loc"])[1:]} for item in error.errors()]
-    return response(from_validation(found, what="query"))
+    return for_path(request.url.path, response(from_validation(found, what="query")))
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -215,11 +233,12 @@ async def _on_http(request: Request, error: Exception) -> Response:
     kind = errors.NotFound if status == 404 else InputError
     headers = {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
     detail = DETAIL_OF_STATUS.get(status, HTTPStatus(status).phrase.lower())
-    return document(status, CODE_OF_STATUS.get(status, "HTTP"), detail, kind=kind, headers=headers)
+    found = document(status, CODE_OF_STATUS.get(status, "HTTP"), detail, kind=kind, headers=headers)
+    return for_path(request.url.path, found)
 
 
 def unexpected(request: Request, error: Exception) -> Response:
     """A fault of ours: the log has the traceback, the reply only the request id to find it by."""
     LOGGER.error("unexpected error", exc_info=error, extra={"method": request.method, "path": request.url.path})
     detail = "something went wrong here, not with your request; the log has more under request_id"
-    return document(500, "INTERNAL", detail, kind=XcrayError)
+    return for_path(request.url.path, document(500, "INTERNAL", detail, kind=XcrayError))
