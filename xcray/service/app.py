@@ -23,7 +23,7 @@ from xcray.service.guard import Guard
 from xcray.service.logs import LOGGER
 from xcray.service.predictors import Opener, PredictorCache, open_predictor
 from xcray.service.registries import Registries
-from xcray.service.routes import batch, datasets, health, jobs, models, predict
+from xcray.service.routes import batch, datasets, health, inference, jobs, models, predict
 from xcray.service.schemas import AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, Problem, SetRequest
 from xcray.service.settings import Settings
 from xcray.service.state import Rooms, Supervising
@@ -92,7 +92,7 @@ def create_app(
     app.add_middleware(predict.PredictDoor)
     app.add_middleware(Guard, settings=settings, gauges=gauges)
     problems.install(app)
-    for room in (predict, batch, datasets, jobs, models, health):
+    for room in (predict, batch, datasets, jobs, models, inference, health):
         app.include_router(room.router, responses={"default": {"model": Problem, "description": "A problem document."}})
     app.include_router(health.pages)
     _describe_bodies(app)
