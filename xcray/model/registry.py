@@ -1,6 +1,6 @@
 """Models by name, in a folder: numbered versions that never change, aliases that move.
 
-    root/NAME/versions/N/     a model directory         root/NAME/aliases.json    aliases, and the highest number given out
+    root/NAME/versions/N/     a model directory         root/NAME/aliases.json    aliases and their splits, and what else may change
     root/NAME/history.jsonl   one line per change    root/NAME/sets/    sets of labels (see `label_sets`)
 
 Changes to one name are serialised by a file lock, which the kernel drops when its holder dies; each is one rename, so
@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,7 @@ from xcray.files import (
 from xcray.model.calibration import CALIBRATION
 from xcray.model.directory import MANIFEST, read_manifest
 from xcray.model.label_sets import Known, LabelSets
+from xcray.model.routing import Route, needed, route_of
 
 LATEST = "latest"  # implied: the highest version there is
 SETTLED = 2.0  # seconds after which the next change gets another time, whatever the file system's clock
@@ -82,7 +83,9 @@ class Registry:
         with _locked(home):
             number = self._highest(name) + 1
             _move_in(staged, home / "versions" / str(number))
-            self._write_state(name, {**self._state(name), "highest": number})
+            state = self._state(name)
+            digests = {**state["digests"], str(number): manifest["sha256"]}
+            self._write_state(name, {**state, "highest": number, "digests": digests})
             _note(home, "publish", version=number, sha256=manifest["sha256"])
         return number
 
@@ -129,20 +132,47 @@ class Registry:
         return self._version_path(name, version)
 
     def locate(self, reference: str) -> tuple[str, int]:
-        """(name, version number) that a reference stands for now. Raises NotFound, ParameterError."""
+        """(name, version number) that a reference stands for now; of a split the primary one. Raises NotFound, ParameterError."""
+        name, route = self.route(reference)
+        return name, route.primary
+
+    def route(self, reference: str) -> tuple[str, Route]:
+        """(name, versions by weight) that a reference stands for now. Raises NotFound, ParameterError."""
         if ":" in reference:
             name, _, number = reference.partition(":")
             if not (number.isascii() and number.isdecimal() and len(number) <= 9):
                 raise ParameterError(f"version {excerpt(number)!r} is not a number; write {name[:80]}:1")
             self._version_path(name, int(number))
-            return name, int(number)
+            return name, Route.to(int(number))
         name, _, alias = reference.partition("@")
+        if (alias or LATEST) == LATEST:
+            version = self._latest(name)
+            if version is not None:
+                return name, Route.to(version)
+        else:
+            route = route_of(self._state(name), alias)
+            if route is not None:
+                return name, route
         known = self.aliases(name)
         if not known:
             raise NotFound(f"there is no model {excerpt(name)!r}; there are: {', '.join(self.names()) or 'none'}")
-        if (alias or LATEST) not in known:
-            raise NotFound(f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(known))}")
-        return name, known[alias or LATEST]
+        raise NotFound(f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(known))}")
+
+    def routes(self, name: str) -> dict[str, Route]:
+        """Where its aliases lead that split requests or have a shadow; the others lead to one version (`aliases`)."""
+        state = self._state(name)
+        found = {alias: route_of(state, alias) for alias in state["routes"]}
+        return {alias: route for alias, route in found.items() if route is not None and len(route.versions) > 1}
+
+    def previous(self, name: str, alias: str = LATEST) -> list[int]:
+        """Versions there still are that an alias led to before, latest first: what may answer when the present one can't."""
+        versions = self.versions(name)
+        if alias == LATEST:
+            return versions[-2::-1]
+        moves = [line for line in self.history(name) if line.get("action") == "set_alias" and line.get("alias") == alias]
+        before = [line["before"] for line in reversed(moves) if line.get("before") in versions]
+        present = self._state(name)["aliases"].get(alias)
+        return [version for version in dict.fromkeys(before) if version != present]
 
     def stamp(self, name: str) -> tuple[int, ...] | None:
         """Figures that differ once a version of `name` is published or deleted, or an alias moved: two questions to the system.
@@ -161,14 +191,23 @@ class Registry:
 
     def set_alias(self, name: str, alias: str, version: int) -> None:
         """Point an alias at a version. Raises NotFound when there is no such version, ParameterError for a bad alias."""
+        self.set_route(name, alias, Route.to(version))
+
+    def set_route(self, name: str, alias: str, route: Route) -> None:
+        """Lead an alias to versions by weight. Raises NotFound when one of them is not there, ParameterError for a bad alias."""
         if check_name(alias, "alias") == LATEST:
             raise ParameterError(f"alias {LATEST!r} always means the highest version; choose another name")
-        self._version_path(name, version)
+        for version in route.versions:
+            self._version_path(name, version)
         with self._change(name) as home:
-            self._version_path(name, version)  # again: it may have been deleted before we had the lock
+            for version in route.versions:
+                self._version_path(name, version)  # again: it may have been deleted before we had the lock
             state = self._state(name)
-            self._write_state(name, {**state, "aliases": {**state["aliases"], alias: version}})
-            _note(home, "set_alias", alias=alias, version=version, before=state["aliases"].get(alias))
+            aliases = {**state["aliases"], alias: route.primary}  # which is all that earlier programs know of
+            routes = {each: kept for each, kept in state["routes"].items() if each != alias}
+            more = route.as_dict() if len(route.versions) > 1 else {}
+            self._write_state(name, {**state, "aliases": aliases, "routes": {**routes, alias: more} if more else routes})
+            _note(home, "set_alias", alias=alias, version=route.primary, before=state["aliases"].get(alias), **more)
 
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias. Raises NotFound when there is none."""
@@ -177,6 +216,7 @@ class Registry:
             if alias not in state["aliases"]:
                 raise NotFound(f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(state['aliases']) or 'none'}")
             version = state["aliases"].pop(alias)
+            state["routes"].pop(alias, None)
             self._write_state(name, state)
             _note(home, "delete_alias", alias=alias, before=version)
 
@@ -190,15 +230,61 @@ class Registry:
         self._version_path(name, version)
         with self._change(name) as home:
             path = self._version_path(name, version)
-            holders = [alias for alias, number in self._state(name)["aliases"].items() if number == version]
+            state = self._state(name)
+            holders = [alias for alias in state["aliases"] if version in needed(state, alias)]
             if holders:
                 raise Conflict(f"{name}:{version} is in use as {', '.join(holders)}; move or delete the alias first")
-            self._write_state(name, {**self._state(name), "highest": self._highest(name)})
+            kept = {part: {n: told for n, told in state[part].items() if n != str(version)} for part in ("digests", "corrupt")}
+            self._write_state(name, {**state, **kept, "highest": self._highest(name)})
             gone = staging_directory(path)
             os.rename(path, gone)  # at once out of sight; processes that mapped it keep their pages
             sync_directory(path.parent)
             _note(home, "delete", version=version)
         shutil.rmtree(gone, ignore_errors=True)
+
+    def digest(self, name: str, version: int) -> str | None:
+        """The sha256 of a version when it was published; None of those that were published before it was kept."""
+        found = self._state(name)["digests"].get(str(version))
+        return None if found is None else str(found)
+
+    def corrupt(self, name: str) -> dict[int, str]:
+        """Versions that somebody could not load because their files are not what was written, with the reason."""
+        return {int(version): str(reason) for version, reason in self._state(name)["corrupt"].items()}
+
+    def mark_corrupt(self, name: str, version: int, reason: str | None) -> None:
+        """Remember that a version is corrupt, for everybody to see; None: that it is not any more. Raises NotFound."""
+        self._version_path(name, version)
+
+        def change(state: dict[str, Any]) -> None:
+            state["corrupt"].pop(str(version), None)
+            if reason is not None:
+                state["corrupt"][str(version)] = reason
+
+        self._alter(name, change, "sound" if reason is None else "corrupt", version=version)
+
+    def kept(self, name: str) -> tuple[list[str], dict[str, int]]:
+        """References of a name that every process shall hold in memory, and how often each was asked to be let go ("": all)."""
+        state = self._state(name)
+        return list(state["kept"]), {reference: int(times) for reference, times in state["unloads"].items()}
+
+    def keep(self, reference: str) -> None:
+        """Have every process hold what a reference stands for in memory. Raises NotFound, ParameterError."""
+        name, _ = self.route(reference)
+
+        def change(state: dict[str, Any]) -> None:
+            state["kept"] = sorted({*state["kept"], reference})
+
+        self._alter(name, change, "load", reference=reference)
+
+    def let_go(self, reference: str) -> None:
+        """Have every process drop what a reference stands for; of a bare name all its versions. Raises NotFound, ParameterError."""
+        name, _ = self.route(reference)
+
+        def change(state: dict[str, Any]) -> None:
+            state["kept"] = [] if reference == name else [each for each in state["kept"] if each != reference]
+            state["unloads"][reference] = int(state["unloads"].get(reference, 0)) + 1
+
+        self._alter(name, change, "unload", reference=reference)
 
     def history(self, name: str) -> list[dict[str, Any]]:
         """All changes to a name, oldest first: at (UTC), action, and what it was about (version, alias, set)."""
@@ -223,7 +309,26 @@ class Registry:
             state = read_json(self._home(name) / "aliases.json")
         except NotFound:
             state = {}
-        return {"schema_version": 1, "highest": 0, "aliases": {}, **state}
+        empty = {"aliases": {}, "routes": {}, "digests": {}, "corrupt": {}, "kept": [], "unloads": {}}
+        return {"schema_version": 1, "highest": 0, **empty, **state}
+
+    def _alter(self, name: str, change: Callable[[dict[str, Any]], None], action: str, **facts: Any) -> None:
+        """Change the state of a name in place, and say so in its history, unless nothing changes."""
+        with self._change(name) as home:
+            before, state = self._state(name), self._state(name)
+            change(state)
+            if state != before:
+                self._write_state(name, state)
+                _note(home, action, **facts)
+
+    def _latest(self, name: str) -> int | None:
+        """The highest version there is: without a look at the others."""
+        folder = f"{self._home(name)}/versions"
+        try:
+            numbers = sorted((int(number) for number in os.listdir(folder) if number.isdecimal()), reverse=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return next((number for number in numbers if os.path.isfile(f"{folder}/{number}/{MANIFEST}")), None)
 
     def _write_state(self, name: str, state: dict[str, Any]) -> None:
         """Replace the state, atomically and durably."""
