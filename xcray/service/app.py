@@ -18,8 +18,10 @@ from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
 from xcray.service import auth, building, problems
 from xcray.service.desk import Desk
+from xcray.service.gate import Gate
 from xcray.service.gauges import Gauges
 from xcray.service.guard import Guard
+from xcray.service.limits import Limiter
 from xcray.service.logs import LOGGER
 from xcray.service.predictors import Opener, PredictorCache, open_predictor
 from xcray.service.registries import Registries
@@ -46,7 +48,7 @@ def create_app(
     store: JobStore | None = None,
     supervisor: Supervising | None = None,
     registry: Registry | None = None,
-    authenticate: Callable[[Request], Awaitable[auth.Caller]] = auth.anybody,
+    authenticate: Callable[[Request], Awaitable[auth.Caller]] | None = None,
     check_spec: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     opener: Opener = open_predictor,
     build_command: Sequence[str] = building.INGEST,
@@ -56,8 +58,8 @@ def create_app(
     """The service as an ASGI app.
 
     settings: see Settings. store, registry (of the tenant default): those of the home when not given; a store made here is closed at the end.
-    supervisor: started and stopped with the app. authenticate: finds the caller of a request. check_spec: a job's spec as a
-    dictionary -> the same, validated and whole. opener: model directory -> predictor. build_command: runs `ingest`.
+    supervisor: started and stopped with the app. authenticate: finds the caller of a request; by the keys of the store when
+    not given. check_spec: a job's spec as a dictionary -> the same, validated and whole. opener: model directory -> predictor. build_command: runs `ingest`.
     checks: by reason code, what readiness reports as degraded. leads: whether this is the one process of the home that builds data
     sets and sweeps what was left. Raises Conflict when the store is newer than this program.
     """
@@ -65,6 +67,7 @@ def create_app(
     kept = store or JobStore(home.store_url)
     gauges = Gauges(kept.counts)
     registries = Registries(home, registry)
+    who = authenticate or _by_keys(kept, settings)
     rooms = Rooms(
         settings=settings,
         home=home,
@@ -88,8 +91,9 @@ def create_app(
         redirect_slashes=False,
         lifespan=_life(store is None, leads),
     )
-    app.state.rooms, app.state.settings, app.state.authenticate = rooms, settings, authenticate
+    app.state.rooms, app.state.settings = rooms, settings
     app.add_middleware(predict.PredictDoor)
+    app.add_middleware(Gate, settings=settings, authenticate=who, limits=Limiter(settings))
     app.add_middleware(Guard, settings=settings, gauges=gauges)
     problems.install(app)
     for room in (predict, batch, datasets, jobs, models, inference, health):
@@ -102,6 +106,13 @@ def create_app(
 def _checked(spec: dict[str, Any]) -> dict[str, Any]:
     """A spec as the training will read it. Raises ParameterError with the mend."""
     return TrainSpec.from_dict(spec).as_dict()
+
+
+def _by_keys(store: JobStore, settings: Settings) -> Callable[[Request], Awaitable[auth.Caller]]:
+    """Callers by the keys of the store."""
+    if not hasattr(store, "find_key"):
+        return auth.anybody
+    return auth.Authenticator(store, admits_all=settings.admits_all, grace=settings.keys_grace_seconds)
 
 
 def _life(own_store: bool, leads: bool) -> Callable[[FastAPI], Any]:

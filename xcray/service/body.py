@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from xcray.errors import InputError, excerpt
+from xcray.service.limits import hold
 from xcray.service.problems import from_validation
 from xcray.service.settings import Settings
 from xcray.service.strict_json import loads
@@ -89,7 +90,8 @@ def header(request: Request, name: bytes) -> str | None:
 
 
 async def collect(request: Request, limit: int, pause: float) -> bytes:
-    """The whole body. Raises InputError BODY_TOO_LARGE above `limit` bytes, SLOW_BODY after `pause` seconds of silence."""
+    """The whole body. Raises InputError BODY_TOO_LARGE above `limit` bytes, SLOW_BODY after `pause` seconds of silence;
+    Unavailable BUSY while other requests hold too much."""
     if declared_length(request) > limit:
         await _drain(request, limit)
         raise too_large(limit)
@@ -98,6 +100,7 @@ async def collect(request: Request, limit: int, pause: float) -> bytes:
         size += len(chunk)
         if size > limit:
             raise too_large(limit)
+        hold(request.scope, len(chunk))
         parts.append(chunk)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

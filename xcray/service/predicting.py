@@ -19,6 +19,7 @@ from xcray.model.model import Model
 from xcray.service import quick
 from xcray.service.body import check_type, collect, parse
 from xcray.service.instances import taken
+from xcray.service.limits import count
 from xcray.service.logs import REQUEST_ID
 from xcray.service.predictors import Loaded, Wanted
 from xcray.service.quick import Ask
@@ -57,6 +58,7 @@ async def answer(request: Request, rooms: Rooms, asks: Wanted) -> bytes:
     check_type(request, ("application/json",))
     body = await collect(request, settings.predict_body_bytes, settings.body_seconds)
     asked = await _read(body, settings)
+    count(request.scope, len(asked.instances))
     weight = len(asked.instances) + len(body) / TYPICAL
     told = await answered(rooms, asks, asked, lambda model: taken(model, asked.instances), len(asked.instances), weight, begun)
     return predict_reply(told.loaded, told.answer, asked.certificate, told.probabilities)

@@ -62,6 +62,17 @@ class Settings(BaseSettings):
     max_top_k: int = Field(1000, ge=1, description="Largest top_k; above the number of labels it is clipped to that.")
     header_bytes: int = Field(16_384, ge=1000, description="Largest sum of a request's headers.")
     body_seconds: float = Field(60.0, gt=0, description="Longest pause within a body before the request is given up.")
+    bodies_bytes: int = Field(256 * MB, ge=1000, description="Bodies that a process holds in memory at the same time, together.")
+    connections: int = Field(2000, ge=1, description="Connections of a process at the same time.")
+    head_seconds: float = Field(15.0, gt=0, description="Longest time until the head of a request is whole.")
+    body_rate: int = Field(1000, ge=0, description="Bytes a second that a body must come with at least, over ten seconds.")
+
+    requests_per_minute: int = Field(600_000, ge=0, description="Of a key, or an address without keys; 0: any number.")
+    instances_per_minute: int = Field(0, ge=0, description="Instances predicted for a key or an address; 0: any number.")
+    requests_at_once: int = Field(1024, ge=1, description="Requests of a key, or an address without keys, at the same time.")
+    keys_grace_seconds: float = Field(60.0, ge=0, description="How long keys last known as good are while the store is away.")
+    open_docs: bool = Field(False, description="Whether /docs and /openapi.json need no key; else, with keys, admin.")
+    metrics_open: bool = Field(False, description="Whether /metrics needs no key; else, with keys, admin.")
 
     build_memory_bytes: int = Field(8 * GB, ge=GB, description="Address space of a process that builds a data set.")
     build_seconds: int = Field(3600, ge=1, description="Processor seconds of a process that builds a data set.")
@@ -92,6 +103,11 @@ class Settings(BaseSettings):
     def shares_store(self) -> bool:
         """Whether processes on several hosts may use the store: any database but a file."""
         return not self.store_url.startswith("sqlite")
+
+    @property
+    def admits_all(self) -> bool:
+        """Whether everybody may come in while there is no key: where only this machine reaches us, or the operator says so."""
+        return self.insecure_dev or _is_loopback(self.host)
 
     @property
     def threads(self) -> int:
