@@ -25,12 +25,13 @@ from fastapi import FastAPI, Request
 from live import LABELS, TEXTS, client_of, publish, raw, serving, settings_for
 
 from xcray.errors import Conflict, ParameterError, Unavailable
+from xcray.jobs.logs import JSONLines
 from xcray.jobs.states import SUCCEEDED
 from xcray.model.registry import Registry
 from xcray.service import auth
 from xcray.service.app import create_app
 from xcray.service.listening import listen
-from xcray.service.logs import REQUEST_ID, JSONLines
+from xcray.service.logs import REQUEST_ID, context
 from xcray.service.predictors import PredictorCache, Wanted
 from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms
@@ -745,7 +746,7 @@ def test_what_nobody_expected_is_told_without_detail(service: Service, caplog: p
 def test_each_log_event_is_one_line(name: str) -> None:
     stream = StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JSONLines())
+    handler.setFormatter(JSONLines(context))
     logger = logging.Logger("test")
     logger.addHandler(handler)
     REQUEST_ID.set("req_1")

@@ -25,6 +25,7 @@ from xcray.jobs.heart import Heart
 from xcray.jobs.home import Home
 from xcray.jobs.job import PREDICT, TRAIN, Job
 from xcray.jobs.launch import STORE_VARIABLE
+from xcray.jobs.logs import Whereabouts, log_runner
 from xcray.jobs.publish import Outcome, PublishDesk
 from xcray.jobs.states import FAILED, STOPPED, SUCCEEDED
 from xcray.jobs.store import JobStore
@@ -195,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--wanted", type=Path, help="a file to touch while running")
     parser.add_argument("--nice", type=int, default=0, help="how far to stand back for other processes, 0 to 19")
     chosen = parser.parse_args(arguments)
-    _log_to(chosen.log, chosen.job, chosen.attempt)
+    log_runner(chosen.log, Whereabouts(chosen.job, chosen.attempt))
+    faulthandler.enable()  # crashes of native code are traced too
     stand_back(chosen.nice)
     home, flag = Home(chosen.home), StopFlag()
     signal.signal(signal.SIGTERM, lambda _number, _frame: flag.set())
@@ -223,17 +225,6 @@ def stand_back(nice: int, group: Path = Path("/proc/self/autogroup")) -> None:
             group.write_text(str(nice))
         except OSError as error:  # not allowed to everybody: then it competes with the service as an equal
             LOG.info("the session keeps its priority: %s", os.strerror(error.errno or 0))
-
-
-def _log_to(path: Path | None, job: str, attempt: int) -> None:
-    """Log to standard error, and to a file of the owner's when one is named. Crashes of native code are traced too."""
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if path is not None:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        handlers.append(logging.StreamHandler(os.fdopen(handle, "a")))
-    form = f"%(asctime)s %(levelname)s {job} a{attempt} %(name)s: %(message)s"
-    logging.basicConfig(level=logging.INFO, format=form, handlers=handlers, force=True)
-    faulthandler.enable()
 
 
 if __name__ == "__main__":

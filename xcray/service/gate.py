@@ -17,6 +17,7 @@ from xcray.errors import InputError
 from xcray.files import check_name
 from xcray.service.auth import Authenticator, Caller, Forbidden
 from xcray.service.limits import Limiter, Ticket
+from xcray.service.logs import tell
 from xcray.service.settings import Settings
 
 OPEN: Final = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
@@ -49,6 +50,7 @@ class Gate:
         caller = await self._authenticate(Request(scope))
         if path in self._pages and caller.key_id is not None and not caller.may("admin"):
             raise Forbidden("this page needs a key with the scope admin", scope="admin")
+        tell(tenant=caller.tenant, key=caller.key_id)
         scope["caller"] = caller if not scope["query_string"] else _as_asked(scope, caller)
         client = scope.get("client")
         ticket = scope["ticket"] = self._limits.admit(caller, client[0] if client else "")

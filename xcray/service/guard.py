@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from xcray.errors import InputError, XcrayError, excerpt
 from xcray.service import problems
 from xcray.service.gauges import Gauges
-from xcray.service.logs import LOGGER, REQUEST_ID, new_request_id, note
+from xcray.service.logs import LOGGER, begin_request, new_request_id, note
 from xcray.service.problems import status_of
 from xcray.service.settings import Settings
 
@@ -51,13 +51,14 @@ class Guard:
             return
         head = _Head.of(scope["headers"])
         request_id = head.request_id if GIVEN_ID.fullmatch(head.request_id) else new_request_id()
-        REQUEST_ID.set(request_id)
-        answer = _Answer(send, request_id)
+        about, answer = begin_request(request_id), _Answer(send, request_id)
         started = time.perf_counter()
+        self._gauges.under_way.inc()
         try:
             await self._checked(scope, head, receive, answer)
         finally:
-            self._note(scope, answer.status, time.perf_counter() - started)
+            self._gauges.under_way.dec()
+            self._note(scope, answer.status, time.perf_counter() - started, about.get("code", "NONE"))
 
     async def _checked(self, scope: Scope, head: _Head, receive: Receive, answer: _Answer) -> None:
         """The app's answer, or a problem document in its place."""
@@ -91,11 +92,12 @@ class Guard:
         if method not in SAFE and head.origin is not None and urlsplit(head.origin).netloc.lower() != head.host.lower():
             raise InputError("a page of another origin may not change things here", code="ORIGIN")
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        """One log line, one count, by the route's template: paths hold names."""
+    def _note(self, scope: Scope, status: int, seconds: float, code: str) -> None:
+        """One log line, one count, by the route's template: paths hold names. code: of the problem, where the answer was one."""
         route = getattr(scope.get("route"), "path_format", "unmatched")
         self._gauges.requests.labels(route, scope["method"] if route != "unmatched" else "any", f"{status // 100}xx").inc()
         self._gauges.seconds.labels(route).observe(seconds)
+        self._gauges.refused(status, code)
         level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
         if LOGGER.isEnabledFor(level):
             ms = round(seconds * 1000, 2)

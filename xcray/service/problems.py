@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from xcray import errors
 from xcray.errors import InputError, XcrayError, excerpt
-from xcray.service.logs import LOGGER, REQUEST_ID
+from xcray.service.logs import LOGGER, REQUEST_ID, tell
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
@@ -140,6 +140,7 @@ def document(
     more: Mapping[str, Any] | None = None,
 ) -> Response:
     """A problem document as a response. A detail called `status`, as of a job, appears as `state`."""
+    tell(code=code)
     told = {RENAMED.get(name, name): value for name, value in (more or {}).items() if value is not None}
     body = {
         **told,

@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     insecure_dev: bool = Field(False, description="Listen on a public address without keys. For closed networks only.")
     allowed_hosts: tuple[str, ...] = Field((), description="Host names requests may use, beside the local ones and `host`.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_format: Literal["json", "text"] = Field("json", description="Form of log lines: JSON, or text for people.")
+    preload: tuple[str, ...] = Field((), description="Models of the tenant default that are loaded before the service is ready.")
+    runner_silence_seconds: float = Field(60.0, gt=0, description="Seconds that jobs wait unseen until readiness names RUNNER.")
 
     pool: Literal["serial", "threads", "ray"] = Field("threads", description="Pool of jobs that name none.")
     ray_address: str | None = Field(None, description="A running Ray to use; without one, pool=ray starts a local Ray.")
