@@ -374,7 +374,7 @@ def test_bad_lines_of_json_and_text(tmp_path, reader):
     ("content", "format", "code"),
     [
         (b"not parquet at all", "parquet", "FORMAT_MISMATCH"),
-        (b"PAR1 and then nothing PAR1", "parquet", "PARQUET_CORRUPT"),
+        (b"PAR1 and then nothing PAR1", "parquet", "PARQUET_INVALID"),
         (b"", "svmlight", "EMPTY_FILE"),
         (b"\n# nothing\n", "svmlight", "EMPTY_FILE"),
         (b"3 6 4\n1 1:1\n", "svmlight", "FORMAT_MISMATCH"),

@@ -82,7 +82,8 @@ class NotCalibrated(InputError):
 
 
 class DataError(InputError):
-    """A place in a data file that can't be read: where, what was found, what was expected."""
+    """A place in a data file that can't be read: where (line and column from 1, or row from 0 where there are no lines), what was
+    found, what was expected."""
 
     code = "DATA"
 
@@ -96,13 +97,14 @@ class DataError(InputError):
         column: int | None = None,
         value: str | None = None,
         hint: str | None = None,
+        row: int | None = None,
     ) -> None:
         place = ":".join(str(part) for part in (file, line, column) if part is not None)
         shown = None if value is None else excerpt(value)
-        super().__init__(
-            f"{place}: {problem}" if place else problem, code=code, hint=hint, file=file, line=line, column=column, value=shown
-        )
-        self.problem, self.file, self.line, self.column, self.value = problem, file, line, column, shown
+        words = problem if row is None else f"row {row}: {problem}"
+        message = f"{place}: {words}" if place else words
+        super().__init__(message, code=code, hint=hint, file=file, line=line, column=column, row=row, value=shown)
+        self.problem, self.file, self.line, self.column, self.row, self.value = problem, file, line, column, row, shown
 
 
 class NotFound(XcrayError):

@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Int64, csr
-from xcray.bulk.columns import DENSE, SPARSE, TEXT, Form, Rows, dense_rows, form_of, sparse_rows
+from xcray.bulk.columns import DENSE, SPARSE, TEXT, Form, Rows, form_of
 from xcray.bulk.plan import Chunk, Plan, changed, input_file, rows_of_part
 from xcray.bulk.spec import BulkSpec
+from xcray.data.columns import HINTS, dense_rows, sparse_rows
 from xcray.data.options import ReadOptions
 from xcray.data.problems import Tally
-from xcray.data.records import json_object
+from xcray.data.records import has_half_surrogate, json_object
 from xcray.data.source import BOM, OPENERS, Block, Source
 from xcray.data.svmlight import BlockReader, check_svmlight
 from xcray.data.svmline import LineParser
@@ -274,7 +275,7 @@ def _json_rows(piece: Source, block: Block, found: _Lines, form: Form, width: in
         return [values[place[name]] for _, values in kept]
 
     def fault(row: int, code: str, problem: str, value: str | None) -> None:
-        tally.bad(piece.error(code, problem, line=lines[row], value=value))
+        tally.bad(piece.error(code, problem, line=lines[row], value=value, hint=HINTS.get(code)))
 
     sound = np.ones(len(kept), np.bool_)
     rows: list[str] | CSR
@@ -309,4 +310,6 @@ def _field(piece: Source, line: int, fields: dict[str, Any], name: str, form: Fo
         )
     if not sound:
         raise piece.error("FIELD_TYPE", f"field '{name}' is not {wanted}", line=line, value=str(value)[:100])
+    if name == form.id and has_half_surrogate(str(value)):
+        raise piece.error("ENCODING", f"field '{name}' holds half of a surrogate pair", line=line, value=str(value)[:100])
     return value

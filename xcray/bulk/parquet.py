@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from xcray.arrays import Int64
-from xcray.bulk.columns import DENSE, SPARSE, TEXT, Form, Rows, dense_rows, form_of, sparse_rows, texts_of
+from xcray.bulk.columns import DENSE, SPARSE, TEXT, Form, Rows, form_of
 from xcray.bulk.plan import Chunk, InputFile, Plan, changed, input_file, rows_of_part
 from xcray.bulk.spec import BulkSpec
+from xcray.data.columns import HINTS, dense_rows, sparse_rows, texts_of
+from xcray.data.parquet_file import open_parquet, told
 from xcray.data.problems import Tally
 from xcray.errors import DataError, NotFound
 
 SLICE: Final = 4096  # rows read at once, at most,
 SLICE_BYTES: Final = 8 << 20  # and bytes, by the file's average, or of dense rows
-BUFFER: Final = 1 << 20  # bytes read ahead of a column
 SUFFIXES: Final = (".parquet", ".pq")
 HIDDEN: Final = (".", "_")  # files that tools leave beside their parts
 
@@ -29,13 +28,13 @@ HIDDEN: Final = (".", "_")  # files that tools leave beside their parts
 def plan_parquet(spec: BulkSpec, reads_text: bool) -> Plan:
     """Chunks of a Parquet file, or of a directory of them in order of their names; nothing but footers is read, and checksums made.
 
-    Raises NotFound; DataError: FORMAT_MISMATCH, PARQUET_CORRUPT, FIELD_MISSING, FIELD_TYPE.
+    Raises NotFound; DataError: as `open_parquet`, FIELD_MISSING, FIELD_TYPE.
     """
     files: list[InputFile] = []
     form: Form | None = None
     n_rows = 0
     for path in files_of(Path(spec.input)):
-        with _told(path, path.name), _parquet(path) as source:
+        with told(path.name), open_parquet(path) as source:
             found = _form(source.schema_arrow, spec, reads_text, path.name)
             if form is not None and found != form:
                 problem = f"column {form.id!r} is {found.id_type} here and {form.id_type} in {files[0].name}"
@@ -88,7 +87,7 @@ class Cursor:
         self._starts: Int64 = np.zeros(1, np.int64)  # of the row groups
 
     def read(self, file: InputFile, form: Form, first: int, stop: int, width: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Rows [first, stop) of a file in slices, and where each begins. Raises DataError PARQUET_CORRUPT."""
+        """Rows [first, stop) of a file in slices, and where each begins. Raises DataError as `told`."""
         if file.path != self._path or not self._at <= first or self._group(self._at) < self._group(first):
             self._open(file, form, first, width)
         while self._at < stop:
@@ -102,8 +101,8 @@ class Cursor:
     def _open(self, file: InputFile, form: Form, first: int, width: int) -> None:
         """Go to the beginning of the row group of a row."""
         path = Path(file.path)
-        with _told(path, file.name):
-            self._source = _parquet(path)
+        with told(file.name):
+            self._source = open_parquet(path)
             groups = [self._source.metadata.row_group(i) for i in range(self._source.metadata.num_row_groups)]
             self._starts = np.concatenate([[0], np.cumsum([group.num_rows for group in groups])]).astype(np.int64)
             wanted = range(self._group(first), len(groups))
@@ -121,7 +120,7 @@ class Cursor:
         """What is decoded already, else the next slice."""
         if self._rest is not None:
             return self._rest
-        with _told(Path(self._path), self._name):
+        with told(self._name):
             batch = next(self._batches, None)
         if batch is None:
             self._path = ""
@@ -139,25 +138,6 @@ def _chunks(files: list[InputFile], size: int) -> Iterator[Chunk]:
             number += 1
     if not number:
         yield Chunk(0, 0, 0, 0, 0, 0, 0, True)
-
-
-def _parquet(path: Path) -> Any:
-    """A Parquet file, without read-ahead of whole column chunks: they may be as large as the file."""
-    return pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER)
-
-
-@contextmanager
-def _told(path: Path, name: str) -> Iterator[None]:
-    """What Arrow says of a file's bytes as a DataError."""
-    try:
-        yield
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        with open(path, "rb") as raw:
-            whole = raw.read(4) == b"PAR1"
-        code, problem = ("PARQUET_CORRUPT", "can't be read") if whole else ("FORMAT_MISMATCH", "is no Parquet file")
-        raise DataError(code, f"{problem}: {str(error).splitlines()[0][:200]}", file=name, hint="write it again") from None
 
 
 def _form(schema: pa.Schema, spec: BulkSpec, reads_text: bool, file: str) -> Form:
@@ -211,6 +191,4 @@ def _ids(batch: pa.RecordBatch, form: Form, first_row: int, kept: Any) -> pa.Arr
 
 def _fault(tally: Tally, file: str, start: int, row: int, code: str, problem: str, value: str | None) -> None:
     """Note a bad row, by its number in the file."""
-    error = DataError(code, f"row {start + row}: {problem}", file=file, value=value)
-    error.details["row"] = start + row
-    tally.bad(error)
+    tally.bad(DataError(code, problem, file=file, row=start + row, value=value, hint=HINTS.get(code)))

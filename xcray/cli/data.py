@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="data", help="Data sets: build, check, look.", no_args_is_help=True)
 
 FILELESS = ("pydocs", "synthetic")
-FORMATS = "svmlight, xc, jsonl, csv, tsv; or pydocs, synthetic, which need no file"
+FORMATS = "svmlight, xc, jsonl, csv, tsv, parquet; or pydocs, synthetic, which need no file"
 
 Format = Annotated[str, typer.Argument(metavar="FORMAT", help=FORMATS)]
 ZeroBased = Annotated[bool, typer.Option("--zero-based", help="svmlight: feature indices start at 0.")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from xcray.data.like import Like
 from xcray.data.matrices import build_matrices, split_rows
 from xcray.data.names import Names
 from xcray.data.options import ReadOptions
+from xcray.data.parquet import label_names, parquet_form, parquet_records
 from xcray.data.problems import Tally
 from xcray.data.pydocs import TEXT_PARAMS, documents
 from xcray.data.records import Record, read_records
@@ -25,9 +27,9 @@ from xcray.data.synthetic import SyntheticParams, make
 from xcray.data.terms import TextParams
 from xcray.data.text import TextPipeline
 from xcray.data.writer import DatasetWriter
-from xcray.errors import ParameterError
+from xcray.errors import DataError, ParameterError
 
-FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "pydocs", "synthetic")
+FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "pydocs", "synthetic")
 FILELESS = ("pydocs", "synthetic")
 HELD_OUT = 0.1  # of the rows, where there is no test file and a test part is always wanted
 
@@ -136,17 +138,23 @@ def _split(options: BuildOptions, has_test: bool, default: float) -> HashSplit |
 
 
 def _matrix_files(
-    format: str, sources: Mapping[str, Path | str], writer: DatasetWriter, options: BuildOptions, names: Names | None
+    format: str,
+    sources: Mapping[str, Path | str],
+    writer: DatasetWriter,
+    options: BuildOptions,
+    names: Names | None,
+    named: bool = False,
 ) -> Dataset:
-    """svmlight and XC."""
+    """svmlight, XC, and Parquet with features. named: labels in the files are the names, and not their places in them."""
     split = _split(options, "test" in sources, 0.0)
     read = options.read
-    if names is not None and read.n_labels is None and format == "svmlight":
+    if names is not None and read.n_labels is None and format != "xc":
         read = replace(read, n_labels=len(names.names))
     like = _matrix_like(options)
     if like is not None:
         read = replace(read, n_features=like.n_features)
-    tallies = build_matrices(format, sources, writer, read, split)
+    numbers = {name: k for k, name in enumerate(names.names)} if names is not None and named else None
+    tallies = build_matrices(format, sources, writer, read, split, numbers)
     account = _account(format, sources, options, tallies)
     return writer.finish(label_names=names and names.names, feature_names=like and like.names, source=account)
 
@@ -154,13 +162,34 @@ def _matrix_files(
 def _text_files(
     format: str, sources: Mapping[str, Path | str], writer: DatasetWriter, options: BuildOptions, names: Names | None
 ) -> Dataset:
-    """JSON lines, CSV and TSV."""
+    """JSON lines, CSV, TSV, and Parquet with texts."""
     split = _hash_split(options, "test" in sources, 0.0)
     tallies = {part: Tally(options.read.max_errors, options.read.skip_bad) for part in ("train", "test") if part in sources}
-    streams = {part: read_records(format, sources[part], options.read, tally) for part, tally in tallies.items()}
+    reader = parquet_records if format == "parquet" else partial(read_records, format)
+    streams = {part: reader(sources[part], options.read, tally) for part, tally in tallies.items()}
     how = _text_how(options, TextParams())
     built = build_documents(streams["train"], streams.get("test"), writer, how, split, names, tallies)
     return built.finish(_account(format, sources, options, tallies))
+
+
+def _parquet_files(
+    format: str, sources: Mapping[str, Path | str], writer: DatasetWriter, options: BuildOptions, names: Names | None
+) -> Dataset:
+    """Parquet: texts or features, by the columns of the training file; the test file must have the same."""
+    form = parquet_form(sources["train"], options.read)
+    for path in [sources[part] for part in sources if part != "train"]:
+        found = parquet_form(path, options.read)
+        if found != form:
+            first = Path(sources["train"]).name
+            problem = f"columns are read otherwise than in {first}: {found.told()} here, {form.told()} there"
+            raise DataError("SCHEMA_MISMATCH", problem, file=Path(path).name, hint="give both files the same columns and types")
+    if form.text:
+        return _text_files(format, sources, writer, options, names)
+    if form.named and names is None:
+        names = Names(label_names(sources["train"], options.read), Path(sources["train"]).name)
+        if not names.names:
+            raise DataError("NO_POSITIVES", "no row has a label", file=names.file, hint="give at least one row a label")
+    return _matrix_files(format, sources, writer, options, names, form.named)
 
 
 def _pydocs(
@@ -198,7 +227,7 @@ def _hash_split(options: BuildOptions, has_test: bool, default: float) -> HashSp
     """A split by document ids."""
     split = _split(options, has_test, default)
     if isinstance(split, RowSplit):
-        raise ParameterError("test_rows_file is for svmlight and xc; use test_fraction for documents")
+        raise ParameterError("test_rows_file is for svmlight, xc and parquet with features; use test_fraction for documents")
     return split
 
 
@@ -224,6 +253,7 @@ BUILDERS: dict[str, Builder] = {
     "jsonl": _text_files,
     "csv": _text_files,
     "tsv": _text_files,
+    "parquet": _parquet_files,
     "pydocs": _pydocs,
     "synthetic": _synthetic,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from xcray.data.matrices import READERS
 from xcray.data.options import ReadOptions
+from xcray.data.parquet import label_names, parquet_form, parquet_records, read_parquet
 from xcray.data.problems import DataErrors, Tally
 from xcray.data.records import FORMATS as TEXT_FORMATS
 from xcray.data.records import read_records
@@ -46,27 +48,27 @@ class CheckReport:
 def check(format: str, path: Path | str, options: ReadOptions | None = None) -> CheckReport:
     """Read the whole file as training data and report; bad lines are counted to the end, the first `max_errors` are kept.
 
-    format: svmlight, xc, jsonl, csv or tsv. Raises NotFound when there is no file, ParameterError for another format.
+    format: svmlight, xc, jsonl, csv, tsv or parquet. Raises NotFound when there is no file, ParameterError for another format.
     """
     options = replace(options or ReadOptions(), skip_bad=False)
     if format not in READERS and format not in TEXT_FORMATS:
         raise ParameterError(f"there is no file format {format!r}; there are {', '.join((*READERS, *TEXT_FORMATS))}")
+    text = format in TEXT_FORMATS
     tally = Tally(options.max_errors, skip=True)
     fatal: list[DataError] = []
     counts: dict[Any, int] = {}
     try:
-        counts = (
-            _text_counts(format, path, options, tally) if format in TEXT_FORMATS else _matrix_counts(format, path, options, tally)
-        )
+        text = text or (format == "parquet" and bool(parquet_form(path, options).text))
+        counts = _text_counts(format, path, options, tally) if text else _matrix_counts(format, path, options, tally)
         if not tally.n_positives:
-            fatal.append(Source(path, options).error("NO_POSITIVES", "no row has a label; there is nothing to learn"))
+            problem, hint = "no row has a label; there is nothing to learn", "give at least one row a label"
+            fatal.append(Source(path, options).error("NO_POSITIVES", problem, hint=hint))
     except DataError as error:
         if not isinstance(error, DataErrors):  # several errors: every line is bad, and the tally has them already
             fatal.append(error)
     warnings = dict(tally.as_dict()["warnings"])
     if counts and tally.n_rows > 1 and (everywhere := sum(count == tally.n_rows for count in counts.values())):
         warnings["labels_in_every_row"] = everywhere
-    text = format in TEXT_FORMATS
     return CheckReport(
         rows=tally.n_rows,
         features=None if text else tally.n_features,
@@ -81,7 +83,11 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
 def _matrix_counts(format: str, path: Path | str, options: ReadOptions, tally: Tally) -> dict[Any, int]:
     """Rows of each label id that occurs."""
     counts = np.zeros(0, np.int64)
-    for _, Y in READERS[format](path, options, tally):
+    reader = READERS[format]
+    if format == "parquet" and parquet_form(path, options).named:
+        numbers = {name: k for k, name in enumerate(label_names(path, options))}
+        reader = partial(read_parquet, numbers=numbers)
+    for _, Y in reader(path, options, tally):
         found = np.bincount(Y.indices)
         counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
         counts[: len(found)] += found
@@ -91,7 +97,8 @@ def _matrix_counts(format: str, path: Path | str, options: ReadOptions, tally: T
 def _text_counts(format: str, path: Path | str, options: ReadOptions, tally: Tally) -> dict[Any, int]:
     """Records of each label name."""
     counts: dict[Any, int] = {}
-    for record in read_records(format, path, options, tally):
+    records = parquet_records(path, options, tally) if format == "parquet" else read_records(format, path, options, tally)
+    for record in records:
         for label in record.labels:
             counts[label] = counts.get(label, 0) + 1
     return counts

@@ -97,7 +97,7 @@ class _Labels:
             return None
         label = next(label for label in record.labels if label not in self.number)
         problem = f"label '{excerpt(label)}' is not in {self.names.file}"
-        return DataError("LABEL_UNKNOWN", problem, file=file, line=record.line, value=label, hint="add it there")
+        return DataError("LABEL_UNKNOWN", problem, file=file, line=record.line, row=record.row, value=label, hint="add it there")
 
     def add(self, record: Record) -> None:
         """Append the label set of one document."""
@@ -109,7 +109,7 @@ class _Labels:
         """The names in their final order (the file's, or sorted; whole numbers by value), and the label sets."""
         names = list(self.number)
         if self.names is None:
-            names.sort(key=_order)
+            names.sort(key=label_order)
         place = {name: k for k, name in enumerate(names)}
         new = np.array([place[name] for name in self.number], np.int32)
         starts, ids = np.array(self.starts, np.int64), new[np.array(self.ids, np.int64)]
@@ -160,7 +160,7 @@ def _known(batch: list[Record], ids: Mapping[str, int], tally: Tally) -> Pattern
     return pattern(starts, np.array([k for row in rows for k in row], np.int32), len(ids))
 
 
-def _order(name: str) -> tuple[int, int, str]:
+def label_order(name: str) -> tuple[int, int, str]:
     """Whole numbers by value, before names."""
     is_id = name.isascii() and name.isdigit() and len(name) <= 18
     return (0, int(name), name) if is_id else (1, 0, name)

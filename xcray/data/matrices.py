@@ -1,59 +1,72 @@
-"""Building from files that hold a matrix already: svmlight and XC, in chunks from file to disk."""
+"""Building from files that hold a matrix already: svmlight, XC and Parquet, in chunks from file to disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from xcray.arrays import CSR, Pattern, pattern
 from xcray.data.options import ReadOptions
+from xcray.data.parquet import read_parquet
 from xcray.data.problems import Tally
 from xcray.data.source import Source
 from xcray.data.splits import HashSplit, RowSplit
-from xcray.data.svmlight import read_svmlight
+from xcray.data.svmlight import Chunk, read_svmlight
 from xcray.data.writer import DatasetWriter
 from xcray.data.xc import read_xc
 from xcray.errors import ParameterError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 
-READERS = {"svmlight": read_svmlight, "xc": read_xc}
+Reader: TypeAlias = Callable[[Path | str, ReadOptions, Tally], Iterator[Chunk]]
+READERS: dict[str, Reader] = {"svmlight": read_svmlight, "xc": read_xc, "parquet": read_parquet}
 
 
 def build_matrices(
-    format: str, sources: Mapping[str, Path | str], writer: DatasetWriter, read: ReadOptions, split: HashSplit | RowSplit
+    format: str,
+    sources: Mapping[str, Path | str],
+    writer: DatasetWriter,
+    read: ReadOptions,
+    split: HashSplit | RowSplit,
+    numbers: Mapping[str, int] | None = None,
 ) -> dict[str, Tally]:
-    """Stream the files into the writer; the tally of each. Errors as `build`."""
+    """Stream the files into the writer; the tally of each. numbers: ids of labels that are names (Parquet). Errors as `build`."""
+    reader = READERS[format] if numbers is None else partial(read_parquet, numbers=numbers)
     if read.labels_file is not None and "test" in sources:
         raise ParameterError("labels_file belongs to the training file; hold test rows out with test_rows_file or test_fraction")
     train = Tally(read.max_errors, read.skip_bad)
-    for X, Y in READERS[format](sources["train"], read, train):
+    for X, Y in reader(sources["train"], read, train):
         for part, x, y in split_rows(X, Y, split.mask(train.n_rows - X.n_rows, train.n_rows)):
             writer.add(part, x, y)
     if isinstance(split, RowSplit):
         split.check(train.n_rows)
     if not train.n_positives:
-        raise Source(sources["train"], read).error("NO_POSITIVES", "no row has a label; there is nothing to learn")
+        raise Source(sources["train"], read).error(
+            "NO_POSITIVES", "no row has a label; there is nothing to learn", hint="give at least one row a label"
+        )
     widths = (read.n_features or train.n_features, read.n_labels or train.n_labels)
     writer.widen(*widths)
     if "test" not in sources:
         return {"train": train}
     test = Tally(read.max_errors, read.skip_bad)
-    _stream_test(format, sources["test"], writer, read, widths, test)
+    if format == "xc":
+        read = replace(read, n_features=widths[0], n_labels=widths[1])
+    if numbers is not None:
+        reader = partial(read_parquet, numbers=numbers, all_known=False)
+    _stream_test(reader, sources["test"], writer, read, widths, test)
     return {"train": train, "test": test}
 
 
 def _stream_test(
-    format: str, path: Path | str, writer: DatasetWriter, read: ReadOptions, widths: tuple[int, int], test: Tally
+    reader: Reader, path: Path | str, writer: DatasetWriter, read: ReadOptions, widths: tuple[int, int], test: Tally
 ) -> None:
     """Stream a test file as wide as the training part; labels beyond its last one are left out and counted."""
     D, K = widths
-    if format == "xc":
-        read = replace(read, n_features=D, n_labels=K)
-    for X, Y in READERS[format](path, read, test):
+    for X, Y in reader(path, read, test):
         if X.n_cols > D:
             problem = f"the file has {X.n_cols} features, the training file {D}"
             raise Source(path, read).error("DIM_MISMATCH", problem, hint=f"read both with n_features={X.n_cols}")

@@ -16,7 +16,8 @@ class DataErrors(DataError):
     def __init__(self, errors: Sequence[DataError], more: bool = False) -> None:
         """errors: at least one, in file order; more: whether reading stopped before the end of the file."""
         first = errors[0]
-        others = f" (and {len(errors) - 1} more bad lines{', reading stopped there' if more else ''})" if len(errors) > 1 else ""
+        places = "lines" if first.row is None else "rows"
+        others = f" (and {len(errors) - 1} more bad {places}{', reading stopped there' if more else ''})" if len(errors) > 1 else ""
         super().__init__(
             first.code,
             first.problem + others,
@@ -25,6 +26,7 @@ class DataErrors(DataError):
             column=first.column,
             value=first.value,
             hint=first.hint,
+            row=first.row,
         )
         self.errors = list(errors)
         self.details["errors"] = [error.as_dict() for error in errors]

@@ -25,12 +25,13 @@ WHOLE = re.compile(r"[0-9]{1,18}")
 
 
 class Record(NamedTuple):
-    """A document: its id (a field, or its row number from 0), text, labels (distinct, in file order) and line."""
+    """A document: its id (a field, or its row number from 0), text, labels (distinct, in file order) and line, or row."""
 
     id: str
     text: str
     labels: tuple[str, ...]
     line: int | None = None
+    row: int | None = None
 
 
 def read_records(format: str, path: Path | str, options: ReadOptions, tally: Tally) -> Iterator[Record]:
@@ -43,7 +44,7 @@ def read_records(format: str, path: Path | str, options: ReadOptions, tally: Tal
         raise ParameterError(f"{format!r} is no text format; there are {', '.join(FORMATS)}")
     source = Source(path, options, text=True)
     parts = _json_parts(source, tally) if format == "jsonl" else _table_parts(source, tally, format == "csv")
-    maker = _Maker(source, tally)
+    maker = RecordMaker(source, tally)
     tally.file = source.name
     with tally.collected():
         for line, found in parts:
@@ -61,20 +62,34 @@ def read_records(format: str, path: Path | str, options: ReadOptions, tally: Tal
             raise DataErrors(tally.errors) if tally.errors else source.error("EMPTY_FILE", "no records; the file is empty")
 
 
-class _Maker:
+class RecordMaker:
     """Turns the named values of a line into a record, or says what they lack."""
 
     def __init__(self, source: Source, tally: Tally) -> None:
         self.source, self.tally, self.options = source, tally, source.options
 
     def __call__(self, line: int, found: dict[str, Any]) -> Record:
+        """The record of a line (or row). Raises DataError."""
         text = " ".join(self._string(line, found, name) for name in self.options.text_fields)
         if not text.strip():
             raise self.source.error("EMPTY_TEXT", "the text is empty", line=line, hint="remove the record, or skip bad ones")
-        labels = self._labels(line, self._get(line, found, self.options.label_field))
+        labels = self.labels(line, self._get(line, found, self.options.label_field))
         name = self.options.id_field
         row = self.tally.n_rows + self.tally.n_bad
-        return Record(str(row) if name is None else str(self._get(line, found, name)), text, labels, line)
+        place = (None, line) if self.source.by_row else (line, None)
+        return Record(str(row) if name is None else str(self._get(line, found, name)), text, labels, *place)
+
+    def labels(self, line: int, value: Any) -> tuple[str, ...]:
+        """Distinct labels, from a list or a string with separators. Raises DataError."""
+        if isinstance(value, str):
+            value = value.split(self.options.label_separator) if value.strip() else []
+        if not isinstance(value, list):
+            problem = f"field '{self.options.label_field}' is {_kind(value)} where a list of labels is expected"
+            raise self.source.error("FIELD_TYPE", problem, line=line, value=json.dumps(value)[:100])
+        labels = [self._label(line, item) for item in value]
+        distinct = tuple(dict.fromkeys(labels))
+        self.tally.warnings["duplicate_labels"] += len(labels) - len(distinct)
+        return distinct
 
     def _get(self, line: int, found: dict[str, Any], name: str) -> Any:
         """The value of a field."""
@@ -94,18 +109,6 @@ class _Maker:
             raise self.source.error("FIELD_TYPE", problem, line=line, value=json.dumps(value)[:100])
         return value
 
-    def _labels(self, line: int, value: Any) -> tuple[str, ...]:
-        """Distinct labels, from a list or a string with separators."""
-        if isinstance(value, str):
-            value = value.split(self.options.label_separator) if value.strip() else []
-        if not isinstance(value, list):
-            problem = f"field '{self.options.label_field}' is {_kind(value)} where a list of labels is expected"
-            raise self.source.error("FIELD_TYPE", problem, line=line, value=json.dumps(value)[:100])
-        labels = [self._label(line, item) for item in value]
-        distinct = tuple(dict.fromkeys(labels))
-        self.tally.warnings["duplicate_labels"] += len(labels) - len(distinct)
-        return distinct
-
     def _label(self, line: int, item: Any) -> str:
         """One label: a string, or a whole number as its digits."""
         if isinstance(item, bool) or not isinstance(item, str | int):
@@ -115,12 +118,18 @@ class _Maker:
         label = unicodedata.normalize("NFC", str(item)).strip()
         if not label:
             raise self.source.error("LABEL_EMPTY", "an empty label", line=line, hint="is the label separator right?")
-        if not label.isascii() and any("\ud800" <= c <= "\udfff" for c in label):
-            raise self.source.error("ENCODING", "a label with half of a surrogate pair", line=line, value=label)
+        if has_half_surrogate(label):
+            hint = "write whole characters: \\ud83d\\ude00, not \\ud83d"
+            raise self.source.error("ENCODING", "a label with half of a surrogate pair", line=line, value=label, hint=hint)
         if self.options.label_ids and not WHOLE.fullmatch(label):
             problem = f"label '{label[:60]}' is not a whole number"
             raise self.source.error("LABEL_NOT_INT", problem, line=line, value=label, hint="turn label_ids off if labels are names")
         return str(int(label)) if self.options.label_ids else label
+
+
+def has_half_surrogate(text: str) -> bool:
+    """Whether a string holds half of a surrogate pair, which is no character and can't be written in UTF-8."""
+    return not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _table_parts(source: Source, tally: Tally, quoted: bool) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -50,15 +50,18 @@ class Source:
 
     path: the file; its suffix .gz, .xz or .bz2 says that it is compressed. `name`: what errors call it, never a path.
     text: whether the format is one of documents (then a zip is an archive; else it is just compressed).
+    by_row: whether places are told as rows from 0, because there are no lines.
     """
 
-    def __init__(self, path: Path | str, options: ReadOptions, text: bool = False) -> None:
-        self.path, self.options, self.text = Path(path), options, text
+    def __init__(self, path: Path | str, options: ReadOptions, text: bool = False, by_row: bool = False) -> None:
+        self.path, self.options, self.text, self.by_row = Path(path), options, text, by_row
         self.name = self.path.name
         self.too_long = "FIELD_TOO_LONG" if text else "LINE_TOO_LONG"
 
     def error(self, code: str, problem: str, **details: Any) -> DataError:
         """A DataError about this file."""
+        if self.by_row and "line" in details:
+            details["row"] = details.pop("line")
         return DataError(code, problem, file=self.name, **details)
 
     def blocks(self) -> Iterator[Block]:
@@ -115,12 +118,16 @@ class Source:
         """Existence, archive names, and what the sender declared about size and checksum."""
         if not self.path.is_file():
             raise NotFound(f"there is no file {self.name}")
-        lower, size = self.name.lower(), self.path.stat().st_size
+        lower = self.name.lower()
         if lower.endswith(ARCHIVE_NAMES):
             raise self.error("ARCHIVE_REFUSED", "archives are not read", hint="unpack it and give one file")
         if lower.endswith((".zst", ".lz4", ".z")):
             raise self.error("COMPRESSED", "this compression is not read", hint="decompress it, or use .gz, .xz or .bz2")
-        wanted = self.options.expected_bytes
+        self.check_declared()
+
+    def check_declared(self) -> None:
+        """Compare the file with the size and checksum that its sender declared. Raises DataError UPLOAD_TRUNCATED."""
+        wanted, size = self.options.expected_bytes, self.path.stat().st_size
         if wanted is not None and size != wanted:
             raise self.error("UPLOAD_TRUNCATED", f"the file has {size} bytes, {wanted} were declared", hint="send it again")
         if self.options.expected_sha256 not in (None, sha256_file(self.path) if self.options.expected_sha256 else None):
@@ -130,6 +137,8 @@ class Source:
         """Refuse what is not UTF-8 text with line feeds, by its first bytes."""
         if head.startswith(ZIP):
             raise self._zip(head)
+        if head.startswith(b"PAR1\x15"):
+            raise self.error("FORMAT_MISMATCH", "looks like Parquet", hint="read it with format=parquet")
         for magic, kind in COMPRESSED.items():
             if head.startswith(magic):
                 raise self.error(

@@ -25,7 +25,7 @@ from xcray.service.strict_json import loads
 
 router = APIRouter(tags=["data sets"])
 
-UPLOADED = ("svmlight", "xc", "jsonl", "csv", "tsv")
+UPLOADED = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet")
 GENERATED = ("pydocs", "synthetic")
 RAW = ("application/octet-stream", "application/x-ndjson", "text/csv", "text/plain", "text/tab-separated-values")
 # paths of the server; patterns that could run for hours in a process that serves; what the server itself declares
