@@ -6,26 +6,34 @@ import logging
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
 from xcray.errors import Unavailable
 from xcray.execution.ray_cluster import Cluster, ClusterInfo
+from xcray.execution.ray_keeper import descendants
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
 
 LOG: Final = logging.getLogger(__name__)
 STORE_VARIABLE: Final = "XCRAY_STORE"  # the store's address where it holds a password: command lines are seen by everybody
 LOOK_SECONDS: Final = 2.0  # between questions to Ray
+KEPT_LOG: Final = 16_384  # characters of what a failed driver told Ray
+OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED")  # what Ray says of jobs that have ended
 _CHILDREN: Final[list[subprocess.Popen[bytes]]] = []  # runners outlive their launcher; as children they must still be collected
 
 
 class Ended(NamedTuple):
-    """A runner that ended, well or not; its job says which."""
+    """A runner; one that ended, well or not: its job says which."""
 
     job_id: str
     attempt: int
@@ -40,13 +48,19 @@ class Launcher(Protocol):
     def tend(self) -> list[Ended]:
         """Called every tick: runners launched here that have ended since."""
 
+    def runners(self) -> list[Ended]:
+        """Runners launched here that have not ended, as far as is known."""
+
+    def end(self, runner: Ended) -> None:
+        """End a runner that was launched here, with all that came from it; `tend` tells when it is gone. Others are left alone."""
+
 
 class ProcessLauncher:
     """Runners as processes in sessions of their own, writing to logs/JOB.log. They live on when this process dies."""
 
-    def __init__(self, home: Home, store_url: str | None = None, nice: int = 0) -> None:
-        """nice: how far runners stand back for other processes, 0 to 19."""
-        self._home, self._store_url, self._nice = home, store_url or home.store_url, nice
+    def __init__(self, home: Home, store_url: str | None = None, nice: int = 0, options: Sequence[str] = ()) -> None:
+        """nice: how far runners stand back for other processes, 0 to 19. options: more arguments of theirs."""
+        self._home, self._store_url, self._nice, self._options = home, store_url or home.store_url, nice, tuple(options)
         self._started: dict[Ended, subprocess.Popen[bytes]] = {}
 
     def launch(self, job: Job) -> None:
@@ -57,7 +71,7 @@ class ProcessLauncher:
         handle = os.open(self._home.log(job.id), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(handle, "ab") as log:
             process = subprocess.Popen(
-                [*command(self._home, self._store_url, job), "--nice", str(self._nice)],
+                [*command(self._home, self._store_url, job), *self._options, "--nice", str(self._nice)],
                 cwd=self._home.path,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -75,6 +89,27 @@ class ProcessLauncher:
             del self._started[key]
         return ended
 
+    def runners(self) -> list[Ended]:
+        """Runners whose processes live."""
+        return [key for key, process in list(self._started.items()) if process.poll() is None]
+
+    def end(self, runner: Ended) -> None:
+        """End its process and all below it, each by its id; one that was stopped by a signal too."""
+        process = self._started.get(runner)
+        if process is not None and process.poll() is None:
+            for pid in descendants(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.kill()
+
+    def give_back(self, seconds: float = 10.0) -> None:
+        """Tell all to give their jobs back (SIGTERM), and wait until they have, at most so long."""
+        for runner in self.runners():
+            self._started[runner].terminate()
+        deadline = time.monotonic() + seconds
+        while self.runners() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
 
 class RayJobLauncher:
     """Runners as Ray jobs on a cluster: seen, logged and stoppable in its dashboard as xcray-NAME-JOB-aATTEMPT.
@@ -82,15 +117,18 @@ class RayJobLauncher:
     The cluster is started with the first job. This process talks to the dashboard only and never becomes a driver.
     """
 
-    def __init__(self, home: Home, cluster: Cluster, store_url: str | None = None) -> None:
-        self._home, self._cluster, self._store_url = home, cluster, store_url or home.store_url
+    def __init__(self, home: Home, cluster: Cluster, store_url: str | None = None, options: Sequence[str] = ()) -> None:
+        """options: more arguments of runners."""
+        self._home, self._cluster, self._store_url, self._options = home, cluster, store_url or home.store_url, tuple(options)
         self._started: dict[Ended, str] = {}
         self._looked = 0.0
+        self._hand = ThreadPoolExecutor(1, thread_name_prefix="xcray-ray-look")  # a dashboard that hangs holds up nobody else
+        self._look: Future[list[Ended]] | None = None
 
     def launch(self, job: Job) -> None:
         """Submit a Ray job. Raises Unavailable when the cluster can't be had or refuses."""
         info = self._cluster.ensure()
-        arguments = ["--log", str(self._home.log(job.id)), "--ray-address", info.address]
+        arguments = [*self._options, "--log", str(self._home.log(job.id)), "--ray-address", info.address]
         if info.pid:
             arguments += ["--wanted", str(self._home.ray / "wanted")]
         entrypoint = command(self._home, self._store_url, job) + arguments
@@ -104,19 +142,42 @@ class RayJobLauncher:
         self._started[Ended(job.id, job.attempt)] = name
 
     def tend(self) -> list[Ended]:
-        """Runners whose Ray job has ended. Keeps a local Ray wanted."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        """Runners whose Ray job has ended. Keeps a local Ray wanted. Another thread asks Ray; what it said is told here later."""
+        if self._look is None:
+            if time.monotonic() - self._looked >= LOOK_SECONDS:
+                self._looked = time.monotonic()
+                self._look = self._hand.submit(self._ended)
             return []
-        self._looked = now
+        if not self._look.done():
+            return []
+        ended, self._look = self._look.result(), None
+        for key in ended:
+            self._started.pop(key, None)
+        return ended
+
+    def runners(self) -> list[Ended]:
+        """Runners whose Ray jobs have not ended, as far as Ray has said."""
+        return list(self._started)
+
+    def end(self, runner: Ended) -> None:
+        """Stop its Ray job: Ray ends the driver and the actors with it."""
+        name, info = self._started.get(runner), self._cluster.info()
+        if name is not None and info is not None:
+            self._hand.submit(_stop, info, name)
+
+    def _ended(self) -> list[Ended]:
+        """Those that have ended; of what failed, the end of Ray's own log is kept with the job's."""
         info = self._cluster.info()
         if info is None:  # with Ray, its jobs are gone
-            ended = list(self._started)
-        else:
-            self._cluster.touch()
-            ended = [key for key, name in list(self._started.items()) if _has_ended(info, name)]
-        for key in ended:
-            del self._started[key]
+            return list(self._started)
+        self._cluster.touch()
+        ended = []
+        for key, name in list(self._started.items()):
+            status = _status(info, name)
+            if status in OVER:
+                ended.append(key)
+            if status in ("FAILED", "STOPPED"):
+                _keep_log(info, name, self._home.log(key.job_id))
         return ended
 
 
@@ -145,10 +206,29 @@ def _client(info: ClusterInfo) -> Any:
     return JobSubmissionClient(info.dashboard, headers=info.headers)
 
 
-def _has_ended(info: ClusterInfo, name: str) -> bool:
-    """Whether a Ray job is over, as far as Ray can say."""
+def _status(info: ClusterInfo, name: str) -> str:
+    """What Ray says of a job; nothing when it can't say."""
     try:
-        return str(_client(info).get_job_status(name)) in ("SUCCEEDED", "FAILED", "STOPPED")
+        return str(_client(info).get_job_status(name))
     except Exception as error:  # see above; the lease decides when Ray can't say
         LOG.warning("Ray did not say how %s is: %s", name, type(error).__name__)
-        return False
+        return ""
+
+
+def _stop(info: ClusterInfo, name: str) -> None:
+    """Have Ray stop a job."""
+    try:
+        _client(info).stop_job(name)
+    except Exception as error:  # see above; it is tried again
+        LOG.warning("Ray did not stop %s: %s", name, type(error).__name__)
+
+
+def _keep_log(info: ClusterInfo, name: str, path: Path) -> None:
+    """Append the end of what a driver told Ray to its job's log: why a process died is in no other place."""
+    try:
+        told = _client(info).get_job_logs(name)[-KEPT_LOG:]
+    except Exception as error:  # see above; the job's own log has the rest
+        LOG.warning("Ray did not give the log of %s: %s", name, type(error).__name__)
+        return
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as log:
+        log.write(f"--- the end of Ray's log of {name}:\n{told}\n---\n")

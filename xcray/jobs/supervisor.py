@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
@@ -12,10 +13,12 @@ from typing import Final, NamedTuple
 
 from xcray.errors import Fenced, XcrayError
 from xcray.jobs.job import Job
-from xcray.jobs.launch import Launcher
+from xcray.jobs.launch import Ended, Launcher
 from xcray.jobs.store import JobStore
 
 LOG: Final = logging.getLogger(__name__)
+STOPPING: Final = 1.5  # seconds beyond `stop_seconds`, in which the runner's own heart ends it
+ENDING: Final = 10.0  # the same for a runner whose job has ended: it writes its last words
 
 
 class _Launch(NamedTuple):
@@ -29,8 +32,10 @@ class _Launch(NamedTuple):
 class Supervisor:
     """Claims jobs while fewer than `cap` run, and has `launcher` start them.
 
-    A claimed job's lease lasts `start_seconds`, until its runner's own heartbeats take over; it is renewed for at most
-    `launch_seconds` while the launcher is still at it (a local Ray may have to start). `max_attempts` bounds lost attempts.
+    A runner that nobody wants any more is ended, with its processes, when it does not end by itself: `stop_seconds` and a little
+    after a stop was asked for, or when its job is another attempt's. A claimed job's lease lasts `start_seconds`, until its
+    runner's own heartbeats take over; it is renewed for at most `launch_seconds` while the launcher is still at it (a local Ray
+    may have to start). `max_attempts` bounds lost attempts of jobs that do not say.
     """
 
     def __init__(
@@ -43,11 +48,16 @@ class Supervisor:
         start_seconds: float = 60.0,
         launch_seconds: float = 180.0,
         max_attempts: int = 3,
+        lease_seconds: float = 20.0,
+        stop_seconds: float = 3.0,
         owner: str | None = None,
     ) -> None:
+        """lease_seconds: silence of a runner after which its job is taken from it."""
         self._store, self._launcher, self._cap, self._tick = store, launcher, cap, tick_seconds
         self._start_seconds, self._launch_seconds, self._max_attempts = start_seconds, launch_seconds, max_attempts
-        self._owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        self._lease_seconds, self._stop_seconds = lease_seconds, stop_seconds
+        self._owner = owner or process_name()
+        self._unwanted: dict[Ended, float] = {}  # runners of ours, since when nobody wants them: monotonic seconds
         self._launches: list[_Launch] = []
         self._hands = ThreadPoolExecutor(max(1, cap), thread_name_prefix="xcray-launch")
         self._ending = threading.Event()
@@ -71,6 +81,7 @@ class Supervisor:
         for ended in self._launcher.tend():
             self._collect(ended.job_id, ended.attempt)
         self._launches = [launch for launch in self._launches if self._look(launch)]
+        self._end_unwanted()
         while job := self._store.claim(self._owner, lease_seconds=self._start_seconds, cap=self._cap):
             LOG.info("job %s: attempt %d", job.id, job.attempt)
             deadline = time.monotonic() + self._launch_seconds
@@ -94,6 +105,16 @@ class Supervisor:
             return
         LOG.warning("job %s: the runner of attempt %d ended without a word: now %s", job_id, attempt, job.status)
 
+    def _end_unwanted(self) -> None:
+        """End runners of ours that should have ended by themselves: stuck ones, stopped by a signal, deaf to their flag."""
+        now, ours = time.monotonic(), self._launcher.runners()
+        wanted = {Ended(job.id, job.attempt): not job.stop_requested for job in self._store.running()} if ours else {}
+        self._unwanted = {runner: self._unwanted.get(runner, now) for runner in ours if not wanted.get(runner, False)}
+        for runner, since in self._unwanted.items():
+            if now - since > self._stop_seconds + (STOPPING if runner in wanted else ENDING):
+                LOG.warning("job %s: the runner of attempt %d does not end: ending its processes", *runner)
+                self._launcher.end(runner)
+
     def _look(self, launch: _Launch) -> bool:
         """Whether a launch is still under way. Keeps its lease, and gives the job back when it failed."""
         job, outcome, deadline = launch
@@ -111,6 +132,11 @@ class Supervisor:
         except Fenced:  # it ended, or was taken from us, in between
             return False
         return False
+
+
+def process_name() -> str:
+    """A name that no other process has, on any host, at any time; it says which one it is."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def _sentence(error: BaseException) -> str:

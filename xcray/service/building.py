@@ -2,6 +2,7 @@
 
 What is to be built is on disk (HOME/builds/ds_.../request.json) before it is acknowledged, and stays until it is built or refused;
 so after a crash or a restart it is taken up again. A child is told its limits, has a clean environment, and dies with its parent.
+One process of all builds, the one that holds the post; what another, who has lost it, still finds out is not recorded.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from xcray.errors import NotFound, Refused, XcrayError
 from xcray.files import discard_directory, read_json, sync_directory, write_json
 from xcray.jobs.home import Home
 from xcray.jobs.job import DatasetRecord, new_id
+from xcray.jobs.leading import OnlyOne, Post
 from xcray.jobs.store import JobStore
 from xcray.service.gauges import Gauges
 from xcray.service.logs import LOGGER
@@ -31,6 +34,7 @@ DEATHS = {
     None: {"code": "BUILD_DIED", "message": "the build ended without a word, most likely for want of memory; send less data"},
 }
 BUILDING, READY, FAILED = "BUILDING", "READY", "FAILED"
+STALE_SECONDS = 600.0  # after which a request that is not whole is one that a crash left
 
 
 class Builder:
@@ -44,15 +48,17 @@ class Builder:
         gauges: Gauges,
         command: Sequence[str] = INGEST,
         *,
-        leads: bool = True,
+        post: Post | None = None,
     ) -> None:
-        """leads: whether this process does the work; others only accept and remove requests, which the leader sees on disk."""
+        """post: held while this process may record what it builds. `lead` begins the work; a process that does not lead only
+        accepts and removes requests, which the leader sees on disk."""
         self._home = home
         self._store = store
         self._settings = settings
         self._gauges = gauges
         self._command = tuple(command)
-        self._leads = leads
+        self._post = post or OnlyOne()
+        self._leads = False
         self._root = home.path / "builds"
         self._root.mkdir(mode=0o700, exist_ok=True)
         self._places = asyncio.Semaphore(settings.builds_at_once)
@@ -96,10 +102,12 @@ class Builder:
         self._tasks[dataset_id] = task
         task.add_done_callback(lambda _: self._forget(dataset_id))
 
-    async def take_up(self) -> int:
-        """Begin again with what an earlier process left; how many."""
+    async def lead(self, alone: bool) -> int:
+        """Do the work from now on, first what an earlier process left; how many that is. alone: nobody else accepts requests."""
+        self._leads = True
         for path in self._root.glob(".*.part"):
-            discard_directory(path)
+            if alone or time.time() - path.stat().st_mtime > STALE_SECONDS:
+                discard_directory(path)
         left = self._there()
         for dataset_id in left:
             self.begin(dataset_id)
@@ -123,7 +131,8 @@ class Builder:
         await asyncio.to_thread(self._remove, dataset_id)
 
     async def close(self) -> None:
-        """End all children; what they were at stays on disk for the next start."""
+        """Lead no more, and end all children; what they were at stays on disk for the next start, or the next leader."""
+        self._leads = False
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -149,17 +158,25 @@ class Builder:
         async with self._places:
             try:
                 request = await asyncio.to_thread(read_json, folder / "request.json")
+                asked = await asyncio.to_thread(self._asked, folder, request)
                 await asyncio.to_thread(_sweep_target, Path(request["target"]))
-                code = await self._child(folder)
-                outcome = await asyncio.to_thread(_outcome, folder, code)
+                code = await self._child(asked)
+                outcome = await asyncio.to_thread(_outcome, asked, code)
                 await asyncio.to_thread(self._record, dataset_id, request["tenant"], outcome)
             except XcrayError as error:  # the store is away, or the request was removed: the next start takes it up
                 LOGGER.error("a build could not be recorded", extra={"dataset": dataset_id, "detail": error.message})
 
-    async def _child(self, folder: Path) -> int:
+    def _asked(self, folder: Path, request: dict[str, Any]) -> Path:
+        """The request as the child reads it; its outcome gets the same ending, so that it is never taken for another leader's."""
+        if self._post.term is None:
+            return folder / "request.json"
+        write_json(asked := folder / f"request-{self._post.term}.json", request)
+        return asked
+
+    async def _child(self, asked: Path) -> int:
         """Run the child to its end; its exit code, negative for a signal."""
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        command = (*self._command, str(folder / "request.json"), str(os.getpid()))
+        command = (*self._command, str(asked), str(os.getpid()))
         child = await asyncio.create_subprocess_exec(
             *command, env=environment, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
         )
@@ -174,12 +191,17 @@ class Builder:
                 await child.wait()
 
     def _record(self, dataset_id: str, tenant: str, outcome: dict[str, Any]) -> None:
-        """Write the outcome to the store, then forget the request."""
+        """Write the outcome to the store, then forget the request. A leader of yesterday writes nothing."""
+        if not self._post.hold():
+            LOGGER.warning("a build is left to the new leader", extra={"dataset": dataset_id})
+            return
         status = READY if "stats" in outcome else FAILED
         self._gauges.builds.labels(status.lower()).inc()
         try:
-            known = self._store.get_dataset(dataset_id, tenant).stats
-            self._store.update_dataset(dataset_id, tenant, status=status, stats={**known, **outcome.get("stats", outcome)})
+            known = self._store.get_dataset(dataset_id, tenant)
+            if known.status == BUILDING:  # else it was recorded by one who died before the request was removed
+                stats = {**known.stats, **outcome.get("stats", outcome)}
+                self._store.update_dataset(dataset_id, tenant, status=status, stats=stats)
         except NotFound:  # deleted meanwhile, or the crash came between the request and its record: nobody was told of it
             shutil.rmtree(self._home.dataset(dataset_id), ignore_errors=True)
         self._told.add(dataset_id)
@@ -209,11 +231,11 @@ def _sweep_target(target: Path) -> None:
         discard_directory(path)
 
 
-def _outcome(folder: Path, code: int) -> dict[str, Any]:
-    """What a child left in outcome.json, or what its end means when it could not write any more."""
+def _outcome(asked: Path, code: int) -> dict[str, Any]:
+    """What a child left beside its request, or what its end means when it could not write any more."""
     try:
-        outcome: dict[str, Any] = read_json(folder / "outcome.json")
+        outcome: dict[str, Any] = read_json(asked.with_name(asked.name.replace("request", "outcome", 1)))
     except NotFound:
-        LOGGER.error("a build ended without an outcome", extra={"dataset": folder.name, "exit": code})
+        LOGGER.error("a build ended without an outcome", extra={"dataset": asked.parent.name, "exit": code})
         return {"problem": DEATHS.get(code, DEATHS[None])}
     return outcome

@@ -1,6 +1,6 @@
 """The child process that builds one data set: python -m xcray.service.ingest REQUEST.json PARENT_PID
 
-It limits itself before it reads a byte, and leaves outcome.json beside the request:
+It limits itself before it reads a byte, and leaves OUTCOME.json beside the request, named as it is (request-7, outcome-7):
 {"stats": ...} or {"problem": ..., "errors": [...]}.
 """
 
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     request = read_json(request_path)
     _limit(request["limits"], int(arguments[1]))
     outcome = _attempt(request, request_path.parent)
-    write_json(request_path.parent / "outcome.json", outcome)
+    write_json(request_path.with_name(request_path.name.replace("request", "outcome", 1)), outcome)
     return 0 if "stats" in outcome else 1
 
 

@@ -10,8 +10,10 @@ from xcray.execution.ray_cluster import Cluster, JoinedCluster, LocalCluster
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
 from xcray.jobs.launch import Ended, Launcher, ProcessLauncher, RayJobLauncher
+from xcray.jobs.leading import Elected, OnlyOne, Post
+from xcray.jobs.retention import Kept, Retention
 from xcray.jobs.store import JobStore
-from xcray.jobs.supervisor import Supervisor
+from xcray.jobs.supervisor import Supervisor, process_name
 from xcray.service.settings import Settings
 from xcray.service.state import Supervising
 
@@ -21,7 +23,7 @@ Checks: TypeAlias = Mapping[str, Callable[[], None]]
 class LauncherByPool:
     """Jobs whose pool is ray go to one launcher, all others to another."""
 
-    def __init__(self, on_ray: Launcher, here: Launcher) -> None:
+    def __init__(self, on_ray: Launcher, here: ProcessLauncher) -> None:
         self._on_ray, self._here = on_ray, here
 
     def launch(self, job: Job) -> None:
@@ -33,6 +35,15 @@ class LauncherByPool:
         """Runners that have ended, of both."""
         return [*self._here.tend(), *self._on_ray.tend()]
 
+    def end(self, runner: Ended) -> None:
+        """End a runner, wherever it is."""
+        self._here.end(runner)
+        self._on_ray.end(runner)
+
+    def give_back(self) -> None:
+        """Tell the runners on this machine to give their jobs back, and wait for them a moment."""
+        self._here.give_back()
+
 
 @contextmanager
 def supervision(settings: Settings, home: Home, store: JobStore) -> Iterator[tuple[Supervising, Checks]]:
@@ -41,11 +52,44 @@ def supervision(settings: Settings, home: Home, store: JobStore) -> Iterator[tup
     A local Ray starts with the first job that wants it, and only then; what it was at is taken up at the next start.
     """
     cluster, checks = _cluster(settings, home)
-    launcher = LauncherByPool(RayJobLauncher(home, cluster), ProcessLauncher(home, nice=settings.job_nice))
+    url, options = settings.store_url, runner_options(settings)
+    here = ProcessLauncher(home, url, nice=settings.job_nice, options=options)
+    launcher = LauncherByPool(RayJobLauncher(home, cluster, url, options=options), here)
     try:
-        yield Supervisor(store, launcher, cap=settings.max_running_jobs), checks
+        yield (
+            Supervisor(
+                store,
+                launcher,
+                cap=settings.max_running_jobs,
+                max_attempts=settings.max_attempts,
+                lease_seconds=settings.lease_seconds,
+                stop_seconds=settings.stop_seconds,
+            ),
+            checks,
+        )
+        if not settings.jobs_outlive:
+            launcher.give_back()
     finally:
         cluster.stop()
+
+
+def post_for(settings: Settings, store: JobStore) -> Post:
+    """The post of who keeps the house: nobody competes for an embedded store's, for that process holds the home's lock."""
+    if not settings.shares_store:
+        return OnlyOne()
+    return Elected(store, "house", process_name(), settings.lease_seconds)
+
+
+def retention_of(settings: Settings, home: Home, store: JobStore) -> Retention:
+    """What is kept, and what is removed when."""
+    kept = Kept(settings.keep_jobs, settings.keep_jobs_days, settings.keep_runs_hours)
+    return Retention(store, home, kept)
+
+
+def runner_options(settings: Settings) -> list[str]:
+    """What runners are told, as arguments of theirs."""
+    told = {"lease": settings.lease_seconds, "patience": settings.stop_seconds, "log-bytes": settings.job_log_bytes}
+    return [f"--{name}={value:g}" for name, value in told.items()]
 
 
 def checks_of(settings: Settings, home: Home) -> Checks:

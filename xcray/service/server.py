@@ -1,12 +1,11 @@
-"""serve: the app under uvicorn, in this process or in several, with the supervisor of jobs, until SIGTERM or Ctrl-C.
+"""serve: the app under uvicorn, in this process or in several, with the supervisor of jobs or without. run_jobs: it alone.
 
-HOME/serve.json tells the address and the process; HOME/serve.lock admits one service a home, and falls free when it dies.
+Both until SIGTERM or Ctrl-C. See `places` for who may be beside whom.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -14,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,15 +21,15 @@ import uvloop
 from fastapi import FastAPI
 
 from xcray import __version__
-from xcray.errors import Conflict
 from xcray.files import write_json
 from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.service.app import create_app
 from xcray.service.listening import listen, reserve
 from xcray.service.logs import LOGGER, log_to
+from xcray.service.places import Place, take_place
 from xcray.service.protocol import BoundedProtocol
-from xcray.service.running import supervision
+from xcray.service.running import checks_of, supervision
 from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms, Supervising
 from xcray.service.workers import keep
@@ -39,54 +37,77 @@ from xcray.service.workers import keep
 KEEP_ALIVE = 75  # seconds an idle connection may stay
 
 
-def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+def serve(settings: Settings, *, runner: bool = True, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; `ready` hears the URL once requests are answered.
 
+    runner: whether jobs are run and data sets are built from here too; else by `run_jobs` in another process.
     SIGTERM: readiness says no, requests in flight finish, jobs stay recoverable, a local Ray that was started here ends.
     Raises ParameterError (public address), Conflict (another service holds this home, or the port is taken).
     """
     check_address(settings)
-    log_to(None, settings.log_level)
+    log_to(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
-    with _only_one(home), contextlib.closing((listen if settings.workers == 1 else reserve)(settings)) as address:
+    with contextlib.ExitStack() as held:
+        place = held.enter_context(take_place(settings, home, "serve"))
+        if runner and not settings.shares_store:
+            held.enter_context(take_place(settings, home, "runner"))
+        address = held.enter_context(contextlib.closing((listen if settings.workers == 1 else reserve)(settings)))
+        store = held.enter_context(contextlib.closing(JobStore(settings.store_url)))
+        supervisor, checks = held.enter_context(supervision(settings, home, store)) if runner else (None, checks_of(settings, home))
         url = _url(settings.host, address)
-        with contextlib.closing(JobStore(home.store_url)) as store, supervision(settings, home, store) as (supervisor, checks):
-            try:
-                if settings.workers == 1:
-                    app = create_app(settings, store=store, supervisor=supervisor, checks=checks)
-                    uvloop.run(Server(app, settings, lambda: _announce(home, url, ready)).serve(sockets=[address]))
-                else:
-                    _keep(settings, home, url, address, supervisor, ready)
-            finally:
-                (home.path / "serve.json").unlink(missing_ok=True)
+        if settings.workers == 1:
+            app = create_app(settings, store=store, supervisor=supervisor, checks=checks, leads=runner)
+            uvloop.run(Server(app, settings, lambda: _announce(place, url, ready)).serve(sockets=[address]))
+        else:
+            _keep(settings, place, url, address, supervisor, ready)
+
+
+def run_jobs(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+    """Run jobs, build data sets, sweep what is kept no longer, until SIGTERM or SIGINT; `ready` hears where health and figures are.
+
+    Raises Conflict (another process runs the jobs of this home, or the port is taken).
+    """
+    settings = settings.model_copy(update={"host": settings.runner_host, "port": settings.runner_port, "workers": 1})
+    log_to(None, settings.log_level, settings.log_format)
+    home = Home(settings.home)
+    with contextlib.ExitStack() as held:
+        place = held.enter_context(take_place(settings, home, "runner"))
+        address = held.enter_context(contextlib.closing(listen(settings)))
+        store = held.enter_context(contextlib.closing(JobStore(settings.store_url)))
+        supervisor, checks = held.enter_context(supervision(settings, home, store))
+        app = create_app(settings, store=store, supervisor=supervisor, checks=checks, alone=False, whole=False)
+        url = _url(settings.host, address)
+        uvloop.run(Server(app, settings, lambda: _announce(place, url, ready)).serve(sockets=[address]))
 
 
 def _keep(
     settings: Settings,
-    home: Home,
+    place: Place,
     url: str,
     address: socket.socket,
-    supervisor: Supervising,
+    supervisor: Supervising | None,
     ready: Callable[[str], None] | None,
 ) -> None:
-    """Serve by several processes; this one supervises the jobs."""
+    """Serve by several processes; this one supervises the jobs, if anybody here does."""
 
     facts = {**_facts(url), "workers": settings.workers}
 
     def told(alive: int) -> None:
-        write_json(home.path / "serve.json", {**facts, "alive": alive})
+        write_json(place.facts, {**facts, "alive": alive})
 
     def start() -> None:
-        supervisor.start()
+        if supervisor is not None:
+            supervisor.start()
         told(settings.workers)
         LOGGER.info("started", extra={"workers": settings.workers})
         if ready is not None:
             ready(url)
 
     try:
-        keep(settings, home, told, address, start)
+        keep(settings, place, told, address, start, leads=supervisor is not None)
     finally:
-        supervisor.stop()
+        if supervisor is not None:
+            supervisor.stop()
         LOGGER.info("ended")
 
 
@@ -147,33 +168,15 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-@contextlib.contextmanager
-def _only_one(home: Home) -> Iterator[None]:
-    """Hold the lock of a home."""
-    with open(home.path / "serve.lock", "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            there = f"another xcray serve holds the home {home.path}"
-            raise Conflict(f"{there}: use that one ({_told_url(home)}), or another --home", code="HOME_IN_USE") from None
-        yield
-
-
-def _told_url(home: Home) -> str:
-    """What serve.json says, for people."""
-    path: Path = home.path / "serve.json"
-    return path.read_text().strip().replace("\n", " ") if path.is_file() else "it has not said where yet"
-
-
 def _url(host: str, listener: socket.socket) -> str:
     """Where people find it."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host and not host.startswith("[") else host)
     return f"http://{shown}:{listener.getsockname()[1]}"
 
 
-def _announce(home: Home, url: str, ready: Callable[[str], None] | None) -> None:
+def _announce(place: Place, url: str, ready: Callable[[str], None] | None) -> None:
     """Say where we are, to files and to whoever asked."""
-    write_json(home.path / "serve.json", _facts(url))
+    write_json(place.facts, _facts(url))
     if ready is not None:
         ready(url)
 

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -78,10 +79,15 @@ class UploadDesk:
         """Forget an upload."""
         shutil.rmtree(self._root / check_id(upload_id), ignore_errors=True)
 
-    def sweep(self, now: float | None = None) -> int:
-        """Remove what crashes and forgetful clients left; how many. For the start, when nothing is on its way."""
-        old = (time.time() if now is None else now) - KEPT_SECONDS
-        gone = [path for path in self._root.iterdir() if path.name.startswith(".") or path.stat().st_mtime < old]
+    def sweep(self, now: float | None = None, *, alone: bool = True) -> int:
+        """Remove what crashes and forgetful clients left; how many.
+
+        alone: nothing is on its way, as at the start of the only process. Else what is not whole goes when nothing more came for
+        ten times the longest pause within a body.
+        """
+        now = time.time() if now is None else now
+        silence = -float("inf") if alone else 10 * self._settings.body_seconds
+        gone = [path for path in self._root.iterdir() if now - _touched(path) > (silence if path.name[0] == "." else KEPT_SECONDS)]
         for path in gone:
             shutil.rmtree(path, ignore_errors=True)
         return len(gone)
@@ -131,6 +137,15 @@ class UploadDesk:
         except OSError as error:
             LOGGER.error("an upload can't be written", extra={"detail": str(error)})
             raise Refused("the disk took no more of the upload: delete data sets or jobs", code="DISK_FULL") from error
+
+
+def _touched(path: Path) -> float:
+    """When an upload's folder last got something, Unix seconds; now, when it is gone."""
+    times = []
+    for each in (path, path / "body"):
+        with suppress(FileNotFoundError):
+            times.append(each.stat().st_mtime)
+    return max(times, default=time.time())
 
 
 def _sync(out: IO[bytes]) -> None:

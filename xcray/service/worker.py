@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -33,10 +34,10 @@ def main() -> int:
     """Serve until the end."""
     told = json.loads(sys.stdin.buffer.readline())
     settings = Settings(**told["settings"])
-    log_to(None, settings.log_level)
+    log_to(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
-    with socket.socket(fileno=told["listener"]) as listener, contextlib.closing(JobStore(home.store_url)) as store:
-        checks: Checks = {**checks_of(settings, home), "WORKERS": partial(check_workers, partial(_told, home))}
+    with socket.socket(fileno=told["listener"]) as listener, contextlib.closing(JobStore(settings.store_url)) as store:
+        checks: Checks = {**checks_of(settings, home), "WORKERS": partial(check_workers, partial(_told, Path(told["facts"])))}
         app = create_app(settings, store=store, checks=checks, leads=told["leads"])
         server = Server(app, settings, _say_ready)
         threading.Thread(target=_follow, args=(server,), name="xcray-keeper", daemon=True).start()
@@ -56,9 +57,9 @@ def _follow(server: Server) -> None:
     server.handle_exit(signal.SIGTERM, None)
 
 
-def _told(home: Home) -> dict[str, Any]:
+def _told(facts: Path) -> dict[str, Any]:
     """What the keeper has written down."""
-    return dict(read_json(home.path / "serve.json"))
+    return dict(read_json(facts))
 
 
 if __name__ == "__main__":

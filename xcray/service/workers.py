@@ -20,17 +20,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol
 
 from prometheus_client import multiprocess
 
 from xcray.errors import Unavailable
-from xcray.jobs.home import Home
 from xcray.service.gauges import METRICS
 from xcray.service.listening import listen
 from xcray.service.logs import LOGGER
+from xcray.service.places import Place
 from xcray.service.settings import Settings
 
 LASTING: Final = 30.0  # seconds after which a worker's death is the first one again
@@ -122,13 +121,15 @@ class Keeper:
 class WorkerProcess:
     """A worker: `python -m xcray.service.worker`, told on its standard input what to do; it writes a byte once it answers."""
 
-    def __init__(self, settings: Settings, place: int, listener: socket.socket, metrics: Path) -> None:
-        told = {"settings": settings.model_dump(mode="json"), "listener": listener.fileno(), "leads": place == 0}
+    def __init__(self, settings: Settings, number: int, listener: socket.socket, place: Place, leads: bool) -> None:
+        """number: the first one may keep the house, when `leads`. place: of the service in its home."""
+        told: dict[str, Any] = {"settings": settings.model_dump(mode="json"), "listener": listener.fileno()}
+        told |= {"leads": leads and number == 0, "facts": str(place.facts)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "xcray.service.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, METRICS: str(metrics)},
+            env={**os.environ, METRICS: str(place.metrics)},
             pass_fds=(listener.fileno(),),
             start_new_session=True,  # Ctrl-C is for the keeper alone
         )
@@ -163,19 +164,27 @@ class WorkerProcess:
                     pipe.close()
 
 
-def keep(settings: Settings, home: Home, told: Callable[[int], None], address: socket.socket, start: Callable[[], None]) -> None:
-    """Keep workers until SIGTERM or SIGINT, then drain them. The caller holds the home's lock.
+def keep(
+    settings: Settings,
+    place: Place,
+    told: Callable[[int], None],
+    address: socket.socket,
+    start: Callable[[], None],
+    *,
+    leads: bool = True,
+) -> None:
+    """Keep workers until SIGTERM or SIGINT, then drain them. The caller has the place.
 
-    address: as `listening.reserve` gave it. told: hears how many workers answer, whenever that changes; start: called once all do.
-    Raises Unavailable when the first ones can't be started.
+    address: as `listening.reserve` gave it. told: hears how many workers answer, whenever that changes; start: called once all
+    do. leads: whether the first worker may keep the house. Raises Unavailable when the first ones can't be started.
     """
-    metrics = home.path / "metrics"
+    metrics = place.metrics
     shutil.rmtree(metrics, ignore_errors=True)
     metrics.mkdir(mode=0o700)
 
-    def spawn(place: int) -> Child:
+    def spawn(number: int) -> Child:
         with contextlib.closing(listen(settings, beside=address)) as listener:
-            return WorkerProcess(settings, place, listener, metrics)
+            return WorkerProcess(settings, number, listener, place, leads)
 
     def bury(child: Child) -> None:
         child.close()
@@ -195,6 +204,8 @@ def keep(settings: Settings, home: Home, told: Callable[[int], None], address: s
                 heard.wait(STEP)
         finally:
             _end(keeper, settings, heard)
+            if place.name != "serve":  # a name that nobody will use again
+                shutil.rmtree(metrics, ignore_errors=True)
 
 
 class _Heard:
