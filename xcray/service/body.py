@@ -24,6 +24,7 @@ from xcray.service.strict_json import loads
 M = TypeVar("M", bound=BaseModel)
 Check: TypeAlias = Callable[[Settings, dict[str, Any]], None]
 INLINE = 32_768  # bytes that are parsed on the event loop; more go to a thread
+DESCRIBED: dict[str, type[BaseModel]] = {}  # models of bodies that routes described, by name
 
 
 def json_body(model: type[M], limit: str = "body_bytes", check: Check | None = None) -> Callable[[Request], Awaitable[M]]:
@@ -45,7 +46,8 @@ def json_body(model: type[M], limit: str = "body_bytes", check: Check | None = N
 
 
 def described(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI description of such a body; `app.openapi` adds the schema to the components."""
+    """The OpenAPI description of such a body; `openapi` adds the schema to the components."""
+    DESCRIBED[model.__name__] = model
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
