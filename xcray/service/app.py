@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel
 
 from xcray import __version__
 from xcray.errors import XcrayError
 from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
-from xcray.service import auth, building, problems
+from xcray.service import auth, building, openapi, problems
 from xcray.service.desk import Desk
 from xcray.service.gate import Gate
 from xcray.service.gauges import Gauges
@@ -26,16 +25,11 @@ from xcray.service.logs import LOGGER
 from xcray.service.predictors import Opener, PredictorCache, open_predictor
 from xcray.service.registries import Registries
 from xcray.service.routes import batch, datasets, health, inference, jobs, models, predict
-from xcray.service.schemas import AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, Problem, SetRequest
 from xcray.service.settings import Settings
 from xcray.service.state import Rooms, Supervising
 from xcray.service.uploads import UploadDesk
 from xcray.train import TrainSpec
 
-BODIES: tuple[type[BaseModel], ...] = (
-    *(AliasRequest, DatasetRequest, ExplainRequest, JobRequest, PredictRequest, SetRequest),
-    batch.BatchRequest,
-)
 TITLE = "xcray"
 TEND_SECONDS = 0.25
 MODELS_TURNS = 20  # every five seconds
@@ -89,6 +83,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=openapi.operation_id,
         lifespan=_life(store is None, leads),
     )
     app.state.rooms, app.state.settings = rooms, settings
@@ -97,9 +92,9 @@ def create_app(
     app.add_middleware(Guard, settings=settings, gauges=gauges)
     problems.install(app)
     for room in (predict, batch, datasets, jobs, models, inference, health):
-        app.include_router(room.router, responses={"default": {"model": Problem, "description": "A problem document."}})
+        app.include_router(room.router)
     app.include_router(health.pages)
-    _describe_bodies(app)
+    openapi.describe(app)
     return app
 
 
@@ -154,19 +149,3 @@ async def _tend(rooms: Rooms, leads: bool) -> None:
                 await asyncio.to_thread(rooms.predictors.forget_deleted)
         except (XcrayError, OSError) as error:  # the next turn comes soon
             LOGGER.warning("tending failed", extra={"detail": str(error)})
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    """Add the schemas of bodies that the app reads itself to its OpenAPI description."""
-    make = app.openapi
-
-    def described() -> dict[str, Any]:
-        description = make()
-        schemas = description.setdefault("components", {}).setdefault("schemas", {})
-        for model in BODIES:
-            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas.update(schema.pop("$defs", {}))
-            schemas[model.__name__] = schema
-        return description
-
-    app.openapi = described  # type: ignore[method-assign]  # the way FastAPI documents
