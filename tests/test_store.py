@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule, run_state_machine_as_test
 
 from xcray.errors import Conflict, Fenced, NotFound, ParameterError, Unavailable
-from xcray.jobs.rows import KEPT_PROGRESS
+from xcray.jobs.history import KEPT_PROGRESS
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL, TRANSITIONS
 from xcray.jobs.store import JobStore
 
@@ -37,7 +37,7 @@ def clock():
 
 @pytest.fixture
 def store(tmp_path, clock):
-    store = JobStore(f"sqlite:///{tmp_path / 'xcray.db'}", now=clock)
+    store = JobStore(f"sqlite:///{tmp_path / 'xcray.db'}", now=clock, steady=clock)
     yield store
     store.close()
 
@@ -192,6 +192,7 @@ def writes(store, job_id, attempt):
 def test_an_old_attempt_can_write_nothing(store, clock):
     submit(store)
     old = claim(store, lease=1)
+    assert store.expire() == []
     clock.seconds += 2
     assert [job.status for job in store.expire()] == [PENDING]
     for state in (PENDING, RUNNING):  # waiting to be claimed again, and claimed again
@@ -366,6 +367,7 @@ def test_a_job_whose_runners_vanish_fails_in_the_end(store, clock, done, reason)
     for attempt in (1, 2, 3):
         claim(store, lease=1)
         store.append(job.id, attempt, "progress", {"phase": "TRAINING", "done": done})
+        assert store.expire(max_attempts=3) == []
         clock.seconds += 1.5
         (after,) = store.expire(max_attempts=3)
         assert after.status == (PENDING if attempt < 3 else FAILED)
@@ -378,6 +380,7 @@ def test_a_stopping_job_whose_runner_vanished_is_stopped(store, clock):
     job = submit(store)
     claim(store, lease=1)
     store.request_stop(job.id)
+    store.expire()
     clock.seconds += 2
     assert [job.status for job in store.expire()] == [STOPPED]
 
@@ -456,8 +459,8 @@ def test_a_store_of_a_newer_xcray_is_refused(tmp_path):
     url = f"sqlite:///{tmp_path / 'xcray.db'}"
     JobStore(url).close()
     with sqlite3.connect(tmp_path / "xcray.db") as other:
-        other.execute("UPDATE schema_version SET version = 99")
-    with pytest.raises(Conflict, match=r"version 99.*newer xcray"):
+        other.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(Conflict, match=r"revision 9999.*newer xcray"):
         JobStore(url)
 
 
@@ -562,7 +565,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.path = self.directory / f"{next(COUNTER)}.db"
-        self.store = JobStore(f"sqlite:///{self.path}", now=self.clock)
+        self.store = JobStore(f"sqlite:///{self.path}", now=self.clock, steady=self.clock)
         self.model = {}
         self.seen = {}
         self.numbers = itertools.count()
@@ -678,7 +681,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self):
         self.store.close()
-        self.store = JobStore(f"sqlite:///{self.path}", now=self.clock)
+        self.store = JobStore(f"sqlite:///{self.path}", now=self.clock, steady=self.clock)
 
     @invariant()
     def agrees(self):

@@ -59,7 +59,7 @@ def clock():
 
 @pytest.fixture
 def store(home, clock):
-    store = JobStore(home.store_url, now=clock)
+    store = JobStore(home.store_url, now=clock, steady=clock)
     yield store
     store.close()
 
@@ -114,7 +114,7 @@ def test_it_launches_as_many_as_the_cap_and_the_next_when_one_ends(store, launch
 
 def test_two_supervisors_share_one_cap_and_launch_nothing_twice(store, launcher, supervise, home, clock):
     ids = {submit(store) for _ in range(12)}
-    other = JobStore(home.store_url, now=clock)
+    other = JobStore(home.store_url, now=clock, steady=clock)
     pair = [supervise(cap=3, tick_seconds=0.01), supervise(store=other, cap=3, tick_seconds=0.01)]
     for supervisor in pair:
         supervisor.start()

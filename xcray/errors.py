@@ -24,12 +24,13 @@ EXTRAS = {  # top-level module -> the extra that brings it (see pyproject.toml)
     **dict.fromkeys(
         (
             *("fastapi", "httptools", "msgspec", "prometheus_client", "pydantic", "pydantic_settings"),
-            *("sqlalchemy", "starlette", "uvicorn", "uvloop"),
+            *("alembic", "sqlalchemy", "starlette", "uvicorn", "uvloop"),
         ),
         "serve",
     ),
     "httpx": "client",
     "matplotlib": "plots",
+    "psycopg": "postgres",
     "ray": "ray",
 }
 EXCERPT = 80  # characters of foreign input an error may repeat

@@ -12,63 +12,67 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict
-from xcray.jobs.engine import Database
-from xcray.jobs.job import Job, utc
+from xcray.jobs.counters import Counted, add_up
+from xcray.jobs.engine import Database, once_more
+from xcray.jobs.job import EXPIRED, Job, utc
+from xcray.jobs.leases import Watch
 from xcray.jobs.rows import JOB_COLUMNS, change, job_of, move, note, owned
 from xcray.jobs.schema import JOBS
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STARTING, STOPPED, TERMINAL
+from xcray.jobs.waiting import FIRST_BACKOFF, LONGEST_BACKOFF, Quota, anything_waits, next_job, take_turn
 
-FIRST_BACKOFF = 5.0  # seconds before the second try; doubles, up to LONGEST_BACKOFF
-LONGEST_BACKOFF = 300.0
+CLAIMING = "claim"  # what the lock of those who claim is called
 
 
 class AttemptTable:
     """Attempts at running jobs."""
 
     _database: Database
+    _leases: Watch
     _now: Callable[[], float]
 
-    def claim(self, owner: str, *, lease_seconds: float, cap: int | None = None) -> Job | None:
-        """Take the oldest job of the highest priority: RUNNING, attempt + 1, leased to `owner`. None when nothing waits.
+    @once_more
+    def claim(self, owner: str, *, lease_seconds: float, cap: int | None = None, most_running_of: Quota = None) -> Job | None:
+        """Take the job whose turn it is (see `xcray.jobs.waiting`): RUNNING, attempt + 1, leased to `owner`; or None.
 
-        `cap`: None also while that many jobs are RUNNING, counted in the same transaction, whoever runs them.
+        `cap`: None also while that many jobs are RUNNING, counted in the same transaction, whoever runs them. `most_running_of`:
+        the same for each tenant: a function or a mapping from tenant to a number, or None for no bound.
         """
-        waiting = (
-            sa.select(JOBS)
-            .where(JOBS.c.status == PENDING, JOBS.c.not_before <= self._now())
-            .order_by(JOBS.c.priority.desc(), JOBS.c.seq)
-            .limit(1)
-        )
         with self._database.read() as connection:  # looking needs no lock, and most looks find nothing
-            if connection.execute(waiting.with_only_columns(JOBS.c.seq)).first() is None:
+            if not anything_waits(connection) or _is_full(connection, cap):
                 return None
         with self._database.write() as connection:
-            row = connection.execute(waiting.with_for_update(skip_locked=True)).mappings().first()
-            if row is None or (cap is not None and _count_running(connection) >= cap):
+            self._database.alone(connection, CLAIMING)
+            row = None if _is_full(connection, cap) else next_job(connection, self._now(), most_running_of)
+            if row is None:
                 return None
-            now = self._now()
-            return move(
-                connection,
-                row,
-                now,
-                RUNNING,
-                attempt=row["attempt"] + 1,
-                owner=owner,
-                lease_until=now + lease_seconds,
-                phase=STARTING,
-                progress={},
-                started=row["started"] or utc(now),
-            )
+            take_turn(connection, row["tenant"])
+            values: dict[str, Any] = {"attempt": row["attempt"] + 1, "owner": owner, "lease_seconds": lease_seconds}
+            values |= {"phase": STARTING, "progress": {}, "started": row["started"] or utc(self._now())}
+            return move(connection, row, self._now(), RUNNING, **values)
 
-    def heartbeat(self, job_id: str, attempt: int, *, lease_seconds: float) -> bool:
-        """Renew the lease; True when somebody asked the job to stop. Raises Fenced when `attempt` isn't the running one."""
+    @once_more
+    def heartbeat(
+        self, job_id: str, attempt: int, *, lease_seconds: float, ran_seconds: float = 0.0, counted: Counted | None = None
+    ) -> bool:
+        """Renew the lease; True when the job shall stop: somebody asked for it, or its time is up (`Job.overtime` says why).
+
+        `ran_seconds`: running time since the last heartbeat that came through, by the runner's steady clock. `counted`: what to
+        add to counters in the same transaction. Raises Fenced when `attempt` isn't the running one.
+        """
         with self._database.write() as connection:
             row = owned(connection, job_id, attempt)
-            change(connection, row, lease_until=self._now() + lease_seconds)
-            return bool(row["stop_requested"])
+            ran = row["ran_seconds"] + ran_seconds
+            change(connection, row, beats=row["beats"] + 1, lease_seconds=lease_seconds, ran_seconds=ran)
+            add_up(connection, counted)
+            return bool(row["stop_requested"]) or job_of({**row, "ran_seconds": ran}).overtime(self._now()) is not None
 
-    def append(self, job_id: str, attempt: int, kind: str, data: dict[str, Any]) -> None:
-        """Append an event. Kinds `phase` and `progress` also become the job's phase and progress. Raises Fenced."""
+    @once_more
+    def append(self, job_id: str, attempt: int, kind: str, data: dict[str, Any], *, counted: Counted | None = None) -> None:
+        """Append an event. Kinds `phase` and `progress` also become the job's phase and progress. Raises Fenced.
+
+        Of long series some events are forgotten while the job runs, see `xcray.jobs.history`.
+        """
         with self._database.write() as connection:
             row = owned(connection, job_id, attempt)
             values: dict[str, Any] = {}
@@ -77,7 +81,9 @@ class AttemptTable:
             if kind == "progress":
                 values |= {"progress": data, "advanced": row["advanced"] or bool(data.get("done"))}
             note(connection, row, self._now(), kind, data, **values)
+            add_up(connection, counted)
 
+    @once_more
     def finish(
         self,
         job_id: str,
@@ -87,54 +93,72 @@ class AttemptTable:
         reason: str | None = None,
         message: str | None = None,
         result: dict[str, Any] | None = None,
+        counted: Counted | None = None,
     ) -> Job:
         """End a job as STOPPED, SUCCEEDED or FAILED. Raises Fenced when `attempt` isn't the running one: its result is dropped."""
         if status not in TERMINAL:
             raise Conflict(f"a job can't finish as {status}: use one of {sorted(TERMINAL)}", code="STATE")
         with self._database.write() as connection:
             row = owned(connection, job_id, attempt)
+            add_up(connection, counted)
             return move(connection, row, self._now(), status, reason=reason, message=message, result=result)
 
+    @once_more
     def release(self, job_id: str, attempt: int) -> Job:
         """Give a running job back, to be claimed again at once; STOPPED when a stop was asked for. Raises Fenced."""
         with self._database.write() as connection:
             row = owned(connection, job_id, attempt)
             return move(connection, row, self._now(), STOPPED if row["stop_requested"] else PENDING)
 
+    @once_more
     def retry_later(self, job_id: str, attempt: int, *, reason: str, message: str, max_attempts: int = 3) -> Job:
         """Give back a job that something unavailable hinders, to be tried again after a pause; FAILED after `max_attempts`.
 
-        The pause is FIRST_BACKOFF seconds, then twice as long each time. Raises Fenced.
+        The pause is FIRST_BACKOFF seconds, then twice as long each time. The job's own `max_attempts` comes first. Raises Fenced.
         """
         with self._database.write() as connection:
             row, now = owned(connection, job_id, attempt), self._now()
             pause = min(FIRST_BACKOFF * 2 ** row["losses"], LONGEST_BACKOFF)
             return self._lose(connection, row, max_attempts, reason, message, not_before=now + pause)
 
+    @once_more
     def expire(self, *, max_attempts: int = 3) -> list[Job]:
-        """Take jobs from runners whose lease ran out; the jobs as they are now.
+        """Take jobs from runners that were silent for their lease while this store watched, and end jobs that waited too long.
 
-        Returns: jobs PENDING again, STOPPED when a stop was asked for, or FAILED after `max_attempts` losses: reason POISON
-        when no attempt got any work done, else LOST.
+        Call it often: a lease is lost when two calls, further apart than it is long, saw no heartbeat in between. Returns: jobs
+        PENDING again, STOPPED when a stop was asked for, or FAILED: reason TIMEOUT or EXPIRED when their time was up; after
+        `max_attempts` losses (or the job's own) POISON when no attempt got any work done, else LOST.
         """
-        late = (JOBS.c.status == RUNNING, JOBS.c.lease_until < self._now())
+        columns = ("id", "attempt", "beats", "lease_seconds")
         with self._database.read() as connection:  # looking needs no lock, and most looks find nothing
-            if connection.execute(sa.select(JOBS.c.seq).where(*late).limit(1)).first() is None:
-                return []
+            rows = connection.execute(sa.select(*(JOBS.c[name] for name in columns)).where(JOBS.c.status == RUNNING)).all()
+            lost = self._leases.lost({row.id: ((row.attempt, row.beats), row.lease_seconds or 0.0) for row in rows})
+            seen = {row.id: (row.attempt, row.beats) for row in rows if row.id in lost}
+            late = connection.execute(sa.select(JOBS.c.id).where(*self._too_late())).scalars().all()
+        if not seen and not late:
+            return []
         with self._database.write() as connection:
-            rows = connection.execute(sa.select(JOBS).where(*late).order_by(JOBS.c.seq).with_for_update()).mappings().all()
-            return [self._expired(connection, row, max_attempts) for row in rows]
+            mine = (JOBS.c.id.in_([*seen, *late]), JOBS.c.status.in_((RUNNING, PENDING)))
+            found = connection.execute(sa.select(JOBS).where(*mine).order_by(JOBS.c.seq).with_for_update()).mappings().all()
+            waited = [row for row in found if row["status"] == PENDING and row["id"] in late]
+            silent = [row for row in found if row["status"] == RUNNING and seen.get(row["id"]) == (row["attempt"], row["beats"])]
+            return [self._waited_too_long(connection, row) for row in waited] + [
+                self._expired(connection, row, max_attempts) for row in silent
+            ]
 
+    @once_more
     def lose(self, job_id: str, attempt: int, *, max_attempts: int = 3) -> Job:
-        """Do for one attempt what `expire` does when its lease runs out: its process is known to be gone. Raises Fenced."""
+        """Do for one attempt what `expire` does when its lease is lost: its process is known to be gone. Raises Fenced."""
         with self._database.write() as connection:
             return self._expired(connection, owned(connection, job_id, attempt), max_attempts)
 
+    @once_more
     def current(self, job_id: str, attempt: int) -> Job:
         """The job that an attempt runs, for the process that runs it. Raises Fenced."""
         with self._database.write() as connection:
             return job_of(owned(connection, job_id, attempt))
 
+    @once_more
     def running(self, owner: str | None = None) -> list[Job]:
         """Jobs that are RUNNING now, of all tenants, oldest first; of one owner when named."""
         query = sa.select(*JOB_COLUMNS).where(JOBS.c.status == RUNNING).order_by(JOBS.c.seq)
@@ -143,10 +167,23 @@ class AttemptTable:
         with self._database.read() as connection:
             return [job_of(row) for row in connection.execute(query).mappings()]
 
+    def _too_late(self) -> tuple[sa.ColumnElement[bool], ...]:
+        """Waiting jobs that must have ended by now."""
+        return JOBS.c.status == PENDING, JOBS.c.expires.is_not(None), JOBS.c.expires <= self._now()
+
+    def _waited_too_long(self, connection: Connection, row: sa.RowMapping) -> Job:
+        """One job that never came to run in time."""
+        sentence = "its time to end came while it waited; submit it again with a later one, or with a higher priority"
+        return move(connection, row, self._now(), FAILED, reason=EXPIRED, message=sentence)
+
     def _expired(self, connection: Connection, row: sa.RowMapping, max_attempts: int) -> Job:
         """One job whose runner vanished."""
         if row["stop_requested"]:
             return move(connection, row, self._now(), STOPPED)
+        overtime = job_of(row).overtime(self._now())
+        if overtime is not None:
+            sentence = "its time was up when its runner vanished; resume it to go on, or submit it with more time"
+            return move(connection, row, self._now(), FAILED, reason=overtime, message=sentence)
         sentence = f"its runner vanished {row['losses'] + 1} times; see the log of the job, then resume it"
         return self._lose(connection, row, max_attempts, "LOST" if row["advanced"] else "POISON", sentence)
 
@@ -155,11 +192,13 @@ class AttemptTable:
         losses = row["losses"] + 1
         if row["stop_requested"]:
             return move(connection, row, self._now(), STOPPED)
-        if losses >= max_attempts:
+        if losses >= (row["max_attempts"] or max_attempts):
             return move(connection, row, self._now(), FAILED, losses=losses, reason=reason, message=message)
         return move(connection, row, self._now(), PENDING, losses=losses, reason=reason, message=message, **values)
 
 
-def _count_running(connection: Connection) -> int:
-    """How many jobs run now, of all tenants."""
-    return int(connection.execute(sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.status == RUNNING)).scalar_one())
+def _is_full(connection: Connection, cap: int | None) -> bool:
+    """Whether as many jobs run as may."""
+    if cap is None:
+        return False
+    return int(connection.execute(sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.status == RUNNING)).scalar_one()) >= cap

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
-from xcray.errors import NotFound
-from xcray.jobs.engine import Database
+from xcray.errors import Conflict, NotFound
+from xcray.jobs.engine import Database, once_more
 from xcray.jobs.job import DatasetRecord, new_id, utc
 from xcray.jobs.paging import page_start, page_token_after
 from xcray.jobs.schema import DATASETS
@@ -20,6 +21,7 @@ class DatasetTable:
     _database: Database
     _now: Callable[[], float]
 
+    @once_more
     def add_dataset(
         self,
         name: str,
@@ -29,13 +31,45 @@ class DatasetTable:
         status: str = "READY",
         stats: dict[str, Any] | None = None,
         dataset_id: str | None = None,
+        idempotency_key: str | None = None,
+        digest: str | None = None,
     ) -> DatasetRecord:
-        """Record a data set; `dataset_id` is a server-made `new_id("ds")` when its folder had to be named before."""
+        """Record a data set; `dataset_id` is a server-made `new_id("ds")` when its folder had to be named before.
+
+        With a key that the tenant used before, for a request with the same `digest`: the record it made then, under another id
+        than the one given. Raises Conflict when the key was used with another digest.
+        """
+        known = self.same_dataset(tenant, idempotency_key, digest)
+        if known is not None:
+            return known
         record = DatasetRecord(dataset_id or new_id("ds"), tenant, name, path, status, stats or {}, utc(self._now()))
-        with self._database.write() as connection:
-            connection.execute(sa.insert(DATASETS).values(**vars(record)))
+        try:
+            with self._database.write() as connection:
+                connection.execute(sa.insert(DATASETS).values(**vars(record), idempotency_key=idempotency_key, digest=digest))
+        except IntegrityError:  # the same key came through another door in between
+            known = self.same_dataset(tenant, idempotency_key, digest)
+            if known is None:
+                raise
+            return known
         return record
 
+    @once_more
+    def same_dataset(self, tenant: str, key: str | None, digest: str | None) -> DatasetRecord | None:
+        """The record that was made with this key, None when there is none; Conflict when its request was another one."""
+        if key is None:
+            return None
+        query = sa.select(DATASETS).where(DATASETS.c.tenant == tenant, DATASETS.c.idempotency_key == key)
+        with self._database.read() as connection:
+            row = connection.execute(query).mappings().first()
+        if row is not None and row["digest"] != digest:
+            raise Conflict(
+                f"the idempotency key was used before, for data set {row['id']} with another body: use a new key",
+                code="IDEMPOTENCY_MISMATCH",
+                dataset=row["id"],
+            )
+        return None if row is None else _record(row)
+
+    @once_more
     def get_dataset(self, dataset_id: str, tenant: str = "default") -> DatasetRecord:
         """One record. NotFound when there is none, or when it is another tenant's."""
         with self._database.read() as connection:
@@ -44,6 +78,14 @@ class DatasetTable:
             raise _none(dataset_id)
         return _record(row)
 
+    @once_more
+    def find_dataset(self, dataset_id: str) -> DatasetRecord | None:
+        """One record of whatever tenant, None when there is none: for xcray's own processes."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(DATASETS).where(DATASETS.c.id == dataset_id)).mappings().first()
+        return None if row is None else _record(row)
+
+    @once_more
     def list_datasets(
         self, tenant: str = "default", *, limit: int = 50, page_token: str | None = None
     ) -> tuple[list[DatasetRecord], str | None]:
@@ -56,16 +98,30 @@ class DatasetTable:
             rows = connection.execute(query.limit(limit + 1)).mappings().all()
         return [_record(row) for row in rows[:limit]], page_token_after(rows, limit)
 
-    def update_dataset(self, dataset_id: str, tenant: str = "default", **changes: Any) -> DatasetRecord:
-        """Change `status`, `stats`, `path` or `name` of a record. NotFound as in `get_dataset`."""
+    @once_more
+    def update_dataset(
+        self, dataset_id: str, tenant: str = "default", *, if_version: int | None = None, **changes: Any
+    ) -> DatasetRecord:
+        """Change `status`, `stats`, `path` or `name` of a record, which counts up its version. NotFound as in `get_dataset`.
+
+        if_version: only a record of that version; Conflict, code VERSION, when it is another by now.
+        """
         unknown = set(changes) - {"status", "stats", "path", "name"}
         if unknown:
             raise TypeError(f"a data set's record has no changeable {sorted(unknown)}")
         with self._database.write() as connection:
-            if connection.execute(sa.update(DATASETS).where(_is(dataset_id, tenant)).values(**changes)).rowcount != 1:
-                raise _none(dataset_id)
-        return self.get_dataset(dataset_id, tenant)
+            change = sa.update(DATASETS).where(_is(dataset_id, tenant)).values(**changes, version=DATASETS.c.version + 1)
+            if if_version is not None:
+                change = change.where(DATASETS.c.version == if_version)
+            changed = connection.execute(change).rowcount
+            row = connection.execute(sa.select(DATASETS).where(_is(dataset_id, tenant))).mappings().first()
+        if row is None:
+            raise _none(dataset_id)
+        if not changed:
+            raise Conflict(f"data set {dataset_id} was changed in between: read it again", code="VERSION", version=row["version"])
+        return _record(row)
 
+    @once_more
     def delete_dataset(self, dataset_id: str, tenant: str = "default") -> None:
         """Forget a record; removing its folder is the caller's. NotFound as in `get_dataset`."""
         with self._database.write() as connection:

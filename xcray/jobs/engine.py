@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import OperationalError, TimeoutError
+from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, TimeoutError
 
-from xcray.errors import ParameterError, Unavailable
+from xcray.errors import ParameterError, Unavailable, lacking
+from xcray.jobs.patience import connector
+from xcray.jobs.troubles import Again, in_words
+
+LOG: Final = logging.getLogger(__name__)
+SQLITE: Final = "sqlite"
+POSTGRESQL: Final = "postgresql"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def once_more(method: Callable[P, T]) -> Callable[P, T]:
+    """A method that is one transaction, run again when the database undid it and said so: nothing is ever done twice."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except Again as error:
+            LOG.info("a transaction is tried again: %s", error.message)
+            return method(*args, **kwargs)
+
+    return run
 
 
 class Database:
-    """An engine with two doors: `read()`, and `write()`, which holds the write lock from its first statement on."""
+    """An engine with two doors: `read()`, and `write()`, which holds SQLite's write lock from its first statement on.
+
+    In PostgreSQL writers lock the rows they change, and `alone()` what must not be decided by two at once.
+    """
 
     def __init__(self, url: str, busy_seconds: float = 15.0) -> None:
-        parsed = sa.make_url(url)
-        if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-            raise ParameterError("the store must be a file that several processes share: use a URL like sqlite:////path/xcray.db")
-        self._engine = sa.create_engine(
-            parsed, json_serializer=partial(json.dumps, allow_nan=False), pool_size=8, max_overflow=56, pool_timeout=busy_seconds
-        )
-        if self._engine.dialect.name == "sqlite":
-            _sqlite(self._engine, busy_seconds)
+        """busy_seconds: how long a transaction may wait for others, and PostgreSQL for an answer."""
+        parsed = parse_url(url)
+        self.kind = parsed.get_backend_name()
+        self._engine = _engine_of(parsed, busy_seconds)
         self._turn = threading.Lock()
         self._busy_seconds = busy_seconds
         self._reader = self._engine.execution_options(xcray_read=True)
@@ -35,19 +58,36 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A write transaction: committed and on disk when the block ends, undone when it raises."""
-        with _words(), self._our_turn(), self._engine.begin() as connection:
-            yield connection
+        with self._our_turn(), self._words(), self._engine.connect() as connection:
+            with connection.begin() as transaction:
+                yield connection
+                with self._words(committing=True):
+                    transaction.commit()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A read transaction: one snapshot, waits for nobody."""
-        with _words(), self._reader.begin() as connection:
+        with self._words(), self._reader.begin() as connection:
             yield connection
+
+    def alone(self, connection: Connection, what: str) -> None:
+        """Hold the lock of this name until the transaction ends. SQLite's writers are alone anyway."""
+        if self.kind == POSTGRESQL:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(what, 0))))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def raw(self) -> Any:
+        """A connection of the driver's own, for what only it can do. The caller closes it."""
+        with self._words():
+            return self._engine.raw_connection()
 
     @contextmanager
     def _our_turn(self) -> Iterator[None]:
         """One writer a process at SQLite's door: it makes those who wait sleep and poll, and some of them for long."""
-        if self._engine.dialect.name != "sqlite":
+        if self.kind != SQLITE:
             yield
             return
         if not self._turn.acquire(timeout=self._busy_seconds):
@@ -57,19 +97,52 @@ class Database:
         finally:
             self._turn.release()
 
-    def close(self) -> None:
-        """Close all connections."""
-        self._engine.dispose()
+    @contextmanager
+    def _words(self, *, committing: bool = False) -> Iterator[None]:
+        """The driver's troubles as errors of ours, without SQL, parameters, hosts or paths in the message."""
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except (DBAPIError, TimeoutError) as error:
+            raise in_words(error, committing=committing) from error
 
 
-@contextmanager
-def _words() -> Iterator[None]:
-    """The driver's troubles as Unavailable, without SQL, parameters or paths in the message."""
+def parse_url(url: str) -> URL:
+    """The address of a store. Raises ParameterError, which never repeats it: it may hold a password."""
     try:
-        yield
-    except (OperationalError, TimeoutError) as error:
-        cause = str(getattr(error, "orig", None) or "no free connection").splitlines()[0]
-        raise Unavailable(f"the job store can't answer now ({cause}): try again", code="STORE") from error
+        parsed = sa.make_url(url)
+        backend = parsed.get_backend_name()
+    except (ArgumentError, ValueError):
+        backend = ""
+    if backend == "postgres":
+        backend = POSTGRESQL
+    if backend not in (SQLITE, POSTGRESQL):
+        raise ParameterError(
+            "the store's address can't be read: use sqlite:////path/xcray.db or postgresql://user:password@host/database"
+        )
+    if backend == SQLITE and parsed.database in (None, "", ":memory:"):
+        raise ParameterError("the store must be a file that several processes share: use a URL like sqlite:////path/xcray.db")
+    return parsed.set(drivername="postgresql+psycopg") if backend == POSTGRESQL else parsed
+
+
+def _engine_of(url: URL, busy_seconds: float) -> Engine:
+    """The engine of an address, with its settings."""
+    how: dict[str, Any] = {
+        "json_serializer": partial(json.dumps, allow_nan=False),
+        "pool_timeout": busy_seconds,
+        "hide_parameters": True,  # names and specs of tenants belong in no log
+    }
+    if url.get_backend_name() == SQLITE:
+        engine = sa.create_engine(url, pool_size=8, max_overflow=56, **how)
+        _sqlite(engine, busy_seconds)
+        return engine
+    try:
+        engine = sa.create_engine(url, pool_size=8, max_overflow=24, pool_pre_ping=True, isolation_level="READ COMMITTED", **how)
+    except ModuleNotFoundError as error:
+        raise lacking(error) from None
+    event.listen(engine, "do_connect", connector(busy_seconds))
+    return engine
 
 
 def _sqlite(engine: Engine, busy_seconds: float) -> None:

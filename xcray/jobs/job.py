@@ -14,6 +14,8 @@ from typing import Any, Final
 TRAIN: Final = "train"
 PREDICT: Final = "predict"
 KINDS: Final = (TRAIN, PREDICT)
+TIMEOUT: Final = "TIMEOUT"  # reasons of jobs whose time was up
+EXPIRED: Final = "EXPIRED"
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,10 @@ class Job:
     `attempt` counts the claims and fences: only the newest attempt may write. `progress` is the last one reported
     (phase, done, total, seconds, rate, eta, note); `result` is there when it SUCCEEDED: of a training model, version, sha256,
     measures, ...; of a batch prediction output, rows, answered, skipped, parts, ...
+
+    Limits that may be null: `timeout_seconds` of running time over all attempts since submit or resume, of which `ran_seconds`
+    are used; `expires`, Unix seconds by which it must have ended; `max_attempts`, losses that fail it. `events` counts what
+    happened to it and changes with everything that can be seen of it but heartbeats. `model` and `dataset_id` are for filters.
     """
 
     id: str
@@ -43,6 +49,20 @@ class Job:
     finished: str | None
     idempotency_key: str | None
     kind: str = TRAIN
+    key_id: str | None = None
+    timeout_seconds: float | None = None
+    ran_seconds: float = 0.0
+    expires: float | None = None
+    max_attempts: int | None = None
+    model: str | None = None
+    dataset_id: str | None = None
+    events: int = 0
+
+    def overtime(self, now: float) -> str | None:
+        """Why it may not go on at Unix second `now`: TIMEOUT (it ran too long), EXPIRED (its time to end has come), or None."""
+        if self.timeout_seconds is not None and self.ran_seconds >= self.timeout_seconds:
+            return TIMEOUT
+        return EXPIRED if self.expires is not None and now >= self.expires else None
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary of all fields."""
@@ -61,7 +81,7 @@ class Event:
 
 @dataclass(frozen=True)
 class DatasetRecord:
-    """A data set that the service holds: where it lies, whether it is READY, and its figures."""
+    """A data set that the service holds: where it lies, whether it is READY, its figures, and how often it was changed."""
 
     id: str
     tenant: str
@@ -70,6 +90,7 @@ class DatasetRecord:
     status: str
     stats: dict[str, Any]
     created: str
+    version: int = 1
 
 
 def new_id(kind: str) -> str:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict, Fenced, NotFound
+from xcray.jobs.history import bound_events, is_due
 from xcray.jobs.job import Job, utc
 from xcray.jobs.schema import EVENTS, JOBS
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, TERMINAL, allowed
 
 JOB_COLUMNS: Final = tuple(JOBS.c[name] for name in Job.__dataclass_fields__)
-KEPT_PROGRESS: Final = 500  # progress events that an ended job keeps
+LONGEST_MESSAGE: Final = 4000  # characters
 
 
-def job_of(row: sa.RowMapping) -> Job:
+def job_of(row: Mapping[Any, Any]) -> Job:
     """A row as a job."""
     return Job(**{name: row[name] for name in Job.__dataclass_fields__})
 
@@ -56,6 +58,8 @@ def note(connection: Connection, row: sa.RowMapping, now: float, kind: str, data
     seq = row["events"] + 1
     change(connection, row, events=seq, **values)
     connection.execute(sa.insert(EVENTS).values(job_id=row["id"], seq=seq, time=utc(now), kind=kind, data=data))
+    if is_due(seq):
+        bound_events(connection, row["id"])
 
 
 def move(connection: Connection, row: sa.RowMapping, now: float, status: str, **values: Any) -> Job:
@@ -66,20 +70,13 @@ def move(connection: Connection, row: sa.RowMapping, now: float, status: str, **
         values = {"phase": QUEUED, "finished": None, "reason": None, "message": None, **values}
     if status in TERMINAL:
         values["finished"] = utc(now)
+    if values.get("message"):
+        values["message"] = values["message"][:LONGEST_MESSAGE]
     if status != RUNNING:
-        values |= {"owner": None, "lease_until": None, "stop_requested": False}
+        values |= {"owner": None, "lease_seconds": None, "stop_requested": False}
     shown = {"status": status, "attempt": values.get("attempt", row["attempt"])}
     shown |= {name: values[name] for name in ("phase", "reason", "message") if values.get(name)}
     note(connection, row, now, "status", shown, status=status, **values)
     if status in TERMINAL:
-        thin_progress(connection, row["id"])
+        bound_events(connection, row["id"])
     return job_of(find(connection, row["id"], None))
-
-
-def thin_progress(connection: Connection, job_id: str) -> None:
-    """Keep about KEPT_PROGRESS progress events of an ended job, evenly."""
-    mine = (EVENTS.c.job_id == job_id, EVENTS.c.kind == "progress")
-    count = connection.execute(sa.select(sa.func.count()).select_from(EVENTS).where(*mine)).scalar_one()
-    step = -(-count // KEPT_PROGRESS)
-    if step > 1:
-        connection.execute(sa.delete(EVENTS).where(*mine, EVENTS.c.seq % step != 0))

@@ -1,25 +1,26 @@
-"""The tables of the store and their upgrades. SQLite and PostgreSQL read the same definitions."""
+"""The tables of the store as they are now. SQLite and PostgreSQL read the same definitions; `migrations/` leads to them.
+
+`seq` gives the order of things: clocks jump, counters do not. Leases have no date either: who holds one counts up `beats`, and
+whoever sees the same number for `lease_seconds` of its own steady clock may call it lost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import sqlalchemy as sa
-from sqlalchemy import Boolean, Column, Connection, Float, Index, Integer, MetaData, Table, Text, UniqueConstraint
+from sqlalchemy import Boolean, Column, Float, Index, Integer, MetaData, Table, Text, UniqueConstraint
 
-from xcray.errors import Conflict
+HEAD: Final = "0003"  # the newest file of migrations/versions: what a store of this program is at
 
 METADATA: Final = MetaData()
 DOCUMENT: Final = sa.JSON(none_as_null=True)
 SERIAL: Final = sa.BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up only in a column of type INTEGER
 
-VERSIONS: Final = Table("schema_version", METADATA, Column("version", Integer, nullable=False))
-
 JOBS: Final = Table(
     "jobs",
     METADATA,
-    Column("seq", SERIAL, primary_key=True, autoincrement=True),  # order of submission: clocks jump, counters do not
+    Column("seq", SERIAL, primary_key=True, autoincrement=True),
     Column("id", Text, nullable=False, unique=True),
     Column("tenant", Text, nullable=False),
     Column("name", Text, nullable=False),
@@ -36,7 +37,7 @@ JOBS: Final = Table(
     Column("result", DOCUMENT),
     Column("stop_requested", Boolean, nullable=False),
     Column("owner", Text),
-    Column("lease_until", Float),  # Unix seconds; only while RUNNING
+    Column("lease_seconds", Float),  # how long its runner may be silent; only while RUNNING
     Column("not_before", Float, nullable=False),  # Unix seconds; backoff after a failed launch
     Column("losses", Integer, nullable=False),  # attempts that vanished or could not be launched, since submit or resume
     Column("advanced", Boolean, nullable=False),  # some work was reported since submit or resume
@@ -45,10 +46,27 @@ JOBS: Final = Table(
     Column("started", Text),
     Column("finished", Text),
     Column("kind", Text, nullable=False, server_default="train"),  # what it does: see `xcray.jobs.job.KINDS`
+    Column("key_id", Text),  # the key that submitted it
+    Column("beats", Integer, nullable=False, server_default="0"),  # heartbeats, of all attempts
+    Column("timeout_seconds", Float),  # running time allowed, over all attempts since submit or resume
+    Column("ran_seconds", Float, nullable=False, server_default="0"),  # running time used, as its runners counted it
+    Column("expires", Float),  # Unix seconds; it must have ended by then
+    Column("max_attempts", Integer),  # losses that fail it; null: what the caller of `expire` says
+    Column("model", Text),  # the model it makes or asks, for filters
+    Column("dataset_id", Text),
     UniqueConstraint("tenant", "idempotency_key"),
-    Index("jobs_queue", "status", sa.desc("priority"), "seq"),
-    Index("jobs_tenant", "tenant", "seq"),
+    Index("jobs_queue", "status", "priority", "tenant", "seq"),
     Index("jobs_tenant_status", "tenant", "status", "seq"),
+    # holds all that a list may filter by, so that no filter reads rows which it does not show
+    Index("jobs_list", "tenant", "seq", "status", "kind", "priority", "created", "name", "model", "dataset_id"),
+    Index(
+        "jobs_expires",
+        "status",
+        "expires",
+        sqlite_where=sa.text("expires IS NOT NULL"),
+        postgresql_where=sa.text("expires IS NOT NULL"),
+    ),
+    Index("jobs_ended", "finished", sqlite_where=sa.text("finished IS NOT NULL"), postgresql_where=sa.text("finished IS NOT NULL")),
     sqlite_autoincrement=True,  # never reuse the number of a deleted job: page tokens stay right
 )
 
@@ -73,39 +91,67 @@ DATASETS: Final = Table(
     Column("status", Text, nullable=False),
     Column("stats", DOCUMENT, nullable=False),
     Column("created", Text, nullable=False),
+    Column("idempotency_key", Text),
+    Column("digest", Text),  # of the request that made it; only with a key
+    Column("version", Integer, nullable=False, server_default="1"),  # counts changes, for ETags
     Index("datasets_tenant", "tenant", "seq"),
+    Index("datasets_key", "tenant", "idempotency_key", unique=True),
     sqlite_autoincrement=True,
 )
 
+KEYS: Final = Table(
+    "keys",
+    METADATA,
+    Column("seq", SERIAL, primary_key=True, autoincrement=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("tenant", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("scopes", DOCUMENT, nullable=False),  # a list of words
+    Column("digest", Text, nullable=False, unique=True),  # SHA-256 of the secret, hexadecimal; the secret is nowhere
+    Column("created", Text, nullable=False),
+    Column("expires", Float),  # Unix seconds
+    Column("revoked", Text),
+    Column("last_used", Text),
+    Column("limits", DOCUMENT, nullable=False),
+    sqlite_autoincrement=True,
+)
 
-def _first(connection: Connection) -> None:
-    """Version 1: jobs, events, datasets."""
-    METADATA.create_all(connection)
+AUDIT: Final = Table(
+    "audit",
+    METADATA,
+    Column("seq", SERIAL, primary_key=True, autoincrement=True),
+    Column("time", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("key_id", Text),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("detail", DOCUMENT, nullable=False),
+    Column("request_id", Text),
+    Index("audit_tenant", "tenant", "seq"),
+    sqlite_autoincrement=True,
+)
 
+DUTIES: Final = Table(
+    "duties",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("owner", Text),  # null: nobody has it
+    Column("beats", Integer, nullable=False),
+    Column("term", Integer, nullable=False),  # rises with each new owner, and fences
+    Column("lease_seconds", Float, nullable=False),
+)
 
-def _kinds(connection: Connection) -> None:
-    """Version 2: jobs have a kind; those that were there are trainings. A store made just now has the column already."""
-    if "kind" not in {column["name"] for column in sa.inspect(connection).get_columns("jobs")}:
-        connection.exec_driver_sql("ALTER TABLE jobs ADD COLUMN kind TEXT NOT NULL DEFAULT 'train'")
+COUNTERS: Final = Table(
+    "counters",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("labels", Text, primary_key=True),  # canonical JSON of an object
+    Column("value", Float, nullable=False),
+)
 
-
-# UPGRADES[i] lifts version i to i + 1. Published steps never change; later steps name their columns, not the tables above.
-UPGRADES: Final[tuple[Callable[[Connection], None], ...]] = (_first, _kinds)
-VERSION: Final = len(UPGRADES)
-
-
-def upgrade(connection: Connection) -> None:
-    """Bring the schema to VERSION within the caller's transaction. Raises Conflict when the file is newer than this program."""
-    VERSIONS.create(connection, checkfirst=True)
-    found = connection.execute(sa.select(VERSIONS.c.version)).scalar()
-    version = found or 0
-    if version > VERSION:
-        raise Conflict(
-            f"the store has schema version {version}, this xcray knows {VERSION}: use a newer xcray", code="SCHEMA_NEWER"
-        )
-    for step in UPGRADES[version:]:
-        step(connection)
-    if found is None:
-        connection.execute(sa.insert(VERSIONS).values(version=VERSION))
-    elif version < VERSION:
-        connection.execute(sa.update(VERSIONS).values(version=VERSION))
+TURNS: Final = Table(
+    "turns",
+    METADATA,
+    Column("tenant", Text, primary_key=True),
+    Column("turn", SERIAL, nullable=False),  # number of the tenant's newest claim among all: who has the lowest is next
+)

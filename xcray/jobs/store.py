@@ -14,18 +14,25 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from xcray.errors import Conflict, ParameterError
+from xcray.errors import Conflict, ParameterError, Refused
 from xcray.jobs.attempts import AttemptTable
+from xcray.jobs.audit import AuditTable
+from xcray.jobs.counters import CounterTable
 from xcray.jobs.datasets import DatasetTable
-from xcray.jobs.engine import Database
+from xcray.jobs.duties import DutyTable
+from xcray.jobs.engine import Database, once_more
 from xcray.jobs.figures import FigureTable
 from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, new_id, utc
+from xcray.jobs.keys import KeyTable
+from xcray.jobs.leases import Watch
 from xcray.jobs.paging import page_start, page_token_after
 from xcray.jobs.rows import JOB_COLUMNS, change, find, job_of, move, note
-from xcray.jobs.schema import EVENTS, JOBS, upgrade
+from xcray.jobs.schema import EVENTS, JOBS
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL
+from xcray.jobs.upgrade import bring_up
 
 Events: TypeAlias = list[Event]  # the store has a method `list`
+Jobs: TypeAlias = list[Job]
 
 _FRESH: Final[dict[str, Any]] = {
     "status": PENDING,
@@ -40,20 +47,35 @@ _FRESH: Final[dict[str, Any]] = {
 }
 
 
-class JobStore(AttemptTable, DatasetTable, FigureTable):
-    """Jobs, their events and the data sets, in one database that many processes share.
+class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, CounterTable, DutyTable):
+    """Jobs, their events, data sets, keys and all else of the service, in one database that many processes share.
 
-    `url` names the database (SQLAlchemy's form), `now` gives Unix seconds. Every method is one transaction and may be called from
-    any thread. Raises Unavailable when the database can't answer, Conflict when it was written by a newer xcray.
+    Every method is one transaction and may be called from any thread. Raises Unavailable when the database can't answer, Refused
+    DISK_FULL when it can't take more, Conflict when it was written by a newer xcray.
     """
 
-    def __init__(self, url: str, *, now: Callable[[], float] = time.time, busy_seconds: float = 15.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        now: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+        busy_seconds: float = 15.0,
+        upgrade: bool = True,
+    ) -> None:
+        """url: the database in SQLAlchemy's form. now: Unix seconds, for what people read. steady: seconds that never jump, for
+        leases. busy_seconds: how long a transaction may wait. upgrade: whether an older store may be upgraded; else Conflict."""
         self.url = url
-        self._now = now
+        self._now, self._steady = now, steady
+        self._leases, self._duties = Watch(steady), Watch(steady)
         self._database = Database(url, busy_seconds)
-        with self._database.write() as connection:
-            upgrade(connection)
+        try:
+            bring_up(self._database, allowed=upgrade)
+        except BaseException:
+            self._database.close()
+            raise
 
+    @once_more
     def submit(
         self,
         spec: dict[str, Any],
@@ -65,12 +87,20 @@ class JobStore(AttemptTable, DatasetTable, FigureTable):
         digest: str | None = None,
         kind: str = TRAIN,
         job_id: str | None = None,
+        key_id: str | None = None,
+        model: str | None = None,
+        dataset_id: str | None = None,
+        timeout_seconds: float | None = None,
+        expires_seconds: float | None = None,
+        max_attempts: int | None = None,
+        most_queued: int | None = None,
     ) -> tuple[Job, bool]:
         """Accept a job, durably: (job, True), or (the first job, False) when the tenant used the key before with the same body.
 
         `digest` stands for the body where the caller knows it better than spec, name and priority do. `kind`: one of KINDS.
-        `job_id` is a server-made `new_id("job")` when its folder had to be named before. Raises Conflict when the key was used with
-        another body.
+        `job_id` is a server-made `new_id("job")` when its folder had to be named before. `expires_seconds`: from now on, when it
+        must have ended; other limits as in `Job`. Raises Conflict when the key was used with another body, Refused, code QUOTA,
+        when `most_queued` jobs of the tenant wait already.
         """
         if kind not in KINDS:
             raise ParameterError(f"kind {kind[:20]!r} is unknown: use one of {', '.join(KINDS)}")
@@ -78,9 +108,12 @@ class JobStore(AttemptTable, DatasetTable, FigureTable):
         known = self.same_key(tenant, idempotency_key, digest)
         if known is not None:
             return known, False
-        asked = {"tenant": tenant, "name": name, "spec": spec, "digest": digest, "priority": priority, "kind": kind}
+        expires = None if expires_seconds is None else self._now() + expires_seconds
+        asked: dict[str, Any] = {"tenant": tenant, "name": name, "spec": spec, "digest": digest, "priority": priority, "kind": kind}
+        asked |= {"key_id": key_id, "model": model, "dataset_id": dataset_id, "timeout_seconds": timeout_seconds}
+        asked |= {"expires": expires, "max_attempts": max_attempts, "idempotency_key": idempotency_key}
         try:
-            return self._insert({**asked, "id": job_id or new_id("job"), "idempotency_key": idempotency_key}), True
+            return self._insert({**asked, "id": job_id or new_id("job")}, most_queued), True
         except IntegrityError:  # the same key came through another door in between
             if idempotency_key is None:
                 raise
@@ -89,6 +122,7 @@ class JobStore(AttemptTable, DatasetTable, FigureTable):
                 raise
             return known, False
 
+    @once_more
     def same_key(self, tenant: str, key: str | None, digest: str) -> Job | None:
         """The job that was submitted with this key, None when there is none; Conflict when its body was another one."""
         if key is None:
@@ -96,28 +130,59 @@ class JobStore(AttemptTable, DatasetTable, FigureTable):
         with self._database.read() as connection:
             return _keyed(connection, tenant, key, digest)
 
-    def get(self, job_id: str, tenant: str = "default") -> Job:
-        """One job. NotFound when there is none, or when it is another tenant's."""
+    @once_more
+    def get(self, job_id: str, tenant: str | None = "default") -> Job:
+        """One job. NotFound when there is none, or when it is another tenant's; `tenant` None is for those who may see all."""
         with self._database.read() as connection:
             return job_of(find(connection, job_id, tenant))
 
+    @once_more
+    def find_job(self, job_id: str) -> Job | None:
+        """One job of whatever tenant, None when there is none: for xcray's own processes."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(*JOB_COLUMNS).where(JOBS.c.id == job_id)).mappings().first()
+        return None if row is None else job_of(row)
+
+    @once_more
     def list(
-        self, tenant: str = "default", *, status: str | None = None, limit: int = 50, page_token: str | None = None
+        self,
+        tenant: str | None = "default",
+        *,
+        status: str | None = None,
+        kind: str | None = None,
+        name: str | None = None,
+        model: str | None = None,
+        dataset: str | None = None,
+        priority: int | None = None,
+        created_after: float | None = None,
+        created_before: float | None = None,
+        limit: int = 50,
+        page_token: str | None = None,
     ) -> tuple[list[Job], str | None]:
-        """Jobs of a tenant, newest first, and the token of the next page or None. ParameterError for a wrong argument."""
-        query = sa.select(*JOB_COLUMNS, JOBS.c.seq).where(JOBS.c.tenant == tenant).order_by(JOBS.c.seq.desc())
-        if status is not None:
-            if status not in STATUSES:
-                raise ParameterError(f"status {status[:20]!r} is unknown: use one of {', '.join(STATUSES)}")
-            query = query.where(JOBS.c.status == status)
+        """Jobs of a tenant (None: of all), newest first, and the token of the next page or None. Raises ParameterError.
+
+        Only those that fit all that is named: `dataset` is an id, `created_after` (inclusive) and `created_before` Unix seconds.
+        """
+        if status is not None and status not in STATUSES:
+            raise ParameterError(f"status {status[:20]!r} is unknown: use one of {', '.join(STATUSES)}")
+        same = {"tenant": tenant, "status": status, "kind": kind, "name": name, "model": model, "priority": priority}
+        wanted = [JOBS.c[column] == value for column, value in {**same, "dataset_id": dataset}.items() if value is not None]
+        if created_after is not None:
+            wanted.append(JOBS.c.created >= utc(created_after))
+        if created_before is not None:
+            wanted.append(JOBS.c.created < utc(created_before))
         start = page_start(page_token, limit)
         if start is not None:
-            query = query.where(JOBS.c.seq < start)
+            wanted.append(JOBS.c.seq < start)
+        # the inner question is answered by an index alone; only the rows of the page are read
+        page = sa.select(JOBS.c.seq).where(*wanted).order_by(JOBS.c.seq.desc()).limit(limit + 1)
+        query = sa.select(*JOB_COLUMNS, JOBS.c.seq).where(JOBS.c.seq.in_(page)).order_by(JOBS.c.seq.desc())
         with self._database.read() as connection:
-            rows = connection.execute(query.limit(limit + 1)).mappings().all()
+            rows = connection.execute(query).mappings().all()
         return [job_of(row) for row in rows[:limit]], page_token_after(rows, limit)
 
-    def events(self, job_id: str, tenant: str = "default", *, after: int = 0, limit: int = 1000) -> Events:
+    @once_more
+    def events(self, job_id: str, tenant: str | None = "default", *, after: int = 0, limit: int = 1000) -> Events:
         """Events of a job with `seq` above `after`, in order. NotFound as in `get`."""
         query = sa.select(EVENTS).where(EVENTS.c.job_id == job_id, EVENTS.c.seq > after).order_by(EVENTS.c.seq).limit(limit)
         with self._database.read() as connection:
@@ -125,7 +190,8 @@ class JobStore(AttemptTable, DatasetTable, FigureTable):
             rows = connection.execute(query).mappings().all()
         return [Event(row["seq"], row["time"], row["kind"], row["data"]) for row in rows]
 
-    def request_stop(self, job_id: str, tenant: str = "default") -> Job:
+    @once_more
+    def request_stop(self, job_id: str, tenant: str | None = "default") -> Job:
         """Ask a job to stop: PENDING stops at once, RUNNING hears it at its next heartbeat, ended ones stay. Twice is once."""
         with self._database.write() as connection:
             row = find(connection, job_id, tenant, lock=True)
@@ -135,8 +201,12 @@ class JobStore(AttemptTable, DatasetTable, FigureTable):
                 note(connection, row, self._now(), "stop", {"attempt": row["attempt"]}, stop_requested=True)
             return job_of(find(connection, job_id, tenant))
 
-    def resume(self, job_id: str, tenant: str = "default") -> Job:
-        """Queue a STOPPED or FAILED job again; finished work is kept. One under way stays as it is; Conflict when it SUCCEEDED."""
+    @once_more
+    def resume(self, job_id: str, tenant: str | None = "default") -> Job:
+        """Queue a STOPPED or FAILED job again; finished work is kept. One under way stays as it is; Conflict when it SUCCEEDED.
+
+        It has its running time and its losses before it again; a time to end that has come no longer counts.
+        """
         with self._database.write() as connection:
             row = find(connection, job_id, tenant, lock=True)
             if row["status"] == SUCCEEDED:
@@ -145,9 +215,13 @@ class JobStore(AttemptTable, DatasetTable, FigureTable):
                 if row["stop_requested"]:
                     raise Conflict(f"job {job_id} is stopping; resume it when it is {STOPPED}", code="STATE", status=row["status"])
                 return job_of(row)
-            return move(connection, row, self._now(), PENDING, losses=0, advanced=False, not_before=0.0)
+            again: dict[str, Any] = {"losses": 0, "advanced": False, "not_before": 0.0, "ran_seconds": 0.0}
+            if row["expires"] is not None and row["expires"] <= self._now():
+                again["expires"] = None  # whoever resumes it wants it to run
+            return move(connection, row, self._now(), PENDING, **again)
 
-    def delete(self, job_id: str, tenant: str = "default") -> None:
+    @once_more
+    def delete(self, job_id: str, tenant: str | None = "default") -> None:
         """Forget an ended job and its events; its folders are the caller's. Conflict while it is PENDING or RUNNING."""
         with self._database.write() as connection:
             row = find(connection, job_id, tenant, lock=True)
@@ -157,6 +231,25 @@ class JobStore(AttemptTable, DatasetTable, FigureTable):
             connection.execute(sa.delete(EVENTS).where(EVENTS.c.job_id == job_id))
             connection.execute(sa.delete(JOBS).where(JOBS.c.seq == row["seq"]))
 
+    @once_more
+    def retire(self, ended_before: float, keep: int, limit: int = 100) -> Jobs:
+        """Forget at most `limit` ended jobs: those that ended before a Unix second, and those beyond the newest `keep` of all.
+
+        Returns the forgotten jobs, those that ended first before others; their folders and logs are the caller's to remove. Call it
+        again while it returns `limit`.
+        """
+        ended = sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.finished.is_not(None))
+        with self._database.read() as connection:
+            surplus = connection.execute(ended).scalar_one() - keep
+        oldest = sa.select(JOBS).where(JOBS.c.finished.is_not(None)).order_by(JOBS.c.finished, JOBS.c.seq)
+        with self._database.write() as connection:
+            rows = connection.execute(oldest.limit(limit).with_for_update(skip_locked=True)).mappings().all()
+            gone = [row for place, row in enumerate(rows) if place < surplus or row["finished"] < utc(ended_before)]
+            connection.execute(sa.delete(EVENTS).where(EVENTS.c.job_id.in_([row["id"] for row in gone])))
+            connection.execute(sa.delete(JOBS).where(JOBS.c.seq.in_([row["seq"] for row in gone])))
+        return [job_of(row) for row in gone]
+
+    @once_more
     def counts(self, tenant: str | None = None) -> dict[str, int]:
         """How many jobs have each status, every status named; of one tenant, or of all."""
         query = sa.select(JOBS.c.status, sa.func.count()).group_by(JOBS.c.status)
@@ -166,6 +259,7 @@ class JobStore(AttemptTable, DatasetTable, FigureTable):
             counted = {row[0]: row[1] for row in connection.execute(query)}
         return dict.fromkeys(STATUSES, 0) | counted
 
+    @once_more
     def ping(self) -> None:
         """Return when the database answers; raises Unavailable when not."""
         with self._database.read() as connection:
@@ -175,14 +269,25 @@ class JobStore(AttemptTable, DatasetTable, FigureTable):
         """Close all connections; the store may not be used after it."""
         self._database.close()
 
-    def _insert(self, asked: dict[str, Any]) -> Job:
+    def _insert(self, asked: dict[str, Any], most_queued: int | None) -> Job:
         """A new row and its first event."""
         with self._database.write() as connection:
+            if most_queued is not None:
+                self._check_queue(connection, asked["tenant"], most_queued)
             created = utc(self._now())
             connection.execute(sa.insert(JOBS).values(created=created, **asked, **_FRESH))
             first = {"status": PENDING, "phase": QUEUED, "attempt": 0}
             connection.execute(sa.insert(EVENTS).values(job_id=asked["id"], seq=1, time=created, kind="status", data=first))
             return job_of(find(connection, asked["id"], asked["tenant"]))
+
+    def _check_queue(self, connection: Connection, tenant: str, most_queued: int) -> None:
+        """Refuse one job too many of a tenant, also when many come at once."""
+        self._database.alone(connection, f"queue of {tenant}")
+        waiting = sa.select(JOBS.c.seq).where(JOBS.c.tenant == tenant, JOBS.c.status == PENDING).limit(most_queued).subquery()
+        if connection.execute(sa.select(sa.func.count()).select_from(waiting)).scalar_one() >= most_queued:
+            raise Refused(
+                f"{most_queued} of your jobs wait already, more may not: wait until some have run, or stop some", code="QUOTA"
+            )
 
 
 def _keyed(connection: Connection, tenant: str, key: str, digest: str) -> Job | None:

@@ -52,7 +52,7 @@ def serve(settings: Settings, *, runner: bool = True, ready: Callable[[str], Non
         if runner and not settings.shares_store:
             held.enter_context(take_place(settings, home, "runner"))
         address = held.enter_context(contextlib.closing((listen if settings.workers == 1 else reserve)(settings)))
-        store = held.enter_context(contextlib.closing(JobStore(settings.store_url)))
+        store = held.enter_context(contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade)))
         supervisor, checks = held.enter_context(supervision(settings, home, store)) if runner else (None, checks_of(settings, home))
         url = _url(settings.host, address)
         if settings.workers == 1:
@@ -73,7 +73,7 @@ def run_jobs(settings: Settings, *, ready: Callable[[str], None] | None = None) 
     with contextlib.ExitStack() as held:
         place = held.enter_context(take_place(settings, home, "runner"))
         address = held.enter_context(contextlib.closing(listen(settings)))
-        store = held.enter_context(contextlib.closing(JobStore(settings.store_url)))
+        store = held.enter_context(contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade)))
         supervisor, checks = held.enter_context(supervision(settings, home, store))
         app = create_app(settings, store=store, supervisor=supervisor, checks=checks, alone=False, whole=False)
         url = _url(settings.host, address)

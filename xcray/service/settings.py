@@ -24,6 +24,9 @@ class Settings(BaseSettings):
 
     home: Path = Field(default_factory=lambda: Path.home() / ".xcray", description="Folder of an embedded service.")
     store: str | None = Field(None, description="URL of the job store, like postgresql://...; without one, a file in the home.")
+    store_upgrade: bool = Field(
+        True, description="Upgrade an older job store at the start; if not, `xcray store upgrade` must do it."
+    )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     insecure_dev: bool = Field(False, description="Listen on a public address without keys. For closed networks only.")
@@ -81,6 +84,10 @@ class Settings(BaseSettings):
     build_seconds: int = Field(3600, ge=1, description="Processor seconds of a process that builds a data set.")
     builds_at_once: int = Field(1, ge=1, description="Data sets built at the same time.")
     models_loaded: int = Field(4, ge=1, description="Models kept mapped at the same time.")
+    swap_seconds: float = Field(
+        300.0, ge=0, description="While a new version is loaded the old one answers, at most so long; then requests wait for it."
+    )
+    linger_seconds: float = Field(10.0, ge=0, description="A version that nothing leads to any more stays mapped so long.")
     workers: int = Field(1, ge=1, le=256, description="Processes that answer; more than one when one core is not enough.")
     predict_threads: int = Field(
         0, ge=0, description="Threads of a process for predictions that are not cheap; 0: its share of the cores."

@@ -1,0 +1,46 @@
+"""PostgreSQL connections that do not wait for ever: on the server by its own timeouts, here by a clock beside the socket.
+
+A server that is stopped, or a network that swallows packets, sends nothing at all: then only this side can end the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+CONNECT_SECONDS: Final = 5
+LEAST_SECONDS: Final = 1.0
+
+
+def connector(busy_seconds: float) -> Callable[[Any, Any, Any, dict[str, Any]], Any]:
+    """What SQLAlchemy calls to connect (its event do_connect): psycopg, with an end to every wait.
+
+    Settings that the address names itself (connect_timeout, options, sslmode, ...) are kept.
+    """
+    import psycopg
+    from psycopg.pq import TransactionStatus
+
+    longest = max(LEAST_SECONDS, busy_seconds)
+
+    class Patient(psycopg.Connection[Any]):
+        """A connection that is closed when the server is silent for too long."""
+
+        def wait(self, gen: Any, *_how: Any, **_named: Any) -> Any:
+            """Run a conversation of psycopg's to its end. Raises OperationalError after a second more than the server may take."""
+            try:
+                return super().wait(gen, timeout=longest + 1.0)
+            except psycopg.OperationalError:
+                if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                    self.pgconn.finish()  # an answer that comes later must not be taken for that to another question
+                raise
+
+    milliseconds = int(longest * 1000)
+    limits = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+    options = " ".join(f"-c {limit}={milliseconds}" for limit in limits)
+
+    def connect(_dialect: Any, _record: Any, _arguments: Any, named: dict[str, Any]) -> Any:
+        wished = {"connect_timeout": CONNECT_SECONDS, "application_name": "xcray", **named}
+        wished["options"] = f"{options} {named.get('options', '')}".strip()
+        return Patient.connect(**wished)
+
+    return connect
