@@ -27,7 +27,7 @@ def found(folder: Path) -> dict[str, Any] | None:
 def answer(job: Job, spec: dict[str, Any], folder: Path, heart: Heart) -> dict[str, Any]:
     """Answer what is left and publish all; the manifest. Raises as `predict_bulk`, and Fenced before anything is published."""
     out = folder / OUTPUT
-    how: dict[str, Any] = {"progress": heart.progress, "stop": heart.flag, "job": job.id, "check": heart.beat}
+    how: dict[str, Any] = {"progress": heart.progress, "stop": heart.flag, "job": job.id, "check": heart.commit}
     return predict_bulk(BulkSpec.from_dict(spec), run_dir=folder, out=out, **how).manifest
 
 

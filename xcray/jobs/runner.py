@@ -21,7 +21,7 @@ from typing import Any, Final
 from xcray.errors import Fenced, Stopped, Unavailable, XcrayError
 from xcray.execution.pool import StopFlag
 from xcray.jobs import answering
-from xcray.jobs.heart import Heart
+from xcray.jobs.heart import Bound, Heart
 from xcray.jobs.home import Home
 from xcray.jobs.job import PREDICT, TRAIN, Job
 from xcray.jobs.launch import STORE_VARIABLE
@@ -119,7 +119,7 @@ class _Attempt:
         staged = desk.staged(self.job.attempt)
         given = training(spec, run_dir=self.folder, out=staged, progress=self.heart.progress, stop=self.heart.flag, job=self.job.id)
         outcome = Outcome(given.sha256, given.measures, summary(given.report))
-        result = desk.publish(given.model_path, outcome, self.job.attempt, self.heart.beat)
+        result = desk.publish(given.model_path, outcome, self.job.attempt, self.heart.commit)
         LOG.info("published %s version %d", result["model"], result["version"])  # before the job ends: then its log is whole
         return result
 
@@ -156,13 +156,15 @@ class _Attempt:
         return FAILED
 
     def _stopped(self) -> str:
-        """STOPPED when somebody asked for it; else given back, to go on elsewhere."""
+        """STOPPED when somebody asked for it; FAILED when its time was up; else given back, to go on elsewhere."""
         self.heart.stop()
         if self.heart.fenced:
             raise Fenced(f"attempt {self.job.attempt} of {self.job.id} lost its job")
         if self.heart.asked:
             self._finish(STOPPED)
             return STOPPED
+        if self.heart.overtime is not None:
+            return self._fail(self.heart.overtime, self.heart.why_late())
         return self.store.release(self.job.id, self.job.attempt).status
 
     def _later(self, error: Unavailable) -> str:
@@ -195,6 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ray-address")
     parser.add_argument("--wanted", type=Path, help="a file to touch while running")
     parser.add_argument("--nice", type=int, default=0, help="how far to stand back for other processes, 0 to 19")
+    parser.add_argument("--lease", type=float, default=20.0, help="seconds of silence after which the job may be taken away")
+    parser.add_argument("--patience", type=float, default=3.0, help="seconds that the training has to stop by itself")
+    parser.add_argument("--log-bytes", type=float, help="largest log of the job")
     chosen = parser.parse_args(arguments)
     log_runner(chosen.log, Whereabouts(chosen.job, chosen.attempt))
     faulthandler.enable()  # crashes of native code are traced too
@@ -202,8 +207,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     home, flag = Home(chosen.home), StopFlag()
     signal.signal(signal.SIGTERM, lambda _number, _frame: flag.set())
     store = JobStore(chosen.store or home.store_url)
+    log = Bound(home.log(chosen.job), int(chosen.log_bytes)) if chosen.log_bytes else None
+    how: dict[str, Any] = {"lease_seconds": chosen.lease, "patience": chosen.patience, "log": log, "wanted": chosen.wanted}
     try:
-        end = run_attempt(store, home, chosen.job, chosen.attempt, ray_address=chosen.ray_address, flag=flag, wanted=chosen.wanted)
+        end = run_attempt(store, home, chosen.job, chosen.attempt, ray_address=chosen.ray_address, flag=flag, **how)
     except XcrayError as error:  # the store itself can't be had: the lease will run out, and another attempt follows
         LOG.error("%s: %s", error.code, error.message)
         return 2
