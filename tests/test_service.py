@@ -549,7 +549,7 @@ def test_the_cache_loads_a_model_once_and_keeps_a_few(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         publish(rooms.registry, name, tmp_path / name)
     opened: list[str] = []
-    opener = rooms.predictors._open
+    opener = rooms.predictors._loader.open
 
     def slow(path: Path) -> Any:
         opened.append(path.parts[-3])
@@ -865,7 +865,7 @@ def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool, httpx.Client(trust_env=False, timeout=30) as http:
         with serving(app) as url:
             answer = pool.submit(http.post, f"{url}/v1/models/docs:predict", json={"instances": [{"text": "a"}]})
-            eventually(lambda: app.state.rooms.predictors._loading)
+            eventually(lambda: app.state.rooms.predictors._loader._turns)
             threading.Timer(0.5, release.set).start()
         assert answer.result().json()["code"] == "CORRUPT"
     assert b"" == raw_or_refused(url)

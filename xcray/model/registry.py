@@ -309,7 +309,7 @@ class Registry:
             state = read_json(self._home(name) / "aliases.json")
         except NotFound:
             state = {}
-        empty = {"aliases": {}, "routes": {}, "digests": {}, "corrupt": {}, "kept": [], "unloads": {}}
+        empty: dict[str, Any] = {"aliases": {}, "routes": {}, "digests": {}, "corrupt": {}, "kept": [], "unloads": {}}
         return {"schema_version": 1, "highest": 0, **empty, **state}
 
     def _alter(self, name: str, change: Callable[[dict[str, Any]], None], action: str, **facts: Any) -> None:

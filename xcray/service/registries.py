@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from xcray.files import NAME
 from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.model.registry import Registry
 
@@ -16,7 +17,13 @@ class Registries:
     def __init__(self, home: Home, default: Registry | None = None) -> None:
         """default: the registry of the tenant default; the home's when not given."""
         self._home, self._default = home, default or Registry(home.models_of(DEFAULT_TENANT))
+        self._tenants = home.path / "tenants"
         self._known: dict[str, Registry] = {}
+
+    def tenants(self) -> list[str]:
+        """All tenants that may have models."""
+        others = [path.name for path in self._tenants.iterdir() if NAME.fullmatch(path.name)] if self._tenants.is_dir() else []
+        return [DEFAULT_TENANT, *sorted(others)]
 
     def of(self, tenant: str) -> Registry:
         """The registry of a tenant. Raises ParameterError for a name that can't be one."""

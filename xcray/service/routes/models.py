@@ -55,7 +55,7 @@ def delete_version(request: Request, caller: Submitter, name: str, version: int)
     """Delete a version that no alias names; its number is not used again."""
     rooms = rooms_of(request)
     rooms.registry_of(caller.tenant).delete(name, version)
-    rooms.predictors.forget(caller.tenant, name, version)
+    rooms.predictors.moved(caller.tenant, name)
 
 
 @router.put("/{name:modelname}/aliases/{alias:modelname}", openapi_extra=described(AliasRequest))
