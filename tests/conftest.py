@@ -61,3 +61,12 @@ def ray() -> Iterator[Any]:
 
     with local_ray() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A private PostgreSQL, one for all tests of a session; skips its test, with the reason, where the binaries lack."""
+    from postgres import server_or_skip
+
+    with server_or_skip() as server:
+        yield server
