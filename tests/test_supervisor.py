@@ -26,6 +26,7 @@ class Launches:
 
     def __init__(self):
         self.asked, self.gone, self.trouble, self.slow = [], [], None, None
+        self.living, self.ended = [], []
 
     def launch(self, job):
         self.asked.append((job.id, job.attempt))
@@ -37,6 +38,12 @@ class Launches:
     def tend(self):
         gone, self.gone = self.gone, []
         return gone
+
+    def runners(self):
+        return list(self.living)
+
+    def end(self, runner):
+        self.ended.append(runner)
 
 
 class Clock:
