@@ -21,7 +21,7 @@ from xcray.arrays import CSR, Int64, csr
 from xcray.bulk.columns import DENSE, SPARSE, TEXT, Form, Rows, form_of
 from xcray.bulk.plan import Chunk, Plan, changed, input_file, rows_of_part
 from xcray.bulk.spec import BulkSpec
-from xcray.data.columns import HINTS, dense_rows, sparse_rows
+from xcray.data.columns import dense_rows, sparse_rows
 from xcray.data.options import ReadOptions
 from xcray.data.problems import Tally
 from xcray.data.records import has_half_surrogate, json_object
@@ -275,7 +275,7 @@ def _json_rows(piece: Source, block: Block, found: _Lines, form: Form, width: in
         return [values[place[name]] for _, values in kept]
 
     def fault(row: int, code: str, problem: str, value: str | None) -> None:
-        tally.bad(piece.error(code, problem, line=lines[row], value=value, hint=HINTS.get(code)))
+        tally.bad(piece.error(code, problem, line=lines[row], value=value))
 
     sound = np.ones(len(kept), np.bool_)
     rows: list[str] | CSR

@@ -14,7 +14,8 @@ from xcray.arrays import Int64
 from xcray.bulk.columns import DENSE, SPARSE, TEXT, Form, Rows, form_of
 from xcray.bulk.plan import Chunk, InputFile, Plan, changed, input_file, rows_of_part
 from xcray.bulk.spec import BulkSpec
-from xcray.data.columns import HINTS, dense_rows, sparse_rows, texts_of
+from xcray.data.codes import mend
+from xcray.data.columns import dense_rows, sparse_rows, texts_of
 from xcray.data.parquet_file import open_parquet, told
 from xcray.data.problems import Tally
 from xcray.errors import DataError, NotFound
@@ -154,7 +155,7 @@ def _form(schema: pa.Schema, spec: BulkSpec, reads_text: bool, file: str) -> For
             whole = name != form.indices or (_is_list(kind) and pa.types.is_integer(kind.value_type))
             sound, wanted = numbers and whole, f"lists of {'whole ' if name == form.indices else ''}numbers"
         if not sound:
-            raise DataError("FIELD_TYPE", f"column {name!r} is {kind}, {wanted} are expected", file=file)
+            raise DataError("FIELD_TYPE", f"column {name!r} is {kind}, {wanted} are expected", file=file, hint="cast the column")
     if form.id is None:
         return form
     kind = schema.field(form.id).type
@@ -191,4 +192,4 @@ def _ids(batch: pa.RecordBatch, form: Form, first_row: int, kept: Any) -> pa.Arr
 
 def _fault(tally: Tally, file: str, start: int, row: int, code: str, problem: str, value: str | None) -> None:
     """Note a bad row, by its number in the file."""
-    tally.bad(DataError(code, problem, file=file, row=start + row, value=value, hint=HINTS.get(code)))
+    tally.bad(DataError(code, problem, file=file, row=start + row, value=value, hint=mend(code)))

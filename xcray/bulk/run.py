@@ -22,8 +22,9 @@ from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
 from xcray.execution.pool import Pool, Result, StopFlag
-from xcray.execution.progress import Progress
-from xcray.execution.timeline import Timeline, balance, read_streams
+from xcray.execution.progress import ANSWERED, NONE, Progress
+from xcray.execution.timeline import Span, Timeline, balance, read_streams
+from xcray.execution.vitals import Vitals
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.schedule.scatter import Scatter
@@ -94,19 +95,27 @@ class _Run:
         """Answer the chunks that no part holds."""
         began, missing = time.monotonic(), frozen(self.parts.missing, np.int32)
         self.workers = 1 if self.spec.pool == "serial" else max(1, min(self.spec.workers or os.cpu_count() or 1, len(missing)))
+        self.vitals = Vitals(self.workers, 0)
         self.tell("PREDICTING", self.kept_rows, self.plan.n_rows)
         if len(missing):
             rows = np.array([max(1, self.plan.chunks[i].n_rows) for i in missing.tolist()], np.float64)
             order = -missing.astype(np.float64)  # in the order of the file: disks read ahead, and bad rows are met early
             schedule = Scatter(missing, rows, (SECONDS_A_ROW,), values=order, workers=self.workers)
+            pool = self._pool()
+            self.vitals.follow(pool.stored)
             with Timeline(self.run_dir) as timeline:
+
+                def record(span: Span) -> None:
+                    timeline.add(span)
+                    self.vitals.span(span)
+
                 drive(
                     schedule,
-                    self._pool(),
+                    pool,
                     commit=self._commit,
                     stop=self.stop,
                     tick=lambda: self._tick(began),
-                    record=timeline.add,
+                    record=record,
                 )
         self.seconds["PREDICTING"] = time.monotonic() - began
 
@@ -127,8 +136,8 @@ class _Run:
         if self.stop.is_set():
             raise Stopped("stopped on request; finished parts are kept, the next run does the rest")
         kept = getattr(self, "kept_rows", 0)
-        note = f"{kept} kept" if kept else ""
-        self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note))
+        note, vitals = f"{kept} kept" if kept else "", self.vitals.told() if phase == "PREDICTING" else NONE
+        self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note, vitals=vitals))
 
     def _plan(self) -> Plan:
         """Cut the input into chunks."""
@@ -160,6 +169,7 @@ class _Run:
         """Progress: rate in rows, time left by the rows that are left."""
         read, total, elapsed = self.parts.rows_read, self.plan.n_rows, time.monotonic() - began
         rate = (read - self.kept_rows) / elapsed if elapsed > 0.0 else 0.0
+        self.vitals.reach(ANSWERED, read - self.kept_rows)
         self.tell("PREDICTING", read, total, rate, (total - read) / rate if rate > 0.0 else None)
 
     def _about(self) -> dict[str, Any]:

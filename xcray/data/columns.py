@@ -6,7 +6,7 @@ All of it is arithmetic on whole columns; only rows with faults are looked at on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +17,6 @@ from xcray.arrays import CSR, Float32, Int64, csr
 
 Fault: TypeAlias = Callable[[int, str, str, str | None], None]  # row of the slice, code, problem, value
 Mask: TypeAlias = NDArray[np.bool_]
-HINTS: Final = {  # the mend of each fault
-    "DIM": "give a value for every feature, or indices with the values",
-    "DUP_INDEX": "give each index once in a row",
-    "ENCODING": "write strings as UTF-8",
-    "INDEX_RANGE": "indices begin at 0",
-    "NOT_FINITE": "leave the entry out, or write a number",
-    "NULL_VALUE": "leave the row out, or write an empty list",
-    "ROW_LENGTHS": "give as many indices as values",
-}
 
 
 def texts_of(columns: Sequence[pa.Array], fault: Fault) -> tuple[list[str], Mask]:

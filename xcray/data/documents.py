@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xcray.arrays import Pattern, pattern
+from xcray.data.codes import mend
 from xcray.data.dataset import Dataset
 from xcray.data.names import Names
 from xcray.data.problems import Tally
@@ -63,7 +64,8 @@ def build_documents(
                 yield record.text
         tally.close()
         if not labels.ids:
-            raise DataError("NO_POSITIVES", "no training document has a label; there is nothing to learn", file=tally.file)
+            problem = "no training document has a label; there is nothing to learn"
+            raise DataError("NO_POSITIVES", problem, file=tally.file, hint=mend("NO_POSITIVES"))
 
     if isinstance(how, TextPipeline):
         pipeline, X = how, how.transform_stream(texts())

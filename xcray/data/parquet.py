@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xcray.arrays import CSR, Int64, Pattern, csr, pattern
-from xcray.data.columns import HINTS, Mask, dense_rows, drop_nulls, firsts, lists_of, sparse_rows
+from xcray.data.codes import mend
+from xcray.data.columns import Mask, dense_rows, drop_nulls, firsts, lists_of, sparse_rows
 from xcray.data.documents import label_order
 from xcray.data.options import MAX_INDEX, ReadOptions
 from xcray.data.parquet_file import check_grown, check_growth, open_parquet, told
@@ -145,12 +146,12 @@ class _Faults:
         """Note a bad row, by its number in the slice."""
         if row in self.found:
             return
-        options, hint = self.source.options, HINTS.get(code)
+        options, hint = self.source.options, mend(code)
         if code == "INDEX_RANGE" and options.n_features is None and value is not None and 0 <= int(value) <= MAX_INDEX:
             code, hint = "DIM_LIMIT", "if that is meant, raise max_features"
         if code == "LABEL_RANGE":
             limited = options.n_labels is None and value is not None and 0 <= int(value) <= MAX_INDEX
-            code, hint = ("DIM_LIMIT", "if that is meant, raise max_labels") if limited else (code, "labels are 0, 1, ..., K - 1")
+            code, hint = ("DIM_LIMIT", "if that is meant, raise max_labels") if limited else (code, hint)
         self.found[row] = self.source.error(code, problem, line=self.start + row, value=value, hint=hint)
 
     def tell(self) -> None:
@@ -261,10 +262,10 @@ def _scalar(source: Source, column: pa.Array, row: int, at: int, name: str) -> A
         value = column[at].as_py()
     except UnicodeDecodeError as error:
         problem = f"column '{name}' is not UTF-8 at byte {error.start}"
-        raise source.error("ENCODING", problem, line=row, hint=HINTS["ENCODING"]) from None
+        raise source.error("ENCODING", problem, line=row) from None
     if value is None or (isinstance(value, list) and None in value):
         problem = f"column '{name}' {'is' if value is None else 'holds a'} null"
-        raise source.error("NULL_VALUE", problem, line=row, hint=HINTS["NULL_VALUE"])
+        raise source.error("NULL_VALUE", problem, line=row)
     return value
 
 
@@ -368,4 +369,4 @@ def _close(source: Source, tally: Tally) -> None:
     """The end of the file: errors that are not to be skipped, and at least one row."""
     tally.close()
     if not tally.n_rows:
-        raise DataErrors(tally.errors) if tally.errors else source.error("EMPTY_FILE", "no rows", hint="give a file with rows")
+        raise DataErrors(tally.errors) if tally.errors else source.error("EMPTY_FILE", "no rows in it")

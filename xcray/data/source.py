@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xcray.data.codes import mend
 from xcray.data.options import MIB, ReadOptions
 from xcray.errors import DataError, NotFound
 from xcray.files import sha256_file
@@ -59,7 +60,8 @@ class Source:
         self.too_long = "FIELD_TOO_LONG" if text else "LINE_TOO_LONG"
 
     def error(self, code: str, problem: str, **details: Any) -> DataError:
-        """A DataError about this file."""
+        """A DataError about this file; its hint is that of its code when none is given."""
+        details["hint"] = details.get("hint") or mend(code)
         if self.by_row and "line" in details:
             details["row"] = details.pop("line")
         return DataError(code, problem, file=self.name, **details)

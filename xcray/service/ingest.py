@@ -31,13 +31,13 @@ def main(arguments: list[str]) -> int:
     request_path = Path(arguments[0])
     request = read_json(request_path)
     _limit(request["limits"], int(arguments[1]))
-    outcome = _attempt(request, request_path.parent)
+    outcome = attempt(request, request_path.parent)
     write_json(request_path.with_name(request_path.name.replace("request", "outcome", 1)), outcome)
     return 0 if "stats" in outcome else 1
 
 
-def _attempt(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The outcome of building: figures, or a problem without paths of the server."""
+def attempt(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The outcome of building, for outcome.json: figures, or a problem without paths of the server."""
     target = Path(request["target"])
     sources = {part: Path(path) for part, path in request["sources"].items()}
     try:

@@ -1,0 +1,116 @@
+"""The rows of the catalogue, and how one is put on disk and built from."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xcray.data.build import BuildOptions
+from xcray.errors import DataError
+
+PATHS = ("labels_file", "label_names_file", "test_rows_file")
+CLOSED = {*PATHS, "expected_bytes", "expected_sha256"}  # not taken over HTTP
+
+
+class Bad(NamedTuple):
+    """A row that is refused: the bytes of the training file, the code, and whatever else the error must tell.
+
+    options: of reading and building; those of `PATHS` name one of the files in `more`. test: bytes of a test file. file: which
+    file the error is about. A row of the catalogue with several inputs has an id with a dash: S12, S12-long.
+    """
+
+    id: str
+    data: bytes
+    code: str
+    line: int | None = None
+    column: int | None = None
+    value: str | None = None
+    hint: str = ""
+    says: str = ""
+    options: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never changed
+    name: str = ""
+    row: int | None = None
+    test: bytes | None = None
+    more: dict[str, bytes] = {}  # noqa: RUF012
+    file: str = ""
+
+    @property
+    def over_http(self) -> bool:
+        """Whether a stranger may ask for it: paths of the server, and what the server itself declares, are closed to them."""
+        return not CLOSED & set(self.options)
+
+
+class Good(NamedTuple):
+    """A row that is read, by the choice that docs/formats.md states; X, Y, names of labels and warnings that come of it."""
+
+    id: str
+    data: bytes
+    X: list[list[float]] | None = None
+    Y: list[list[int]] | None = None
+    labels: list[str] | None = None
+    warnings: dict[str, int] | None = None
+    options: dict[str, Any] = {}  # noqa: RUF012
+    name: str = ""
+
+
+def row_of(case: Any) -> str:
+    """S12 of S12-long, J3 of "J3 trailing"."""
+    return str(case.id).replace(" ", "-").split("-")[0]
+
+
+def laid_out(case: Bad | Good, format: str, folder: Path) -> tuple[dict[str, Path], BuildOptions]:
+    """The files of a case in a folder: sources by part, and the options."""
+    sources = {"train": folder / (case.name or f"train.{SUFFIXES[format]}")}
+    sources["train"].write_bytes(case.data)
+    if isinstance(case, Bad):
+        for name, data in case.more.items():
+            (folder / name).write_bytes(data)
+        if case.test is not None:
+            sources["test"] = folder / f"test.{SUFFIXES[format]}"
+            sources["test"].write_bytes(case.test)
+    options = {name: str(folder / value) if name in PATHS else value for name, value in case.options.items()}
+    return sources, BuildOptions.from_dict(options)
+
+
+SUFFIXES: Mapping[str, str] = {"svmlight": "svm", "xc": "txt", "csv": "csv", "tsv": "tsv", "jsonl": "jsonl", "parquet": "parquet"}
+
+
+def wrong(case: Bad, problem: Mapping[str, Any], file: str | None) -> list[str]:
+    """What a problem (an error as JSON) fails to tell of a case; empty when it is right. file: how the first file is called."""
+    wanted: dict[str, Any] = {"code": case.code}
+    told = {"line": case.line, "column": case.column, "row": case.row, "value": case.value}
+    wanted |= {name: value for name, value in told.items() if value is not None}
+    if file is not None:
+        wanted["file"] = case.file or file
+    out = [f"{name} is {problem.get(name)!r}, not {value!r}" for name, value in wanted.items() if problem.get(name) != value]
+    message, hint = str(problem.get("message", "")), str(problem.get("hint", ""))
+    out += [] if case.says in message else [f"{case.says!r} is not in {message!r}"]
+    out += [] if case.hint in hint else [f"{case.hint!r} is not in the hint {hint!r}"]
+    out += [] if len(hint) > 5 else [f"nothing says how to mend it: {problem}"]
+    out += [] if message.isprintable() and hint.isprintable() else ["control characters"]
+    return out + ([] if len(str(problem.get("value", ""))) <= 80 else ["the excerpt is longer than 80 characters"])
+
+
+def shown(error: DataError) -> str:
+    """Everything an error tells."""
+    return str(error) + json.dumps(error.as_dict())
+
+
+def zipped(*members: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for member in members:
+            archive.writestr(member, "1 1:1\n")
+    return out.getvalue()
+
+
+def tarred() -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("train.svm"))
+    return out.getvalue()
