@@ -6,13 +6,13 @@ Any number of processes may open an old store at the same moment: one upgrades, 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict
-from xcray.jobs.engine import Database
+from xcray.jobs.engine import SQLITE, Database, parse_url
 from xcray.jobs.schema import HEAD
 
 STEPS: Final = Path(__file__).parent / "migrations"
@@ -40,6 +40,23 @@ def bring_up(database: Database, *, allowed: bool = True) -> str | None:
         if found != HEAD:
             _climb(connection, found)
     return found
+
+
+def look(url: str) -> dict[str, Any]:
+    """What is at an address, without changing it: kind, revision (None: empty), `needed`, and whether they are the same, `ready`.
+
+    Raises Unavailable when the database can't be reached; Conflict, code SCHEMA_NEWER.
+    """
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == SQLITE and not Path(str(parsed.database)).is_file():  # looking must not make one
+        return {"store": SQLITE, "revision": None, "needed": HEAD, "ready": False}
+    database = Database(url)
+    try:
+        with database.read() as connection:
+            found = checked(connection)
+    finally:
+        database.close()
+    return {"store": database.kind, "revision": found, "needed": HEAD, "ready": found == HEAD}
 
 
 def checked(connection: Connection) -> str | None:
