@@ -34,11 +34,21 @@ class CounterTable:
 
     _database: Database
 
-    @once_more
     def count(self, name: str, labels: Mapping[str, str] | None = None, by: float = 1.0) -> None:
         """Add to a counter."""
+        self.count_all({counter(name, **(labels or {})): by})
+
+    @once_more
+    def count_all(self, counted: Counted) -> None:
+        """Add to several counters, all or none."""
         with self._database.write() as connection:
-            add_up(connection, {counter(name, **(labels or {})): by})
+            add_up(connection, counted)
+
+    @once_more
+    def count_all(self, counted: Counted) -> None:
+        """Add to several counters in one transaction."""
+        with self._database.write() as connection:
+            add_up(connection, counted)
 
     @once_more
     def counters(self) -> list[tuple[str, dict[str, str], float]]:
