@@ -40,12 +40,6 @@ class CounterTable:
 
     @once_more
     def count_all(self, counted: Counted) -> None:
-        """Add to several counters, all or none."""
-        with self._database.write() as connection:
-            add_up(connection, counted)
-
-    @once_more
-    def count_all(self, counted: Counted) -> None:
         """Add to several counters in one transaction."""
         with self._database.write() as connection:
             add_up(connection, counted)
