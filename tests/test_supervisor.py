@@ -144,7 +144,7 @@ def test_two_supervisors_share_one_cap_and_launch_nothing_twice(store, launcher,
 def test_a_launch_that_fails_is_tried_again_and_fails_with_its_sentence(store, launcher, supervise, clock):
     job_id = submit(store)
     launcher.trouble = Unavailable("Ray did not start: see ray.log")
-    supervisor = supervise(max_attempts=2)
+    supervisor = supervise(max_attempts=2, launch_attempts=2)
     supervisor.step()
     until(lambda: store.get(job_id).status == PENDING, tick=supervisor.step)
     supervisor.step()
@@ -158,7 +158,7 @@ def test_a_launch_that_fails_is_tried_again_and_fails_with_its_sentence(store, l
 def test_a_failure_of_the_system_does_not_show_its_paths(store, launcher, supervise):
     job_id = submit(store)
     launcher.trouble = FileNotFoundError(2, "no such file", "/secret/python")
-    supervisor = supervise(max_attempts=1)
+    supervisor = supervise(max_attempts=1, launch_attempts=1)
     supervisor.step()
     until(lambda: store.get(job_id).status == FAILED, tick=supervisor.step)
     assert "secret" not in store.get(job_id).message
@@ -183,7 +183,7 @@ def test_a_slow_launch_keeps_its_lease_but_not_for_ever(store, launcher, supervi
 
 def test_a_runner_that_ends_without_a_word_is_noticed_before_its_lease_runs_out(store, launcher, supervise):
     job_id = submit(store)
-    supervisor = supervise(max_attempts=2)
+    supervisor = supervise(max_attempts=2, launch_attempts=2)
     supervisor.step()
     launcher.gone = [Ended(job_id, 1)]
     supervisor.step()
@@ -309,7 +309,7 @@ def test_a_cluster_that_does_not_answer_is_said_so(store, home, supervise):
     job_id = submit(store)
     port = free_port()
     launcher = RayJobLauncher(home, JoinedCluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"))
-    supervisor = supervise(launcher=launcher, max_attempts=1)
+    supervisor = supervise(launcher=launcher, launch_attempts=1)
     supervisor.step()
     until(lambda: store.get(job_id).status == FAILED, tick=supervisor.step)
     assert "is the cluster up?" in store.get(job_id).message

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from xcray import __version__
-from xcray.cli import batch, calibrate, data, demo, doctor, jobs, labels, models, path, predict, report, serve, store, train
+from xcray.cli import batch, calibrate, data, demo, doctor, jobs, labels, models, path, predict, report, runner, serve, store, train
 from xcray.cli.output import BAD_INPUT, FAILURE, INTERRUPTED, OK, fail, say, status_of
 from xcray.errors import XcrayError, lacking
 
@@ -37,6 +37,7 @@ app.command("explain")(predict.explain)
 app.command("report")(report.report)
 app.command("timeline")(report.timeline)
 app.command("serve")(serve.serve)
+app.command("runner")(runner.runner)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xcray.cli import output
 from xcray.errors import ParameterError
+
+if TYPE_CHECKING:
+    from xcray.service.settings import Settings
 
 
 def serve(
@@ -21,23 +25,28 @@ def serve(
         int | None, typer.Option(min=1, max=256, help="Processes that answer, for more than one core. [default: 1]")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [default: info]")] = None,
+    runner: Annotated[bool, typer.Option("--runner/--no-runner", help="Run jobs too, or leave them to `xcray runner`.")] = True,
+    store: Annotated[str | None, typer.Option(help="URL of a shared job store; without one, a file in the home.")] = None,
     insecure_dev: Annotated[bool, typer.Option("--insecure-dev", help="Listen on a public address without keys.")] = False,
     json: output.AsJson = False,
 ) -> None:
     """Serve REST, docs and console. Settings not given here are read from XCRAY_HOST, XCRAY_PORT and so on. Logs go to stderr."""
     from xcray.service.server import serve as run
-    from xcray.service.settings import Settings
 
     given = {"host": host, "port": port, "home": home, "pool": pool, "ray_address": ray_address, "log_level": log_level}
-    given |= {"workers": workers}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if insecure_dev:
-        chosen["insecure_dev"] = True
+    given |= {"workers": workers, "store": store, "insecure_dev": insecure_dev or None}
+    settings = settings_of(given)
+    run(settings, runner=runner, ready=lambda url: announce(url, settings, json))
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Settings by arguments, None where one was not given. Raises ParameterError with the name of what is wrong."""
+    from xcray.service.settings import Settings
+
     try:
-        settings = Settings(**chosen)
+        return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValueError as error:
         raise ParameterError(first_problem(error)) from None
-    run(settings, ready=lambda url: announce(url, settings, json))
 
 
 def first_problem(error: ValueError) -> str:

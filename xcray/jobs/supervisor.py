@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from xcray.errors import Fenced, XcrayError
 from xcray.jobs.job import Job
 from xcray.jobs.launch import Ended, Launcher
+from xcray.jobs.quotas import RunningQuota
 from xcray.jobs.store import JobStore
 
 LOG: Final = logging.getLogger(__name__)
@@ -48,14 +49,16 @@ class Supervisor:
         start_seconds: float = 60.0,
         launch_seconds: float = 180.0,
         max_attempts: int = 3,
-        lease_seconds: float = 20.0,
         stop_seconds: float = 3.0,
+        launch_attempts: int = 20,
+        quota: RunningQuota | None = None,
         owner: str | None = None,
     ) -> None:
-        """lease_seconds: silence of a runner after which its job is taken from it."""
+        """launch_attempts: launches that may fail, as while Ray is away, with growing pauses, about an hour and a half in all;
+        fewer when a job says so. quota: how many jobs of a tenant may run."""
         self._store, self._launcher, self._cap, self._tick = store, launcher, cap, tick_seconds
         self._start_seconds, self._launch_seconds, self._max_attempts = start_seconds, launch_seconds, max_attempts
-        self._lease_seconds, self._stop_seconds = lease_seconds, stop_seconds
+        self._stop_seconds, self._launch_attempts, self._quota = stop_seconds, launch_attempts, quota
         self._owner = owner or process_name()
         self._unwanted: dict[Ended, float] = {}  # runners of ours, since when nobody wants them: monotonic seconds
         self._launches: list[_Launch] = []
@@ -82,10 +85,16 @@ class Supervisor:
             self._collect(ended.job_id, ended.attempt)
         self._launches = [launch for launch in self._launches if self._look(launch)]
         self._end_unwanted()
-        while job := self._store.claim(self._owner, lease_seconds=self._start_seconds, cap=self._cap):
+        if self._quota is not None:
+            self._quota.look()
+        while job := self._claim():
             LOG.info("job %s: attempt %d", job.id, job.attempt)
             deadline = time.monotonic() + self._launch_seconds
             self._launches.append(_Launch(job, self._hands.submit(self._launcher.launch, job), deadline))
+
+    def _claim(self) -> Job | None:
+        """The next job, when there is one and room for it."""
+        return self._store.claim(self._owner, lease_seconds=self._start_seconds, cap=self._cap, most_running_of=self._quota)
 
     def _run(self) -> None:
         """The thread: a tick that fails is only a tick."""
@@ -127,7 +136,7 @@ class Supervisor:
             if error is not None:
                 LOG.warning("job %s could not be launched: %s", job.id, error)
                 self._store.retry_later(
-                    job.id, job.attempt, reason="LAUNCH", message=_sentence(error), max_attempts=self._max_attempts
+                    job.id, job.attempt, reason="LAUNCH", message=_sentence(error), max_attempts=self._launch_attempts
                 )
         except Fenced:  # it ended, or was taken from us, in between
             return False

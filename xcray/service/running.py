@@ -11,6 +11,7 @@ from xcray.jobs.home import Home
 from xcray.jobs.job import Job
 from xcray.jobs.launch import Ended, Launcher, ProcessLauncher, RayJobLauncher
 from xcray.jobs.leading import Elected, OnlyOne, Post
+from xcray.jobs.quotas import RunningQuota
 from xcray.jobs.retention import Kept, Retention
 from xcray.jobs.store import JobStore
 from xcray.jobs.supervisor import Supervisor, process_name
@@ -62,7 +63,7 @@ def supervision(settings: Settings, home: Home, store: JobStore) -> Iterator[tup
                 launcher,
                 cap=settings.max_running_jobs,
                 max_attempts=settings.max_attempts,
-                lease_seconds=settings.lease_seconds,
+                quota=RunningQuota(store, settings.max_running_of_tenant),
                 stop_seconds=settings.stop_seconds,
             ),
             checks,

@@ -41,6 +41,9 @@ class Settings(BaseSettings):
     ray_dashboard: str = Field("http://127.0.0.1:8265", description="The dashboard of that Ray, where jobs are submitted.")
     ray_token_path: Path | None = Field(None, description="File with the token of that Ray.")
     max_running_jobs: int = Field(1, ge=1, le=1000, description="Jobs that run at the same time.")
+    max_running_of_tenant: int | None = Field(
+        None, ge=1, description="Jobs of one tenant that run at the same time; its keys can say less."
+    )
     max_attempts: int = Field(3, ge=1, le=100, description="Runners that a job may lose before it FAILED, where it does not say.")
     lease_seconds: float = Field(20.0, ge=2, le=3600, description="Silence after which a runner, or who leads, is replaced.")
     stop_seconds: float = Field(3.0, gt=0, le=600, description="Time a training has to stop by itself before its process is ended.")
