@@ -62,6 +62,10 @@ class _LocalPool:
         """None: the workers are this process."""
         return {}
 
+    def stored(self) -> int | None:
+        """None: what workers share is in this process."""
+        return None
+
 
 class SerialPool(_LocalPool):
     """One worker: the calling thread. A task runs inside `wait`."""

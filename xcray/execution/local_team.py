@@ -143,6 +143,10 @@ class _LocalTeam(ABC):
         """None: the workers are this process."""
         return {}
 
+    def stored(self) -> int | None:
+        """None: what workers share is in this process."""
+        return None
+
     def lose(self, worker: str, *, with_things: bool = False) -> None:
         """As if the worker's process died; `with_things`: as if its node died, with all that its verbs made and is still held.
 

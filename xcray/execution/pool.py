@@ -111,6 +111,9 @@ class Pool(Protocol):
     def footprints(self) -> dict[str, Footprint]:
         """What workers in processes of their own hold, as far as they have answered; asks them anew, and waits for nobody."""
 
+    def stored(self) -> int | None:
+        """Bytes in the object store of the cluster that the workers are on; None where there is none."""
+
     def wait(self, seconds: float) -> list[Report]:
         """What happened since the last call; waits at most about `seconds` for something. May be empty."""
 

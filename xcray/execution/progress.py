@@ -9,13 +9,22 @@ from typing import Any, Final, NamedTuple
 NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
+# what a run has done, as its vitals count it
+CLASSES: Final = "classes_solved"
+SECONDS: Final = "worker_seconds"  # of workers, for work that counted
+EPOCHS: Final = "epochs"
+ROWS: Final = "rows_trained"  # rows times epochs
+ANSWERED: Final = "rows_answered"
+
+
 class Progress(NamedTuple):
     """How far work is.
 
     phase: of a training LOADING, TRAINING, MERGING, EVALUATING or PUBLISHING, with done and total in classes (TRAINING of solvers
     that go in epochs: in epochs); of a batch prediction LOADING, PREDICTING or PUBLISHING, with done and total in rows. seconds
     since the start; rate a second; eta in seconds, None when not known; note: a line for people; figures: for machines, where a
-    training goes in epochs its newest "epoch", "objective" and "held_out" loss.
+    training goes in epochs its newest "epoch", "objective" and "held_out" loss; vitals: how the run is doing, see
+    `xcray.execution.vitals`.
     """
 
     phase: str
@@ -26,3 +35,4 @@ class Progress(NamedTuple):
     eta: float | None
     note: str
     figures: Mapping[str, Any] = NONE
+    vitals: Mapping[str, Any] = NONE

@@ -129,6 +129,15 @@ class RayWorkers:
         """What the actors hold, as far as they have answered since the last call; those that have not are not asked again."""
         return self._footprints.ask(self._actors)
 
+    def stored(self) -> int | None:
+        """Bytes in the object stores of the cluster, as its nodes told last."""
+        if not self._is_open:
+            return None
+        name = "object_store_memory"
+        there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        return int(there.get(name, 0.0) - free.get(name, 0.0))
+
     def stop(self) -> None:
         """Tell the actors to stop at their next slice."""
         if self._is_open:

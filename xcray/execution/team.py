@@ -105,6 +105,9 @@ class Team(Protocol):
     def footprints(self) -> dict[str, Footprint]:
         """What workers in processes of their own hold, as far as they have answered; asks them anew, and waits for nobody."""
 
+    def stored(self) -> int | None:
+        """Bytes in the object store of the cluster that the workers are on; None where there is none."""
+
     def replace(self, *lost: str) -> None:
         """New workers of the same names in the places of lost ones, with new hands; waits until they are ready, as `open`."""
 

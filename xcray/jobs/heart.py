@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,6 +24,7 @@ from xcray.jobs.job import TIMEOUT
 from xcray.jobs.log_bounds import bound_log
 from xcray.jobs.states import FAILED, RUNNING, STOPPED
 from xcray.jobs.store import JobStore
+from xcray.jobs.tally import Tally, event_of
 from xcray.train import Progress
 
 LOG: Final = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Heart:
         self._kept: deque[tuple[str, dict[str, Any]]] = deque()  # events of which none is left out
         self._figures: dict[str, Any] = {}
         self._latest: dict[str, Any] | None = None
-        self._phase = ""
+        self._phase, self._tally = "", Tally()
         self._told: float | None = None
         self._counted = time.monotonic()  # running time up to here is in the store
         self._committed = False
@@ -113,9 +113,8 @@ class Heart:
 
     def progress(self, progress: Progress) -> None:
         """Take a report of the training: phases and epochs are kept all, progress as often as the store is written."""
-        data = {name: _finite(value) for name, value in progress._asdict().items() if not isinstance(value, Mapping)}
-        if progress.figures:
-            data["figures"] = {name: _finite(value) for name, value in progress.figures.items()}
+        data = event_of(progress)
+        self._tally.hear(progress)
         with self._lock:
             if progress.phase != self._phase:
                 self._phase = progress.phase
@@ -198,7 +197,9 @@ class Heart:
         for kind, data in kept:
             self._store.append(self._job_id, self._attempt, kind, data)
         if latest is not None:
-            self._store.append(self._job_id, self._attempt, "progress", latest)
+            news = self._tally.news()
+            self._store.append(self._job_id, self._attempt, "progress", latest, counted=news)
+            self._tally.know(news)
 
     def _lose_patience(self) -> None:
         """End the process when the training ignores the flag for too long, and say how the job ended in its place."""
@@ -226,8 +227,3 @@ class Heart:
     def why_late(self) -> str:
         """The sentence for `overtime`."""
         return OVERTIME.get(self.overtime or "", LATE)
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no infinity and no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

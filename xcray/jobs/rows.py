@@ -9,10 +9,13 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict, Fenced, NotFound
+from xcray.jobs.counters import add_up
+from xcray.jobs.figures import queued_at
 from xcray.jobs.history import bound_events, is_due
 from xcray.jobs.job import Job, utc
 from xcray.jobs.schema import EVENTS, JOBS
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, TERMINAL, allowed
+from xcray.jobs.tally import of_move
 
 JOB_COLUMNS: Final = tuple(JOBS.c[name] for name in Job.__dataclass_fields__)
 LONGEST_MESSAGE: Final = 4000  # characters
@@ -76,7 +79,9 @@ def move(connection: Connection, row: sa.RowMapping, now: float, status: str, **
         values |= {"owner": None, "lease_seconds": None, "stop_requested": False}
     shown = {"status": status, "attempt": values.get("attempt", row["attempt"])}
     shown |= {name: values[name] for name in ("phase", "reason", "message") if values.get(name)}
+    waited = None if status != RUNNING else queued_at(connection, row["id"])
     note(connection, row, now, "status", shown, status=status, **values)
+    add_up(connection, of_move(row, status, values, None if waited is None else now - waited))
     if status in TERMINAL:
         bound_events(connection, row["id"])
     return job_of(find(connection, row["id"], None))

@@ -14,7 +14,7 @@ from xcray.execution.blas import one_core_each
 from xcray.execution.descent import ENDED, descend
 from xcray.execution.hands import Rows, ShardWork, rows_of
 from xcray.execution.plan import Plan, Standing
-from xcray.execution.timeline import Timeline
+from xcray.execution.timeline import Span, Timeline
 from xcray.files import read_json
 from xcray.solvers.block import Block
 from xcray.solvers.circulating import Grid
@@ -59,6 +59,12 @@ class Circulating(Together):
         work = ShardWork(self._solver, rows.how, self._n_features, where, at.dataset.content_hash)
         team = team_of(at.spec, work, self.workers, at.job, STORED * 4 * self._n_features * at.dataset.n_labels)
         desk.watch(team.footprints)
+        desk.vitals.follow(team.stored)
+
+        def record(span: Span) -> None:
+            timeline.add(span._replace(task=replace(span.task, labels=())))  # a visit finishes no label
+            desk.vitals.span(span)
+
         with Timeline(at.run_dir) as timeline, one_core_each():
             descend(
                 self._solver,
@@ -70,7 +76,7 @@ class Circulating(Together):
                 deliver=desk.parts.commit,
                 stop=desk.stop,
                 tell=lambda standing: self._tell(desk, standing),
-                record=lambda span: timeline.add(span._replace(task=replace(span.task, labels=()))),  # a visit finishes no label
+                record=record,
             )
 
     def figures(self, block: Block, measures: Mapping[str, float]) -> dict[str, Any]:

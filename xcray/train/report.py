@@ -33,11 +33,24 @@ def figures(block: Block, eps: float) -> dict[str, Any]:
         "classes": len(block.labels),
         "classes_without_positives": int(empty.sum()),
         "classes_certified": int(certified(records, eps).sum()),
-        "largest_gap": float((gap / np.maximum(null, 1e-300)).max(initial=0.0)),
+        "largest_gap": _largest(gap, null),
         "weights": block.W.nnz,
         "weights_pruned": int(records["pruned"].sum()),
         "support_vectors": int(records["support"].sum()),
     }
+
+
+def largest_gap(records: Any) -> float:
+    """The largest duality gap of solved classes, as a share of their null objective; 0 where records (n,) tell none."""
+    if not {"gap", "null", "positives"} <= set(records.dtype.names or ()):
+        return 0.0
+    solved = records["positives"] > 0
+    return _largest(records["gap"][solved], records["null"][solved])
+
+
+def _largest(gap: Any, null: Any) -> float:
+    """The largest of some gaps by what each is compared with."""
+    return float((gap / np.maximum(null, 1e-300)).max(initial=0.0))
 
 
 def class_table(block: Block, eps: float | None = None, timeline: pa.Table | None = None) -> pa.Table:

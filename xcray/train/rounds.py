@@ -104,8 +104,14 @@ class Going(Together):
         try:
             team.open()
             desk.watch(team.footprints)
+            desk.vitals.follow(team.stored)
             with Timeline(at.run_dir) as timeline, one_core_each():
-                rounds = TeamRounds(cast("Team", Heard(team, timeline.add)), desk.stop.is_set)
+
+                def record(span: Span) -> None:
+                    timeline.add(span)
+                    desk.vitals.span(span)
+
+                rounds = TeamRounds(cast("Team", Heard(team, record)), desk.stop.is_set)
                 trained = self._trained(rounds, desk, kept)
                 self._write_end(self._reason or trained.reason, rounds.lost)
                 for block in self._solver.blocks(trained, at.dataset.label_counts):

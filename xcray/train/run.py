@@ -15,6 +15,7 @@ from xcray.execution.parts import Parts
 from xcray.execution.pool import StopFlag
 from xcray.execution.progress import NONE, Progress
 from xcray.execution.timeline import balance, read_streams
+from xcray.execution.vitals import Vitals
 from xcray.index.search import SearchIndex
 from xcray.metrics import evaluate
 from xcray.model.calibration import Calibration
@@ -86,6 +87,7 @@ class _Run:
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
         self.way = way_of(Setting(spec, self.dataset, self.solver, run_dir, job))
+        self.vitals = Vitals(self.way.workers, self.dataset.train.n_rows)
         self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
         self.notes: dict[str, Any] = {}
@@ -103,7 +105,7 @@ class _Run:
         """Solve the labels that no part holds."""
         self.seconds["LOADING"] = time.monotonic() - self.started
         began = time.monotonic()
-        self.way.solve(Desk(self.parts, self.stop, self._tick, self._seconds_left, self.watch.follow))
+        self.way.solve(Desk(self.parts, self.stop, self._tick, self._seconds_left, self.watch.follow, self.vitals))
         self.seconds["TRAINING"] = time.monotonic() - began
         check_some(self.dataset.n_labels, self.parts.missing, self.spec.max_seconds)
 
@@ -162,7 +164,8 @@ class _Run:
         """Report progress. Raises Stopped when a stop was asked for: between phases, finished batches are all on disk."""
         if self.stop.is_set():
             raise Stopped("stopped on request; finished batches are kept, the next run does the rest")
-        self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note, figures))
+        vitals = self.vitals.told() if phase == "TRAINING" else NONE
+        self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note, figures, vitals))
 
     def _at(self, phase: str) -> None:
         """Report a phase in which all classes are solved, or all that there was time for."""

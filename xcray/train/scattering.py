@@ -13,13 +13,14 @@ import pyarrow as pa
 from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import Unavailable
-from xcray.execution.pool import Pool
+from xcray.execution.pool import Pool, Result
+from xcray.execution.progress import CLASSES
 from xcray.execution.remote import SolverWork, shared_arrays
-from xcray.execution.timeline import Timeline
+from xcray.execution.timeline import Span, Timeline
 from xcray.solvers.block import Block, joined
 from xcray.solvers.solver import Solver, keep_in
 from xcray.train.preflight import Estimate, entries_of_labels, estimate, workers_of
-from xcray.train.report import class_table, figures
+from xcray.train.report import class_table, figures, largest_gap
 from xcray.train.solving import Rows, local_pool, solve_labels
 from xcray.train.spec import TrainSpec
 from xcray.train.way import Desk, Setting
@@ -72,17 +73,28 @@ class Scattering:
 
         pool, seconds = self._pool(), desk.seconds_left()
         desk.watch(pool.footprints)
+        desk.vitals.follow(pool.stored)
         with Timeline(self._at.run_dir) as timeline:
+
+            def record(span: Span) -> None:
+                timeline.add(span)
+                desk.vitals.span(span)
+
+            def commit(result: Result) -> None:
+                finished.append(result.block)
+                desk.vitals.add(CLASSES, len(result.block.labels))
+                desk.vitals.certified(largest_gap(result.block.records))
+
             solve_labels(
                 self._solver,
                 self._terms,
                 missing,
                 pool,
                 workers=self.workers,
-                commit=lambda result: finished.append(result.block),
+                commit=commit,
                 stop=desk.stop,
                 tick=tick,
-                record=timeline.add,
+                record=record,
                 values=None if seconds is None else self._at.dataset.label_counts,
                 seconds=seconds,
                 sync=sync,

@@ -65,6 +65,7 @@ def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int)
 
 def tell(desk: Desk, done: float, total: int, rate: float, eta: float | None, newest: Mapping[str, Any], note: str = "") -> None:
     """Report how far a training is. newest: the last entry of its history; note: what was unusual."""
+    desk.vitals.reach_epoch(done)
     shown = {name: newest[name] for name in TOLD if newest.get(name) is not None}
     words = {"objective": "objective {:.6g}", "held_out": "held-out loss {:.4g}"}
     said = [words[name].format(shown[name]) for name in words if name in shown]

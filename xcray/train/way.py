@@ -19,6 +19,7 @@ from xcray.execution.memory import Footprint
 from xcray.execution.parts import Parts
 from xcray.execution.pool import StopFlag
 from xcray.execution.progress import NONE
+from xcray.execution.vitals import Vitals
 from xcray.solvers.block import Block
 from xcray.train.preflight import Estimate
 from xcray.train.spec import TrainSpec
@@ -47,13 +48,14 @@ class Tell(Protocol):
 @dataclass(frozen=True)
 class Desk:
     """What a solving is handed. parts: where finished labels go; seconds_left: of the time that the spec allows, None for no end;
-    watch: is given the function that asks workers in processes of their own what they hold."""
+    watch: is given the function that asks workers in processes of their own what they hold; vitals: collects how it is doing."""
 
     parts: Parts
     stop: StopFlag
     tell: Tell
     seconds_left: Callable[[], float | None]
     watch: Callable[[Callable[[], Mapping[str, Footprint]]], None]
+    vitals: Vitals
 
 
 class Way(Protocol):
