@@ -6,6 +6,8 @@ written is marked in the registry, for every process and reader to see, and clea
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -35,6 +37,7 @@ WARM_FEATURES: Final = 64
 WARM_KS: Final = (1, 5, 100)
 FILTERS: Final = 8  # label filters that are kept for each model
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before a version that failed is tried again: twice as long each time
+STAND_BACK: Final = 5  # nice of threads that are in no hurry
 FAILURES: Final = 256  # that are remembered
 
 
@@ -90,6 +93,12 @@ def open_predictor(path: Path) -> Predictor:
     if model.text is not None:
         predictor.predict(["warm up"], 1)
     return predictor
+
+
+def stand_back() -> None:
+    """Have this thread let those that answer go first; only Linux gives a thread a niceness of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + STAND_BACK)
 
 
 class Failure(NamedTuple):

@@ -26,6 +26,7 @@ from xcray.service.quick import Ask
 from xcray.service.replies import predict_reply
 from xcray.service.schemas import PredictRequest
 from xcray.service.settings import Settings
+from xcray.service.shadow import Copy
 from xcray.service.state import Rooms
 
 INLINE: Final = 262_144  # bytes of a body that are read on the event loop: a millisecond; more go to a thread
@@ -69,17 +70,29 @@ async def answered(
 ) -> Told:
     """What a version says to a request, whatever protocol it came by. Raises XcrayError.
 
-    asks: see `wanted`. take: the model that it means now -> the rows or texts asked about, `n_rows` of them. weight: what reading and
-    computing them costs, in rows. begun: when the request began (time.perf_counter), for its deadline.
+    asks: see `wanted`. take: the model that it means now -> the rows or texts asked about, `n_rows` of them. weight: what reading
+    and computing them costs, in rows. begun: when the request began (time.perf_counter), for its deadline.
     """
     if asked.top_k > rooms.settings.max_top_k:
         raise InputError(f"top_k must be 1 to {rooms.settings.max_top_k}", code="K_RANGE", loc="top_k")
     with rooms.desk.place(n_rows):
         loaded = await rooms.predictors.find(asks)
+        shadow = rooms.predictors.shadow(asks)
         found, probabilities = await _computed(rooms, loaded, asked, take(loaded.predictor.model), weight, begun)
         rooms.gauges.searched(n_rows, int(found.labels_scored.sum()), int(found.postings_read.sum()), int(found.exact.sum()))
         rooms.gauges.predict_seconds.observe(time.perf_counter() - begun)
+        if shadow is not None and shadow is not loaded:  # in the loop's next turn: by then the reply has left
+            asyncio.get_running_loop().call_soon(rooms.shadows.offer, _copy(asks, asked, take, loaded, shadow, found, begun))
         return Told(loaded, found, probabilities)
+
+
+def _copy(
+    asks: Wanted, asked: Ask, take: Callable[[Model], Given], loaded: Loaded, shadow: Loaded, found: Answer, begun: float
+) -> Copy:
+    """What a shadow needs to answer along."""
+    seconds = time.perf_counter() - begun
+    more = (take, len(found.labels), asked.top_k, asked.allow, asked.deny, found.labels, seconds)
+    return Copy(asks.reference, loaded, shadow, *more)
 
 
 async def _read(body: bytes, settings: Settings) -> Ask:

@@ -11,8 +11,6 @@ predictor until it is answered. Each process does this by itself, on requests an
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -25,7 +23,7 @@ from xcray.jobs.home import DEFAULT_TENANT
 from xcray.model.registry import Registry
 from xcray.model.routing import Route
 from xcray.service.gauges import Gauges
-from xcray.service.loading import Key, Loaded, Loader, Opener, Wanted, open_predictor
+from xcray.service.loading import Key, Loaded, Loader, Opener, Wanted, open_predictor, stand_back
 from xcray.service.logs import LOGGER
 from xcray.service.serving import Place, Serving
 
@@ -35,7 +33,6 @@ LOADERS: Final = 2  # requests that wait for models load them in so many threads
 PLACES: Final = 1024  # references that are remembered
 TRIES: Final = 5  # a version may be deleted between being found and being opened
 KEPT_TURNS: Final = 5  # looks between two looks for references to be held
-STAND_BACK: Final = 5  # nice of the thread that swaps, where threads have one: requests go first
 
 
 class VersionState(NamedTuple):
@@ -67,7 +64,7 @@ class PredictorCache:
         self._swap_seconds, self._linger, self._clock = swap_seconds, linger_seconds, clock
         self._loader = Loader(registry_of, gauges, opener, clock)
         self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="xcray-load")
-        self._swapper = ThreadPoolExecutor(1, thread_name_prefix="xcray-swap", initializer=_stand_back)
+        self._swapper = ThreadPoolExecutor(1, thread_name_prefix="xcray-swap", initializer=stand_back)
         self._lock = threading.Lock()
         self._places: OrderedDict[tuple[str, str], Place] = OrderedDict()
         self._kept: set[tuple[str, str]] = set()
@@ -375,9 +372,3 @@ class PredictorCache:
         if failure is not None or version in corrupt:
             return VersionState(name, version, "CORRUPT", corrupt.get(version) or str(failure))
         return VersionState(name, version, "AVAILABLE")
-
-
-def _stand_back() -> None:
-    """Let the threads that answer go first; only Linux gives a thread a niceness of its own."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + STAND_BACK)

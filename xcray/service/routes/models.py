@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse
 
-from xcray.errors import NotFound
+from xcray.errors import Corrupt, NotFound, ParameterError
 from xcray.model.card import card as card_of
 from xcray.model.directory import read_manifest
 from xcray.model.label_sets import LabelSet
 from xcray.model.model import Model
 from xcray.model.registry import ModelVersion, Registry
+from xcray.model.routing import Route, Share
 from xcray.predict.labels import unknown
 from xcray.service.auth import Reader, Submitter
 from xcray.service.body import described, json_body
-from xcray.service.schemas import AliasRequest, ModelPage, ModelView, SetPage, SetRequest, SetSummary, SetView, VersionView
-from xcray.service.state import rooms_of
+from xcray.service.schemas import (
+    AliasRequest,
+    LoadView,
+    ModelPage,
+    ModelView,
+    PairView,
+    RouteView,
+    SetPage,
+    SetRequest,
+    SetSummary,
+    SetView,
+    ShadowView,
+    ShareView,
+    StateView,
+    VersionView,
+)
+from xcray.service.shadow import Pair, figures
+from xcray.service.state import Rooms, rooms_of
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -27,14 +45,14 @@ _CARD: dict[int | str, dict[str, Any]] = {200: {"content": {"text/markdown": {"s
 @router.get("")
 def index(request: Request, caller: Reader) -> ModelPage:
     """All models, by name."""
-    registry = rooms_of(request).registry_of(caller.tenant)
-    return ModelPage(models=[_model(registry, name) for name in registry.names()])
+    rooms = rooms_of(request)
+    return ModelPage(models=[_model(rooms, caller.tenant, name) for name in rooms.registry_of(caller.tenant).names()])
 
 
 @router.get("/{name:modelname}")
 def show(request: Request, caller: Reader, name: str) -> ModelView:
     """One model: versions and aliases."""
-    return _model(rooms_of(request).registry_of(caller.tenant), name)
+    return _model(rooms_of(request), caller.tenant, name)
 
 
 @router.get("/{name:modelname}/versions/{version:int}")
@@ -62,16 +80,46 @@ def delete_version(request: Request, caller: Submitter, name: str, version: int)
 def set_alias(
     request: Request, caller: Submitter, name: str, alias: str, asked: Annotated[AliasRequest, Depends(json_body(AliasRequest))]
 ) -> ModelView:
-    """Point an alias at a version; the next request already sees it."""
-    registry = rooms_of(request).registry_of(caller.tenant)
-    registry.set_alias(name, alias, asked.version)
-    return _model(registry, name)
+    """Lead an alias to a version, or to several by weights, perhaps with a shadow. The next request already sees it; where requests
+    use the alias now, the versions are loaded first, and one that can't be is refused."""
+    rooms = rooms_of(request)
+    route = _route(asked)
+    rooms.predictors.prepare(caller.tenant, name, alias, route)
+    rooms.registry_of(caller.tenant).set_route(name, alias, route)
+    rooms.predictors.moved(caller.tenant, name)
+    return _model(rooms, caller.tenant, name)
+
+
+@router.get("/{name:modelname}/aliases/{alias:modelname}/shadow")
+def shadow(request: Request, caller: Reader, name: str, alias: str) -> ShadowView:
+    """The shadow of an alias: how often it agreed with who answered, and how long both took."""
+    rooms = rooms_of(request)
+    _, route = rooms.registry_of(caller.tenant).route(f"{name}@{alias}")
+    rooms.shadows.flush(rooms.store)
+    found = figures(rooms.store, caller.tenant, f"{name}@{alias}")
+    pairs = [_pair(pair, sums) for pair, sums in sorted(found.items(), key=lambda each: (-each[0].shadow, -each[0].answered))]
+    return ShadowView(alias=alias, shadow=_share(route.shadow), pairs=pairs)
+
+
+@router.post("/{reference:modelref}:load")
+def load(request: Request, caller: Submitter, reference: str) -> LoadView:
+    """Load what a reference (name, name@alias, name:3) means, and hold it in every process, whatever it comes to mean."""
+    loaded = rooms_of(request).predictors.load(caller.tenant, reference)
+    return LoadView(reference=reference, name=loaded.name, version=loaded.version)
+
+
+@router.post("/{reference:modelref}:unload", status_code=204)
+def unload(request: Request, caller: Submitter, reference: str) -> None:
+    """Let go of it in every process; of a bare name all its versions. The next request loads it again."""
+    rooms_of(request).predictors.unload(caller.tenant, reference)
 
 
 @router.delete("/{name:modelname}/aliases/{alias:modelname}", status_code=204)
 def delete_alias(request: Request, caller: Submitter, name: str, alias: str) -> None:
     """Remove an alias; the version stays."""
-    rooms_of(request).registry_of(caller.tenant).delete_alias(name, alias)
+    rooms = rooms_of(request)
+    rooms.registry_of(caller.tenant).delete_alias(name, alias)
+    rooms.predictors.moved(caller.tenant, name)
 
 
 @router.get("/{name:modelname}/sets")
@@ -129,11 +177,61 @@ def _summary(found: LabelSet) -> SetSummary:
     return SetSummary(name=found.name, n_labels=len(found.labels), changed=found.changed)
 
 
-def _model(registry: Registry, name: str) -> ModelView:
-    """A name with at least one version."""
+def _model(rooms: Rooms, tenant: str, name: str) -> ModelView:
+    """A name with at least one version; one whose manifest can't be read hinders nobody from seeing the others."""
+    registry = rooms.registry_of(tenant)
     versions = registry.versions(_known(registry, name))
-    latest = _version(registry.describe(name, versions[-1]))
-    return ModelView(name=name, versions=versions, aliases=registry.aliases(name), latest=latest)
+    latest = None
+    with suppress(Corrupt, OSError):  # `states` says so once somebody has tried to load it
+        latest = _version(registry.describe(name, versions[-1]))
+    return ModelView(
+        name=name,
+        versions=versions,
+        states=[
+            StateView(version=each.version, state=each.state, reason=each.reason or None)
+            for each in rooms.predictors.states(tenant, name)
+        ],
+        aliases=registry.aliases(name),
+        splits={alias: _shown(route) for alias, route in registry.routes(name).items()},
+        latest=latest,
+    )
+
+
+def _route(asked: AliasRequest) -> Route:
+    """The route that a request means. Raises ParameterError."""
+    if (asked.version is None) == (asked.split is None):
+        raise ParameterError("name where the alias leads: version, or split; one of them", code="SPLIT")
+    split = [(share.version, share.weight) for share in asked.split or ()] or [(asked.version or 0, 1.0)]
+    if asked.shadow is None:
+        return Route.of(split)
+    return Route.of(split, (asked.shadow, 1.0) if isinstance(asked.shadow, int) else (asked.shadow.version, asked.shadow.share))
+
+
+def _shown(route: Route) -> RouteView:
+    """A route."""
+    return RouteView(split=[ShareView(**share._asdict()) for share in route.split], shadow=_share(route.shadow))
+
+
+def _share(share: Share | None) -> ShareView | None:
+    """A part of a route."""
+    return None if share is None else ShareView(**share._asdict())
+
+
+def _pair(pair: Pair, sums: dict[str, float]) -> PairView:
+    """Figures of a shadow beside who answered."""
+
+    def mean(name: str, by: str, times: float = 1.0) -> float | None:
+        return times * sums[name] / sums[by] if sums[by] else None
+
+    return PairView(
+        answered=pair.answered,
+        shadow=pair.shadow,
+        top1_agreement=mean("top1", "rows"),
+        overlap=mean("overlap", "rows"),
+        answer_ms=mean("answer_seconds", "requests", 1e3),
+        shadow_ms=mean("shadow_seconds", "requests", 1e3),
+        **{name: int(sums[name]) for name in ("requests", "rows", "failed", "dropped")},
+    )
 
 
 def _version(found: ModelVersion) -> VersionView:

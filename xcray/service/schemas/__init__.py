@@ -5,7 +5,24 @@ from __future__ import annotations
 from xcray.service.schemas.base import Problem, Strict, View
 from xcray.service.schemas.datasets import DatasetPage, DatasetRequest, DatasetView, UploadView
 from xcray.service.schemas.jobs import AttemptSpan, BatchSpan, ClassPage, JobPage, JobRequest, JobView, TimelineView, WorkerSpan
-from xcray.service.schemas.models import AliasRequest, ModelPage, ModelView, SetPage, SetRequest, SetSummary, SetView, VersionView
+from xcray.service.schemas.models import (
+    AliasRequest,
+    LoadView,
+    ModelPage,
+    ModelView,
+    PairView,
+    RouteView,
+    SetPage,
+    SetRequest,
+    SetSummary,
+    SetView,
+    ShadowRequest,
+    ShadowView,
+    ShareRequest,
+    ShareView,
+    StateView,
+    VersionView,
+)
 from xcray.service.schemas.operations import Health, Ready
 from xcray.service.schemas.predict import (
     Answerer,
@@ -37,17 +54,25 @@ __all__ = [
     "JobPage",
     "JobRequest",
     "JobView",
+    "LoadView",
     "ModelPage",
     "ModelView",
+    "PairView",
     "PredictReply",
     "PredictRequest",
     "PredictionView",
     "Problem",
     "Ready",
+    "RouteView",
     "SetPage",
     "SetRequest",
     "SetSummary",
     "SetView",
+    "ShadowRequest",
+    "ShadowView",
+    "ShareRequest",
+    "ShareView",
+    "StateView",
     "Strict",
     "TimelineView",
     "UploadView",
