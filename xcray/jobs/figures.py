@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,9 +11,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from xcray.errors import Conflict
 from xcray.jobs.engine import Database
-from xcray.jobs.schema import EVENTS, JOBS
+from xcray.jobs.schema import COUNTERS, EVENTS, HEAD, JOBS
 from xcray.jobs.states import PENDING, RUNNING, STATUSES
+from xcray.jobs.upgrade import MEND, checked
 
 OLDEST: Final = 20  # waiting jobs that are asked since when: the one submitted first may have been resumed just now
 MOST_RUNNING: Final = 1000  # running jobs whose progress is read
@@ -21,11 +24,16 @@ MOST_RUNNING: Final = 1000  # running jobs whose progress is read
 @dataclass(frozen=True)
 class StoreFigures:
     """jobs: how many have each status; waiting: seconds since the job that waits longest began to, 0 when none waits; running: the
-    latest progress of each RUNNING job."""
+    latest progress of each RUNNING job; counted: the store's counters, name, labels, value (see `xcray.jobs.tally`)."""
 
     jobs: Mapping[str, int]
     waiting: float
     running: tuple[Mapping[str, Any], ...]
+    counted: tuple[tuple[str, Mapping[str, str], float], ...] = ()
+
+    def counter(self, name: str) -> float:
+        """A counter, summed over its labels."""
+        return sum(value for each, _, value in self.counted if each == name)
 
 
 class FigureTable:
@@ -42,7 +50,15 @@ class FigureTable:
             counted = {row[0]: row[1] for row in connection.execute(counting)}
             running = tuple(connection.execute(progress).scalars()) if counted.get(RUNNING) else ()
             waiting = self._waiting(connection) if counted.get(PENDING) else 0.0
-        return StoreFigures(dict.fromkeys(STATUSES, 0) | counted, waiting, running)
+            sums = tuple((row.name, json.loads(row.labels), row.value) for row in connection.execute(sa.select(COUNTERS)))
+        return StoreFigures(dict.fromkeys(STATUSES, 0) | counted, waiting, running, sums)
+
+    def check_schema(self) -> None:
+        """Raise Conflict, code SCHEMA_NEWER or SCHEMA_OLDER, when another xcray has changed the schema since this one came."""
+        with self._database.read() as connection:
+            found = checked(connection)
+        if found != HEAD:
+            raise Conflict(f"the store is at revision {found}, this xcray needs {HEAD}: {MEND}", code="SCHEMA_OLDER")
 
     def _waiting(self, connection: Connection) -> float:
         """Seconds since the oldest waiting jobs became so, the longest of them; those that pause after a loss do not count."""

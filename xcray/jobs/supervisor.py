@@ -16,9 +16,11 @@ from xcray.jobs.job import Job
 from xcray.jobs.launch import Ended, Launcher
 from xcray.jobs.quotas import RunningQuota
 from xcray.jobs.store import JobStore
+from xcray.jobs.tally import LOOKS
 
 LOG: Final = logging.getLogger(__name__)
 STOPPING: Final = 1.5  # seconds beyond `stop_seconds`, in which the runner's own heart ends it
+TELL_SECONDS: Final = 5.0  # between two notes in the store that somebody looks at the queue
 ENDING: Final = 10.0  # the same for a runner whose job has ended: it writes its last words
 
 
@@ -63,6 +65,7 @@ class Supervisor:
         self._unwanted: dict[Ended, float] = {}  # runners of ours, since when nobody wants them: monotonic seconds
         self._launches: list[_Launch] = []
         self._hands = ThreadPoolExecutor(max(1, cap), thread_name_prefix="xcray-launch")
+        self._tell = 0.0  # when to say next that somebody looks at the queue
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="xcray-supervisor", daemon=True)
 
@@ -91,6 +94,9 @@ class Supervisor:
             LOG.info("job %s: attempt %d", job.id, job.attempt)
             deadline = time.monotonic() + self._launch_seconds
             self._launches.append(_Launch(job, self._hands.submit(self._launcher.launch, job), deadline))
+        if time.monotonic() >= self._tell:
+            self._store.count(LOOKS)
+            self._tell = time.monotonic() + TELL_SECONDS
 
     def _claim(self) -> Job | None:
         """The next job, when there is one and room for it."""

@@ -1,4 +1,4 @@
-"""Figures of the store for Prometheus: jobs, queue, and what trainings told. The same from whoever is asked.
+"""Figures of the store for Prometheus: jobs, queue, and what runs told. The same from whoever is asked.
 
 They are read when somebody asks, by a thread that may wait for the store; whoever asks gets those of a moment ago and waits for
 nothing long. `xcray_store_figures_age_seconds` says how old they are, so that a store that does not answer shows.
@@ -6,18 +6,31 @@ nothing long. `xcray_store_figures_age_seconds` says how old they are, so that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any, Final
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from xcray.execution.progress import ANSWERED, CLASSES, EPOCHS, ROWS, SECONDS
+from xcray.jobs import tally
 from xcray.jobs.figures import StoreFigures
 from xcray.service.lately import Lately
 
 STORE: Final = "Of the store: "
 FRESH_SECONDS: Final = 2.0  # figures younger than that are shown again
 PATIENCE: Final = 0.1  # seconds that a scrape waits for newer ones
+COUNTERS: Final = {  # name without _total -> what, labels
+    tally.ENDED: ("jobs that ended, by kind, status and class of reason", ("kind", "status", "reason")),
+    tally.LOST: ("attempts whose runner vanished or could not be launched", ()),
+    tally.LOOKS: ("looks of runners at the queue, every few seconds", ()),
+    tally.DONE[CLASSES]: ("classes whose solving was finished", ()),
+    tally.DONE[SECONDS]: ("seconds of workers for work that counted, by kind of job", ("kind",)),
+    tally.DONE[EPOCHS]: ("epochs and rounds of trainings that go in such", ()),
+    tally.DONE[ROWS]: ("rows that these passed", ()),
+    tally.DONE[ANSWERED]: ("rows answered by batch predictions", ()),
+}
 
 
 class StoreCollector(Collector):
@@ -40,8 +53,45 @@ class StoreCollector(Collector):
 
 def families(at: StoreFigures) -> Iterator[Metric]:
     """All figures of a look at the store."""
-    yield _by("xcray_jobs", "jobs by status", "status", at.jobs)
+    yield _by_status(at.jobs)
     yield _gauge("xcray_jobs_waiting_oldest_seconds", "seconds that the oldest waiting job has been waiting", at.waiting)
+    yield _waits(at)
+    for name, (what, labels) in COUNTERS.items():
+        yield _counter(name, what, labels, at)
+    yield from _running([each.get("vitals", {}) for each in at.running])
+
+
+def _running(vitals: list[Mapping[str, Any]]) -> Iterator[Metric]:
+    """How the runs under way are doing, together."""
+    workers = sum(each.get("workers", 0) for each in vitals)
+    busy = sum(each.get("workers", 0) * (each.get("busy_share") or 0.0) for each in vitals)
+    yield _gauge("xcray_workers", "workers of running jobs", workers)
+    yield _gauge("xcray_workers_busy_share", "share of their time in which these worked, lately; 0 to 1", busy / max(1, workers))
+    gaps = (each.get("largest_gap") or 0.0 for each in vitals)
+    what = "largest duality gap of the classes that running jobs have solved, by its null objective"
+    yield _gauge("xcray_certified_gap_ratio", what, max(gaps, default=0.0))
+    stored = max((each.get("object_store_bytes") or 0 for each in vitals), default=0)  # jobs on one cluster see the same stores
+    yield _gauge("xcray_object_store_bytes", "bytes in the object stores of the Ray that running jobs use", stored)
+
+
+def _waits(at: StoreFigures) -> Metric:
+    """The histogram of how long jobs waited."""
+    found = {labels["le"]: value for name, labels, value in at.counted if name == tally.WAIT}
+    bounds = [str(seconds) for seconds in tally.WAIT_SECONDS] + ["+Inf"]
+    counts = accumulate(found.get(bound, 0.0) for bound in bounds)
+    buckets = list(zip(bounds, counts, strict=True))
+    what = "seconds from submitting or resuming a job to the start of an attempt"
+    return HistogramMetricFamily(tally.WAIT, f"{STORE}{what}.", buckets=buckets, sum_value=at.counter(tally.WAIT_SUM))
+
+
+def _counter(name: str, what: str, labels: Iterable[str], at: StoreFigures) -> Metric:
+    """A counter by its labels; 0 when nothing was counted and it has none."""
+    names = list(labels)
+    family = CounterMetricFamily(name.removesuffix("_total"), f"{STORE}{what}.", labels=names)
+    found = {tuple(told.get(label, "") for label in names): value for each, told, value in at.counted if each == name}
+    for values, value in found.items() if names else [((), found.get((), 0.0))]:
+        family.add_metric(values, value)
+    return family
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:
@@ -49,9 +99,9 @@ def _gauge(name: str, what: str, value: float) -> Metric:
     return GaugeMetricFamily(name, f"{STORE}{what}.", value)
 
 
-def _by(name: str, what: str, label: str, values: Mapping[str, float]) -> Metric:
-    """One figure for each value of a label."""
-    family = GaugeMetricFamily(name, f"{STORE}{what}.", labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
+def _by_status(jobs: Mapping[str, float]) -> Metric:
+    """How many jobs have each status."""
+    family = GaugeMetricFamily("xcray_jobs", f"{STORE}jobs by status.", labels=["status"])
+    for status, count in jobs.items():
+        family.add_metric([status], count)
     return family

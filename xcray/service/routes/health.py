@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +10,8 @@ from fastapi.responses import FileResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from xcray import __version__
-from xcray.errors import Refused, XcrayError
 from xcray.service.schemas import Health, Ready
-from xcray.service.state import Rooms, rooms_of
+from xcray.service.state import rooms_of
 
 router = APIRouter(tags=["operations"])
 pages = APIRouter(include_in_schema=False)
@@ -30,12 +27,10 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", responses={503: {"model": Ready}})
-def readyz(request: Request) -> Response:
-    """Whether requests are welcome: DRAINING, STORE, DISK are reasons why not. `degraded` names what only trainings miss."""
-    rooms = rooms_of(request)
-    reasons = ["DRAINING"] if rooms.draining else []
-    reasons += [code for code, check in (("STORE", rooms.store.ping), ("DISK", lambda: _check_disk(rooms))) if not _holds(check)]
-    degraded = [code for code, check in rooms.checks.items() if not _holds(check)]
+async def readyz(request: Request) -> Response:
+    """Whether requests are welcome: DRAINING, STORE, SCHEMA, DISK, MODELS, WORKERS are reasons why not. `degraded` names what only
+    trainings or some models miss: RUNNER, RAY, MODEL, BUILDER, WORKERS. Answers at once, whatever hangs."""
+    reasons, degraded = await rooms_of(request).readiness.look()
     body = Ready(ready=not reasons, reasons=reasons, degraded=degraded)
     return JSONResponse(body.model_dump(), 503 if reasons else 200, headers={"Retry-After": "5"} if reasons else None)
 
@@ -59,18 +54,3 @@ def asset(name: str) -> Response:
     if name not in ASSETS:
         return Response(status_code=404)
     return FileResponse(STATIC / name, media_type=ASSETS[name])
-
-
-def _check_disk(rooms: Rooms) -> None:
-    """Raise Refused when less than half of the disk's reserve is left."""
-    if shutil.disk_usage(rooms.home.path).free < rooms.settings.disk_reserve_bytes // 2:
-        raise Refused("the disk is nearly full", code="DISK_FULL")
-
-
-def _holds(check: Callable[[], None]) -> bool:
-    """Whether a check passes."""
-    try:
-        check()
-    except (XcrayError, OSError):
-        return False
-    return True

@@ -1,0 +1,55 @@
+"""What readiness asks: the checks of one process that answers requests, by reason code."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+
+from xcray.errors import Refused, Unavailable
+from xcray.jobs.figures import StoreFigures
+from xcray.jobs.tally import LOOKS
+from xcray.service.readiness import Check, Readiness
+from xcray.service.state import Rooms
+
+
+def readiness_of(rooms: Rooms) -> Readiness:
+    """The readiness of a service.
+
+    Requests need STORE, SCHEMA, DISK, MODELS, and what the process that keeps us says (`rooms.needs`); RUNNER and `rooms.checks`
+    are what trainings or some models miss.
+    """
+    needed: dict[str, Check] = {
+        "STORE": lambda: rooms.store.ping(),
+        "SCHEMA": lambda: rooms.store.check_schema(),
+        "DISK": lambda: _check_disk(rooms),
+        "MODELS": rooms.preloading.check,
+        **rooms.needs,
+    }
+    idle = Idle(lambda: rooms.store.figures(), rooms.settings.runner_silence_seconds)
+    return Readiness(needed, {"RUNNER": idle.check, **rooms.checks}, lambda: rooms.draining)
+
+
+class Idle:
+    """Whether jobs wait that nobody looks at: the store's count of looks at the queue stands still. Judged by our own clock."""
+
+    def __init__(self, ask: Callable[[], StoreFigures], silence: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """silence: seconds without a look after which nobody is there."""
+        self._ask, self._silence, self._clock = ask, silence, clock
+        self._seen: float | None = None
+        self._since = clock()
+
+    def check(self) -> None:
+        """Raise Unavailable when jobs wait and no runner has looked at the queue for `silence` seconds."""
+        found, now = self._ask(), self._clock()
+        looks = found.counter(LOOKS)
+        if looks != self._seen or not found.waiting:
+            self._seen, self._since = looks, now
+        elif now - self._since > self._silence:
+            raise Unavailable("jobs wait and no runner looks at the queue: start `xcray runner`", code="RUNNER")
+
+
+def _check_disk(rooms: Rooms) -> None:
+    """Raise Refused when less than half of the disk's reserve is left."""
+    if shutil.disk_usage(rooms.home.path).free < rooms.settings.disk_reserve_bytes // 2:
+        raise Refused("the disk is nearly full", code="DISK_FULL")
