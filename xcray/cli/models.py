@@ -12,6 +12,7 @@ from xcray.cli import output, sets
 from xcray.cli.predict import ModelName, is_directory
 from xcray.cli.server import ServerChoice, client_of, located
 from xcray.cli.train import percent, show_measures
+from xcray.errors import InputError, excerpt
 
 if TYPE_CHECKING:
     from xcray.model.diff import ModelDiff
@@ -37,9 +38,21 @@ def index(server: ServerChoice = None, json: output.AsJson = False) -> None:
 def line_of(model: Mapping[str, Any]) -> list[Any]:
     """A model as a row."""
     latest = model["latest"]
-    aliases = [f"{alias}={version}" for alias, version in sorted(model["aliases"].items())]
+    aliases = [f"{alias}={shown(model, alias, version)}" for alias, version in sorted(model["aliases"].items())]
+    if latest is None:
+        return [model["name"], len(model["versions"]), aliases, "", "", "corrupt"]
     measured = percent(latest["measures"].get("P@1"))
     return [model["name"], len(model["versions"]), aliases, latest["n_labels"], measured, output.bytes_of(latest["n_bytes"])]
+
+
+def shown(model: Mapping[str, Any], alias: str, version: int) -> str:
+    """Where an alias leads: 3, or 3:90%+4:10%, and (5) for a shadow."""
+    route = model.get("splits", {}).get(alias)
+    if route is None:
+        return str(version)
+    split = route["split"]
+    told = str(version) if len(split) == 1 else "+".join(f"{each['version']}:{100 * each['weight']:.3g}%" for each in split)
+    return told + (f" ({route['shadow']['version']})" if route["shadow"] else "")
 
 
 @app.command()
@@ -100,17 +113,91 @@ def of_server(model: str, server: str | None) -> dict[str, Any]:
 def alias(
     model: Annotated[str, typer.Argument(metavar="NAME", help="A model of the server.")],
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias to point.")],
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version it should mean.")],
+    version: Annotated[
+        int | None, typer.Argument(metavar="[VERSION]", min=1, help="The version it should mean; or --split.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(metavar="V=W,...", help="Several versions by weight: 3=0.9,4=0.1.")] = None,
+    shadow: Annotated[int | None, typer.Option(metavar="VERSION", min=1, help="A version that answers along, unheard.")] = None,
+    share: Annotated[float, typer.Option(help="Share of the requests of which the shadow gets copies.")] = 1.0,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
-    """Point an alias at a version; the next request already sees it."""
+    """Lead an alias to a version, or to several by weight; the next request already sees it."""
+    if (version is None) == (split is None):
+        raise InputError("name a VERSION, or --split V=W,...; one of them", code="USAGE")
+    weights = {version: 1.0} if version is not None else weights_of(str(split))
     with client_of(server) as client:
-        found = client.models.set_alias(model, alias, version)
+        found = client.models.split_alias(model, alias, weights, shadow=shadow, share=share)
     if json:
         output.emit(found)
     else:
-        output.say(f"{model}@{alias} is version {version}")
+        output.say(f"{model}@{alias} is version {shown(found, alias, found['aliases'][alias])}")
+
+
+def weights_of(split: str) -> dict[int, float]:
+    """3=0.9,4=0.1 as versions with weights. Raises InputError."""
+    try:
+        pairs = [(int(version), float(weight)) for version, _, weight in (each.partition("=") for each in split.split(","))]
+    except ValueError:
+        raise InputError(f"{excerpt(split)!r} is no split: write versions and weights like 3=0.9,4=0.1", code="USAGE") from None
+    if len(dict(pairs)) < len(pairs):
+        raise InputError("the split names a version twice: add its weights up", code="USAGE")
+    return dict(pairs)
+
+
+@app.command()
+def shadow(
+    model: Annotated[str, typer.Argument(metavar="NAME", help="A model of the server.")],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="An alias with a shadow.")],
+    server: ServerChoice = None,
+    json: output.AsJson = False,
+) -> None:
+    """How often the shadow of an alias agreed with who answered, and how long both took."""
+    with client_of(server) as client:
+        found = client.models.shadow(model, alias)
+    if json:
+        output.emit(found)
+        return
+    heads = ["answered", "shadow", "rows", "same best %", "overlap %", "answer ms", "shadow ms", "failed", "dropped"]
+    rows = [
+        [each["answered"], each["shadow"], each["rows"], percent(each["top1_agreement"]), percent(each["overlap"])]
+        + [f"{each[name]:.2f}" if each[name] is not None else "" for name in ("answer_ms", "shadow_ms")]
+        + [each["failed"], each["dropped"]]
+        for each in found["pairs"]
+    ]
+    output.table(heads, rows)
+
+
+@app.command()
+def load(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS of the server.")],
+    server: ServerChoice = None,
+    json: output.AsJson = False,
+) -> None:
+    """Load a model ahead of requests, and hold it in every process of the server."""
+    with client_of(server) as client:
+        found = client.models.load(model)
+    if json:
+        output.emit(found)
+    else:
+        output.say(f"{model}: version {found['version']} is loaded and held")
+
+
+@app.command()
+def unload(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="NAME (all its versions), NAME:VERSION or NAME@ALIAS of the server.")
+    ],
+    server: ServerChoice = None,
+    json: output.AsJson = False,
+) -> None:
+    """Let go of a model in every process of the server; the next request loads it again."""
+    with client_of(server) as client:
+        client.models.unload(model)
+    if json:
+        output.emit({"reference": model, "loaded": False})
+    else:
+        output.say(f"{model} is not loaded any more")
 
 
 @app.command()

@@ -241,8 +241,29 @@ class Models(Noun):
 
     def set_alias(self, name: str, alias: str, version: int) -> Model:
         """Point an alias at a version."""
-        path = f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}"
-        return cast(Model, self._connection.ask("PUT", path, body={"version": version}))
+        return self._lead(name, alias, {"version": version})
+
+    def split_alias(
+        self, name: str, alias: str, split: Mapping[int, float], *, shadow: int | None = None, share: float = 1.0
+    ) -> Model:
+        """Lead an alias to several versions by weights that sum to 1: `split_alias("news", "prod", {3: 0.9, 4: 0.1}, shadow=5)`.
+
+        shadow: a version that gets copies of a `share` of the requests, and is not heard; see `shadow`.
+        """
+        body: dict[str, Any] = {"split": [{"version": version, "weight": weight} for version, weight in split.items()]}
+        return self._lead(name, alias, body if shadow is None else {**body, "shadow": {"version": shadow, "share": share}})
+
+    def shadow(self, name: str, alias: str) -> dict[str, Any]:
+        """The shadow of an alias, and how often it agreed with who answered (`pairs`)."""
+        return dict(self._connection.ask("GET", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}/shadow"))
+
+    def load(self, model: str) -> dict[str, Any]:
+        """Load name, name@alias or name:version ahead of requests, and hold it in every process of the service."""
+        return dict(self._connection.ask("POST", f"/v1/models/{reference_of(model)}:load", again=True))
+
+    def unload(self, model: str) -> None:
+        """Let go of it in every process; of a bare name all its versions. The next request loads it again."""
+        self._connection.ask("POST", f"/v1/models/{reference_of(model)}:unload", again=True)
 
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias."""
@@ -263,6 +284,10 @@ class Models(Noun):
     def delete_set(self, name: str, set: str) -> None:
         """Remove a set."""
         self._connection.ask("DELETE", self._set(name, set))
+
+    def _lead(self, name: str, alias: str, body: dict[str, Any]) -> Model:
+        """Change where an alias leads."""
+        return cast(Model, self._connection.ask("PUT", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}", body=body))
 
     def _set(self, name: str, set: str) -> str:
         """The path of a set."""

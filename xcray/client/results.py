@@ -91,13 +91,23 @@ class Version(TypedDict):
     calibrated: bool
 
 
+class VersionState(TypedDict):
+    """A version in the process that answered: LOADED, AVAILABLE (the first request loads it) or CORRUPT, with the reason."""
+
+    version: int
+    state: str
+    reason: str | None
+
+
 class Model(TypedDict):
-    """A model: its versions and aliases."""
+    """A model: its versions and aliases; `splits` tells of aliases that lead to several versions, or have a shadow."""
 
     name: str
     versions: list[int]
+    states: list[VersionState]
     aliases: dict[str, int]
-    latest: Version
+    splits: dict[str, dict[str, Any]]
+    latest: Version | None
 
 
 class SetSummary(TypedDict):

@@ -85,7 +85,7 @@ async function refresh() {
     const [jobs, models, datasets] = await Promise.all([ask("/v1/jobs?limit=20"), ask("/v1/models"), ask("/v1/datasets?limit=20")]);
     at("jobs").replaceChildren(...jobs.jobs.map((job) => row(job.name, status(job.status), job.phase, progress(job), job.created.slice(0, 19), job.id)));
     at("models").replaceChildren(...models.models.map(({ name, latest, aliases }) =>
-      row(name, count(latest.version), Object.entries(aliases).map(([alias, n]) => `${alias} ${n}`).join(", "),
+      latest === null ? row(name, "corrupt") : row(name, count(latest.version), Object.entries(aliases).map(([alias, n]) => `${alias} ${n}`).join(", "),
         count(latest.n_labels), count(latest.n_features), measures(latest.measures))));
     at("datasets").replaceChildren(...datasets.datasets.map((set) =>
       row(set.name, status(set.status), count((set.stats.splits || {}).train?.n_rows), count(set.stats.n_labels), set.id)));
