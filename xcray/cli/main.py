@@ -10,7 +10,24 @@ from typing import Annotated, Any
 import typer
 
 from xcray import __version__
-from xcray.cli import batch, calibrate, data, demo, doctor, jobs, labels, models, path, predict, report, runner, serve, store, train
+from xcray.cli import (
+    batch,
+    calibrate,
+    data,
+    demo,
+    doctor,
+    jobs,
+    keys,
+    labels,
+    models,
+    path,
+    predict,
+    report,
+    runner,
+    serve,
+    store,
+    train,
+)
 from xcray.cli.output import BAD_INPUT, FAILURE, INTERRUPTED, OK, fail, say, status_of
 from xcray.errors import XcrayError, lacking
 
@@ -31,6 +48,8 @@ app.command("calibrate")(calibrate.calibrate)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(models.app, name="models")
 app.add_typer(store.app, name="store")
+app.add_typer(keys.app, name="keys")
+app.command("audit")(keys.audit)
 app.command("predict")(predict.predict)
 app.command("predict-batch")(batch.predict_batch)
 app.command("explain")(predict.explain)

@@ -16,6 +16,7 @@ from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
 from xcray.service import auth, building, openapi, problems
+from xcray.service.auditing import Auditor
 from xcray.service.desk import Desk
 from xcray.service.gate import Gate
 from xcray.service.gauges import Gauges
@@ -24,7 +25,7 @@ from xcray.service.limits import Limiter
 from xcray.service.logs import LOGGER
 from xcray.service.predictors import Opener, PredictorCache, open_predictor
 from xcray.service.registries import Registries
-from xcray.service.routes import batch, datasets, health, inference, jobs, models, predict
+from xcray.service.routes import batch, datasets, health, inference, jobs, keys, models, predict
 from xcray.service.settings import Settings
 from xcray.service.state import Rooms, Supervising
 from xcray.service.uploads import UploadDesk
@@ -88,10 +89,12 @@ def create_app(
     )
     app.state.rooms, app.state.settings = rooms, settings
     app.add_middleware(predict.PredictDoor)
-    app.add_middleware(Gate, settings=settings, authenticate=who, limits=Limiter(settings))
+    app.add_middleware(
+        Gate, settings=settings, authenticate=who, limits=Limiter(settings), auditor=Auditor(kept, settings.audit_entries)
+    )
     app.add_middleware(Guard, settings=settings, gauges=gauges)
     problems.install(app)
-    for room in (predict, batch, datasets, jobs, models, inference, health):
+    for room in (predict, batch, datasets, jobs, models, inference, keys, health):
         app.include_router(room.router)
     app.include_router(health.pages)
     openapi.describe(app)
@@ -105,8 +108,6 @@ def _checked(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _by_keys(store: JobStore, settings: Settings) -> Callable[[Request], Awaitable[auth.Caller]]:
     """Callers by the keys of the store."""
-    if not hasattr(store, "find_key"):
-        return auth.anybody
     return auth.Authenticator(store, admits_all=settings.admits_all, grace=settings.keys_grace_seconds)
 
 

@@ -16,12 +16,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Protocol, TypeAlias
+from typing import Annotated, Final, Protocol, TypeAlias
 
 from fastapi import Depends, Request
 
 from xcray.errors import Unavailable, XcrayError
 from xcray.jobs import tokens
+from xcray.jobs.keys import Key
 from xcray.jobs.tokens import Limits
 from xcray.service.logs import LOGGER
 
@@ -75,28 +76,16 @@ async def anybody(request: Request) -> Caller:
     return ANYBODY
 
 
-class KeyRecord(Protocol):
-    """What is read of a key in the store."""
-
-    id: str
-    tenant: str
-    scopes: Any
-    digest: str
-    expires: float | None
-    revoked: str | None
-    limits: Any
-
-
 class Keys(Protocol):
     """What is needed of the store."""
 
-    def find_key(self, digest: str) -> KeyRecord | None:
+    def find_key(self, digest: str) -> Key | None:
         """The key whose secret has this digest."""
 
     def has_keys(self) -> bool:
         """Whether there is any key, also revoked ones."""
 
-    def touch_key(self, key_id: str) -> None:
+    def touch_key(self, key_id: str) -> object:
         """Note that a key was used now."""
 
 
@@ -251,7 +240,7 @@ def bearer(request: Request) -> bytes:
     kind, _, given = found.partition(b" ")
     if kind.lower() != b"bearer" or len(given) > 256:
         raise Unauthorised("the Authorization header holds no key: send `Authorization: Bearer xck_...`")
-    return given.strip()  # type: ignore[no-any-return]
+    return given.strip()
 
 
 def needs(scope: str) -> Callable[[Request], Awaitable[Caller]]:

@@ -15,12 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcray.errors import InputError
 from xcray.files import check_name
-from xcray.service.auth import Authenticator, Caller, Forbidden
+from xcray.service.auditing import SAFE, Auditor
+from xcray.service.auth import Authenticator, Caller, Forbidden, Unauthorised
 from xcray.service.limits import Limiter, Ticket
 from xcray.service.logs import tell
 from xcray.service.settings import Settings
 
-OPEN: Final = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+OPEN: Final = frozenset({"/", "/v2", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 OPEN_FOLDER: Final = "/static/"
 
 
@@ -28,9 +29,14 @@ class Gate:
     """ASGI middleware within the guard. Leaves the caller (None: a stranger at an open path) and a ticket in the scope."""
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, authenticate: Callable[[Request], Awaitable[Caller]], limits: Limiter
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        authenticate: Callable[[Request], Awaitable[Caller]],
+        limits: Limiter,
+        auditor: Auditor,
     ) -> None:
-        self._app = app
+        self._app, self._auditor = app, auditor
         self._authenticate = authenticate
         self._limits = limits
         closed = {"/docs": settings.open_docs, "/openapi.json": settings.open_docs, "/metrics": settings.metrics_open}
@@ -47,17 +53,38 @@ class Gate:
             scope["caller"] = self._known(scope)
             await self._app(scope, receive, send)
             return
-        caller = await self._authenticate(Request(scope))
+        try:
+            caller = await self._authenticate(Request(scope))
+        except Unauthorised as error:
+            await self._auditor.refused(scope, error.message)
+            raise
         if path in self._pages and caller.key_id is not None and not caller.may("admin"):
             raise Forbidden("this page needs a key with the scope admin", scope="admin")
         tell(tenant=caller.tenant, key=caller.key_id)
         scope["caller"] = caller if not scope["query_string"] else _as_asked(scope, caller)
         client = scope.get("client")
         ticket = scope["ticket"] = self._limits.admit(caller, client[0] if client else "")
+        if caller.limits.requests_per_minute is not None:
+            send = _telling(send, ticket)
+        if scope["method"] not in SAFE:
+            send = self._auditing(scope, scope["caller"], send)
         try:
-            await self._app(scope, receive, send if caller.limits.requests_per_minute is None else _telling(send, ticket))
+            await self._app(scope, receive, send)
         finally:
             ticket.close()
+
+    def _auditing(self, scope: Scope, caller: Caller, send: Send) -> Send:
+        """`send` that has a change written down before its answer goes out."""
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                location = next(
+                    (value.decode("latin-1") for name, value in message.get("headers", ()) if name == b"location"), None
+                )
+                await self._auditor.changed(scope, caller, message["status"], location)
+            await send(message)
+
+        return noted
 
     def _known(self, scope: Scope) -> Caller | None:
         """Who asks at an open path, as far as that costs nothing."""

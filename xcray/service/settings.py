@@ -80,6 +80,7 @@ class Settings(BaseSettings):
     instances_per_minute: int = Field(0, ge=0, description="Instances predicted for a key or an address; 0: any number.")
     requests_at_once: int = Field(1024, ge=1, description="Requests of a key, or an address without keys, at the same time.")
     keys_grace_seconds: float = Field(60.0, ge=0, description="How long keys last known as good are while the store is away.")
+    audit_entries: int = Field(100_000, ge=1000, description="Entries of the audit log that are kept; older ones are forgotten.")
     open_docs: bool = Field(False, description="Whether /docs and /openapi.json need no key; else, with keys, admin.")
     metrics_open: bool = Field(False, description="Whether /metrics needs no key; else, with keys, admin.")
 
