@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import URL, Connection, Engine, event
@@ -21,6 +22,8 @@ from xcray.jobs.troubles import Again, in_words
 LOG: Final = logging.getLogger(__name__)
 SQLITE: Final = "sqlite"
 POSTGRESQL: Final = "postgresql"
+
+Heard: TypeAlias = Callable[[str, float, bool], None]  # door (read or write), seconds, whether the database answered
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,11 +57,12 @@ class Database:
         self._turn = threading.Lock()
         self._busy_seconds = busy_seconds
         self._reader = self._engine.execution_options(xcray_read=True)
+        self.heard: Heard = lambda door, seconds, answered: None
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A write transaction: committed and on disk when the block ends, undone when it raises."""
-        with self._our_turn(), self._words(), self._engine.connect() as connection:
+        with self._timed("write"), self._our_turn(), self._words(), self._engine.connect() as connection:
             with connection.begin() as transaction:
                 yield connection
                 with self._words(committing=True):
@@ -67,7 +71,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A read transaction: one snapshot, waits for nobody."""
-        with self._words(), self._reader.begin() as connection:
+        with self._timed("read"), self._words(), self._reader.begin() as connection:
             yield connection
 
     def alone(self, connection: Connection, what: str) -> None:
@@ -83,6 +87,18 @@ class Database:
         """A connection of the driver's own, for what only it can do. The caller closes it."""
         with self._words():
             return self._engine.raw_connection()
+
+    @contextmanager
+    def _timed(self, door: str) -> Iterator[None]:
+        """Tell `heard` how long a transaction took, its wait included."""
+        begun, answered = time.perf_counter(), True
+        try:
+            yield
+        except Unavailable:
+            answered = False
+            raise
+        finally:
+            self.heard(door, time.perf_counter() - begun, answered)
 
     @contextmanager
     def _our_turn(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict
-from xcray.jobs.engine import Database
+from xcray.jobs.engine import Database, Heard
 from xcray.jobs.schema import COUNTERS, EVENTS, HEAD, JOBS
 from xcray.jobs.states import PENDING, RUNNING, STATUSES
 from xcray.jobs.upgrade import MEND, checked
@@ -52,6 +52,10 @@ class FigureTable:
             waiting = self._waiting(connection) if counted.get(PENDING) else 0.0
             sums = tuple((row.name, json.loads(row.labels), row.value) for row in connection.execute(sa.select(COUNTERS)))
         return StoreFigures(dict.fromkeys(STATUSES, 0) | counted, waiting, running, sums)
+
+    def observe(self, heard: Heard) -> None:
+        """Have `heard` told of every transaction from now on."""
+        self._database.heard = heard
 
     def check_schema(self) -> None:
         """Raise Conflict, code SCHEMA_NEWER or SCHEMA_OLDER, when another xcray has changed the schema since this one came."""
