@@ -13,27 +13,34 @@ from fastapi import FastAPI, Request
 from xcray import __version__
 from xcray.errors import XcrayError
 from xcray.jobs.home import Home
+from xcray.jobs.leading import Post
 from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
 from xcray.service import auth, building, openapi, problems
 from xcray.service.auditing import Auditor
+from xcray.service.checks import readiness_of
 from xcray.service.desk import Desk
 from xcray.service.gate import Gate
-from xcray.service.gauges import Gauges
+from xcray.service.gauges import Disk, Gauges
 from xcray.service.guard import Guard
+from xcray.service.housekeeping import Housekeeper
 from xcray.service.limits import Limiter
 from xcray.service.logs import LOGGER
 from xcray.service.predictors import Opener, PredictorCache, open_predictor
+from xcray.service.preloading import Preloading
 from xcray.service.registries import Registries
 from xcray.service.routes import batch, datasets, health, inference, jobs, keys, models, predict
+from xcray.service.running import post_for, retention_of
 from xcray.service.settings import Settings
+from xcray.service.shadow import Shadows
 from xcray.service.state import Rooms, Supervising
+from xcray.service.store_figures import StoreCollector
 from xcray.service.uploads import UploadDesk
 from xcray.train import TrainSpec
 
 TITLE = "xcray"
 TEND_SECONDS = 0.25
-MODELS_TURNS = 20  # every five seconds
+MODELS_TURNS = 4  # every second
 SUMMARY = "Extreme classification: data sets, trainings, models, exact predictions."
 
 
@@ -49,18 +56,23 @@ def create_app(
     build_command: Sequence[str] = building.INGEST,
     checks: Mapping[str, Callable[[], None]] | None = None,
     leads: bool = True,
+    alone: bool = True,
+    whole: bool = True,
 ) -> FastAPI:
     """The service as an ASGI app.
 
-    settings: see Settings. store, registry (of the tenant default): those of the home when not given; a store made here is closed at the end.
-    supervisor: started and stopped with the app. authenticate: finds the caller of a request; by the keys of the store when
-    not given. check_spec: a job's spec as a dictionary -> the same, validated and whole. opener: model directory -> predictor. build_command: runs `ingest`.
-    checks: by reason code, what readiness reports as degraded. leads: whether this is the one process of the home that builds data
-    sets and sweeps what was left. Raises Conflict when the store is newer than this program.
+    settings: see Settings. store, registry (of the tenant default): those of the home when not given; a store made here is closed
+    at the end. supervisor: started and stopped with the app. authenticate: finds the caller of a request; by the keys of the
+    store when not given. check_spec: a job's spec as a dictionary -> the same, validated and whole. opener: model directory ->
+    predictor. build_command: runs `ingest`. checks: by reason code, what readiness reports as degraded. leads: whether this
+    process may keep the house: build data sets, sweep what was left; on a shared store those that may elect one. alone: whether
+    no other process accepts anything for this home. whole: with all routes, or only with those for operators. Raises Conflict
+    when the store is newer than this program.
     """
     home = Home(settings.home)
-    kept = store or JobStore(home.store_url)
-    gauges = Gauges(kept.counts)
+    kept = store or JobStore(settings.store_url, upgrade=settings.store_upgrade)
+    gauges = Gauges(StoreCollector(kept.figures), Disk(home.path, settings.disk_reserve_bytes))
+    kept.observe(gauges.stored)
     registries = Registries(home, registry)
     who = authenticate or _by_keys(kept, settings)
     rooms = Rooms(
@@ -69,14 +81,26 @@ def create_app(
         store=kept,
         registries=registries,
         uploads=UploadDesk(home.path / "uploads", settings),
-        builder=building.Builder(home, kept, settings, gauges, build_command, leads=leads),
-        predictors=PredictorCache(registries.of, gauges, settings.models_loaded, opener),
+        builder=building.Builder(home, kept, settings, gauges, build_command, post=(post := post_for(settings, kept))),
+        predictors=PredictorCache(
+            registries.of,
+            gauges,
+            settings.models_loaded,
+            opener,
+            tenants=registries.tenants,
+            swap_seconds=settings.swap_seconds,
+            linger_seconds=settings.linger_seconds,
+        ),
+        shadows=Shadows(registries.of, gauges),
         desk=Desk(settings.threads, settings.predict_rows, settings.predict_batch_ms / 1e3),
         gauges=gauges,
         check_spec=check_spec or _checked,
         supervisor=supervisor,
         checks=dict(checks or {}),
+        preloading=Preloading(settings.preload if whole else ()),
     )
+    rooms.checks.setdefault("MODEL", rooms.predictors.check)
+    rooms.readiness = readiness_of(rooms)
     app = FastAPI(
         title=TITLE,
         summary=SUMMARY,
@@ -85,16 +109,17 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=openapi.operation_id,
-        lifespan=_life(store is None, leads),
+        lifespan=_life(store is None, _housekeeper(rooms, post, alone) if leads else None),
     )
     app.state.rooms, app.state.settings = rooms, settings
-    app.add_middleware(predict.PredictDoor)
+    if whole:
+        app.add_middleware(predict.PredictDoor)
     app.add_middleware(
         Gate, settings=settings, authenticate=who, limits=Limiter(settings), auditor=Auditor(kept, settings.audit_entries)
     )
     app.add_middleware(Guard, settings=settings, gauges=gauges)
     problems.install(app)
-    for room in (predict, batch, datasets, jobs, models, inference, keys, health):
+    for room in (predict, batch, datasets, jobs, models, inference, keys, health) if whole else (health,):
         app.include_router(room.router)
     app.include_router(health.pages)
     openapi.describe(app)
@@ -111,26 +136,40 @@ def _by_keys(store: JobStore, settings: Settings) -> Callable[[Request], Awaitab
     return auth.Authenticator(store, admits_all=settings.admits_all, grace=settings.keys_grace_seconds)
 
 
-def _life(own_store: bool, leads: bool) -> Callable[[FastAPI], Any]:
+def _housekeeper(rooms: Rooms, post: Post, alone: bool) -> Housekeeper:
+    """Who keeps the house from here, while it has the post."""
+    settings = rooms.settings
+    alone = alone and settings.workers == 1 and not settings.shares_store
+    return Housekeeper(rooms.builder, rooms.uploads, post, alone=alone, sweep=retention_of(settings, rooms.home, rooms.store).turn)
+
+
+def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any]:
     """What happens around serving: take up what was left, start the supervisor; end both, close what is ours."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         rooms: Rooms = app.state.rooms
-        swept, left = (rooms.uploads.sweep(), await rooms.builder.take_up()) if leads else (0, 0)
-        LOGGER.info("started", extra={"uploads_swept": swept, "builds_taken_up": left})
-        tending = asyncio.create_task(_tend(rooms, leads), name="tend")
+        if house is not None:
+            await house.turn()
+        LOGGER.info("started")
+        watching = [
+            asyncio.create_task(_tend(rooms, house), name="tend"),
+            asyncio.create_task(rooms.readiness.watch(), name="readiness"),
+            asyncio.create_task(rooms.preloading.load(rooms.predictors), name="preload"),
+        ]
         if rooms.supervisor is not None:
             rooms.supervisor.start()
         try:
             yield
         finally:
             rooms.draining = True
-            tending.cancel()
+            for task in watching:
+                task.cancel()
             if rooms.supervisor is not None:
                 rooms.supervisor.stop()
-            await rooms.builder.close()
+            await (rooms.builder if house is None else house).close()
             rooms.predictors.close()
+            rooms.shadows.close()
             rooms.desk.close()
             if own_store:
                 rooms.store.close()
@@ -139,14 +178,15 @@ def _life(own_store: bool, leads: bool) -> Callable[[FastAPI], Any]:
     return life
 
 
-async def _tend(rooms: Rooms, leads: bool) -> None:
-    """What other processes of the home bring about: models they delete, data sets they accept or delete."""
+async def _tend(rooms: Rooms, house: Housekeeper | None) -> None:
+    """What other processes of the home bring about: models they delete, data sets they accept or delete, a post that is free."""
     for turn in itertools.count():
         await asyncio.sleep(TEND_SECONDS)
         try:
-            if leads and rooms.settings.workers > 1:
-                await rooms.builder.look()
+            if house is not None:
+                await house.turn()
             if turn % MODELS_TURNS == 0:
-                await asyncio.to_thread(rooms.predictors.forget_deleted)
+                await asyncio.to_thread(rooms.predictors.look)
+                await asyncio.to_thread(rooms.shadows.flush, rooms.store)
         except (XcrayError, OSError) as error:  # the next turn comes soon
             LOGGER.warning("tending failed", extra={"detail": str(error)})

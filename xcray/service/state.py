@@ -15,8 +15,11 @@ from xcray.service.building import Builder
 from xcray.service.desk import Desk
 from xcray.service.gauges import Gauges
 from xcray.service.predictors import PredictorCache
+from xcray.service.preloading import Preloading
+from xcray.service.readiness import Check, Readiness
 from xcray.service.registries import Registries
 from xcray.service.settings import Settings
+from xcray.service.shadow import Shadows
 from xcray.service.uploads import UploadDesk
 
 
@@ -32,7 +35,8 @@ class Supervising(Protocol):
 
 @dataclass
 class Rooms:
-    """The rooms of a running service. Only `draining` changes."""
+    """The rooms of a running service. Only `draining` changes. checks: by code, what makes it degraded; needs: what makes it
+    unready (see `xcray.service.checks`)."""
 
     settings: Settings
     home: Home
@@ -42,10 +46,14 @@ class Rooms:
     builder: Builder
     predictors: PredictorCache
     desk: Desk
+    shadows: Shadows
     gauges: Gauges
     check_spec: Callable[[dict[str, Any]], dict[str, Any]]
     supervisor: Supervising | None = None
-    checks: dict[str, Callable[[], None]] = field(default_factory=dict)
+    checks: dict[str, Check] = field(default_factory=dict)
+    needs: dict[str, Check] = field(default_factory=dict)
+    preloading: Preloading = field(default_factory=Preloading)
+    readiness: Readiness = field(init=False)
     draining: bool = False
 
     @property
