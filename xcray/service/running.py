@@ -36,6 +36,10 @@ class LauncherByPool:
         """Runners that have ended, of both."""
         return [*self._here.tend(), *self._on_ray.tend()]
 
+    def runners(self) -> list[Ended]:
+        """Runners that have not ended, of both."""
+        return [*self._here.runners(), *self._on_ray.runners()]
+
     def end(self, runner: Ended) -> None:
         """End a runner, wherever it is."""
         self._here.end(runner)
