@@ -48,7 +48,7 @@ class AttemptTable:
                 return None
             take_turn(connection, row["tenant"])
             values: dict[str, Any] = {"attempt": row["attempt"] + 1, "owner": owner, "lease_seconds": lease_seconds}
-            values |= {"phase": STARTING, "progress": {}, "started": row["started"] or utc(self._now())}
+            values |= {"phase": STARTING, "progress": {}, "started": row["started"] or max(utc(self._now()), row["created"])}
             return move(connection, row, self._now(), RUNNING, **values)
 
     @once_more
@@ -177,7 +177,7 @@ class AttemptTable:
         return move(connection, row, self._now(), FAILED, reason=EXPIRED, message=sentence)
 
     def _expired(self, connection: Connection, row: sa.RowMapping, max_attempts: int) -> Job:
-        """One job whose runner vanished."""
+        """One job whose runner vanished. A first loss may be a node's fault: it goes on at once; then it waits longer each time."""
         if row["stop_requested"]:
             return move(connection, row, self._now(), STOPPED)
         overtime = job_of(row).overtime(self._now())
@@ -185,7 +185,9 @@ class AttemptTable:
             sentence = "its time was up when its runner vanished; resume it to go on, or submit it with more time"
             return move(connection, row, self._now(), FAILED, reason=overtime, message=sentence)
         sentence = f"its runner vanished {row['losses'] + 1} times; see the log of the job, then resume it"
-        return self._lose(connection, row, max_attempts, "LOST" if row["advanced"] else "POISON", sentence)
+        pause = min(FIRST_BACKOFF * 2 ** (row["losses"] - 1), LONGEST_BACKOFF) if row["losses"] else 0.0
+        reason = "LOST" if row["advanced"] else "POISON"
+        return self._lose(connection, row, max_attempts, reason, sentence, not_before=self._now() + pause)
 
     def _lose(self, connection: Connection, row: sa.RowMapping, max_attempts: int, reason: str, message: str, **values: Any) -> Job:
         """Count a loss: FAILED when there were too many, STOPPED when that was wished, PENDING otherwise."""
