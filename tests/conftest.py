@@ -70,3 +70,12 @@ def postgres() -> Iterator[Any]:
 
     with server_or_skip() as server:
         yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty job store: each test that asks for it runs on a file of SQLite and on PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'xcray.db'}"
+    url: str = request.getfixturevalue("postgres").emptied()
+    return url

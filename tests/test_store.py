@@ -1,33 +1,17 @@
-"""The contract of the job store: one suite for every database that `stores` names."""
+"""The contract of the job store, on every database it knows: what becomes of a job, from submit to its end."""
 
-import itertools
 import re
-import sqlite3
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule, run_state_machine_as_test
+from storing import SPEC, Clock, claim, raw, submit
 
-from xcray.errors import Conflict, Fenced, NotFound, ParameterError, Unavailable
-from xcray.jobs.history import KEPT_PROGRESS
-from xcray.jobs.states import FAILED, PENDING, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL, TRANSITIONS
+from xcray.errors import Conflict, Fenced, NotFound, ParameterError, Refused
+from xcray.jobs import history
+from xcray.jobs.rows import LONGEST_MESSAGE
+from xcray.jobs.states import FAILED, PENDING, RUNNING, STATUSES, STOPPED, SUCCEEDED
 from xcray.jobs.store import JobStore
-
-SPEC = {"dataset": "ds_1", "solver": "ppdsparse", "params": {"C": 1.0}}
-
-
-class Clock:
-    """A clock that tests move."""
-
-    def __init__(self):
-        self.seconds = 1_700_000_000.0
-
-    def __call__(self):
-        return self.seconds
 
 
 @pytest.fixture
@@ -36,23 +20,10 @@ def clock():
 
 
 @pytest.fixture
-def store(tmp_path, clock):
-    store = JobStore(f"sqlite:///{tmp_path / 'xcray.db'}", now=clock, steady=clock)
+def store(store_url, clock):
+    store = JobStore(store_url, now=clock, steady=clock)
     yield store
     store.close()
-
-
-def submit(store, name="a", **more):
-    return store.submit(SPEC, name=name, **more)[0]
-
-
-def claim(store, owner="me", lease=20.0):
-    return store.claim(owner, lease_seconds=lease)
-
-
-def raw(store, statement):
-    with store._database.read() as connection:
-        return connection.exec_driver_sql(statement).all()
 
 
 # --- submit, get, list
@@ -103,6 +74,8 @@ def test_another_tenants_job_is_not_there(store):
         with pytest.raises(NotFound):
             call("job_none", "ours")
     assert store.list("theirs") == ([], None)
+    assert store.get(job.id, None) == store.find_job(job.id) == job
+    assert store.find_job("job_none") is None
     assert store.counts("theirs") == dict.fromkeys(STATUSES, 0)
     assert store.get(job.id, "ours") == job
 
@@ -256,16 +229,44 @@ def test_progress_and_phases_are_the_jobs_own(store):
     assert store.events(job.id, after=3, limit=1) == [events[3]]
 
 
-def test_an_ended_job_keeps_a_bounded_number_of_progress_events(store):
+@pytest.fixture
+def short_history(monkeypatch):
+    """The bounds of a job's history, small enough to be reached at once."""
+    for name, value in (("KEPT_PROGRESS", 50), ("KEPT_OTHERS", 40), ("EVERY", 25)):
+        monkeypatch.setattr(history, name, value)
+
+
+@pytest.mark.parametrize("kind", ["progress", "epoch"])
+def test_the_history_of_a_job_stays_bounded_while_it_runs(store, short_history, kind):
+    submit(store)
+    job, total, most = claim(store), 300, 0
+    for done in range(total):
+        store.append(job.id, 1, kind, {"phase": "TRAINING", "done": done})
+        most = max(most, raw(store, "SELECT count(*) FROM events")[0][0])
+    assert most <= 50 + 25 + 2
+    store.finish(job.id, 1, SUCCEEDED, result={})
+    events = store.events(job.id, limit=1000)
+    kept = [e.data["done"] for e in events if e.kind == kind]
+    assert 25 <= len(kept) <= 51
+    assert (kept[0], kept[-1]) == (0, total - 1)
+    assert max(after - before for before, after in pairwise(kept)) <= 3 * total / 50  # evenly: no part of it is lost
+    assert [e.data["status"] for e in events if e.kind == "status"] == [PENDING, RUNNING, SUCCEEDED]
+
+
+def test_moves_to_and_fro_do_not_pile_up_for_ever(store, short_history):
+    job = submit(store)
+    for attempt in range(1, 60):
+        claim(store)
+        store.release(job.id, attempt)
+        assert raw(store, "SELECT count(*) FROM events")[0][0] <= 40 + 25
+    assert store.get(job.id).attempt == attempt
+    assert store.events(job.id)[-1].data["status"] == PENDING
+
+
+def test_a_message_has_a_bound(store):
     submit(store)
     job = claim(store)
-    for done in range(KEPT_PROGRESS + 20):
-        store.append(job.id, 1, "progress", {"phase": "TRAINING", "done": done})
-    store.finish(job.id, 1, SUCCEEDED, result={})
-    events = store.events(job.id)
-    kept = [e for e in events if e.kind == "progress"]
-    assert KEPT_PROGRESS // 3 < len(kept) <= KEPT_PROGRESS
-    assert [e.data["status"] for e in events if e.kind == "status"] == [PENDING, RUNNING, SUCCEEDED]
+    assert len(store.finish(job.id, 1, FAILED, reason="R", message="x" * 10_000).message) == LONGEST_MESSAGE
 
 
 # --- stop, resume, delete, release, launch failures, expiry
@@ -371,6 +372,9 @@ def test_a_job_whose_runners_vanish_fails_in_the_end(store, clock, done, reason)
         clock.seconds += 1.5
         (after,) = store.expire(max_attempts=3)
         assert after.status == (PENDING if attempt < 3 else FAILED)
+        if attempt == 2:  # after a first loss it goes on at once, then it waits
+            assert store.claim("r", lease_seconds=1) is None
+            clock.seconds += 5
     assert after.reason == reason
     assert "vanished 3 times" in after.message
     assert store.expire() == []
@@ -411,90 +415,6 @@ def test_counts_name_every_status(store):
     assert store.counts("other") == {PENDING: 1, RUNNING: 0, STOPPED: 0, SUCCEEDED: 0, FAILED: 0}
 
 
-# --- data sets
-
-
-def test_data_sets_are_kept_by_tenant(store):
-    one = store.add_dataset("pydocs", "/d/1", stats={"N": 3})
-    two = store.add_dataset("pydocs", "/d/2", dataset_id="ds_given", status="BUILDING")
-    other = store.add_dataset("pydocs", "/d/3", tenant="other")
-    assert re.fullmatch(r"ds_[a-z2-7]{20}", one.id)
-    assert two.id == "ds_given"
-    assert store.get_dataset(one.id) == one
-    assert one.stats == {"N": 3}
-    page, token = store.list_datasets(limit=1)
-    assert page == [two]
-    assert store.list_datasets(limit=1, page_token=token) == ([one], None)
-    ready = store.update_dataset(two.id, status="READY", stats={"N": 4})
-    assert (ready.status, ready.stats, ready.path) == ("READY", {"N": 4}, "/d/2")
-    for call in (store.get_dataset, store.delete_dataset, lambda i: store.update_dataset(i, status="X")):
-        with pytest.raises(NotFound):
-            call(other.id)
-    store.delete_dataset(one.id)
-    assert store.list_datasets() == ([ready], None)
-
-
-# --- the file
-
-
-def test_everything_is_there_when_the_file_is_opened_again(tmp_path):
-    url = f"sqlite:///{tmp_path / 'xcray.db'}"
-    first = JobStore(url)
-    job = submit(first, idempotency_key="k")
-    first.close()
-    second = JobStore(url)
-    assert second.get(job.id) == job
-    assert submit(second, idempotency_key="k") == job
-    second.ping()
-    second.close()
-
-
-def test_sqlite_is_set_to_survive(store):
-    with store._database.write() as connection:
-        settings_ = [connection.exec_driver_sql(f"PRAGMA {p}").scalar() for p in ("journal_mode", "synchronous", "busy_timeout")]
-    assert settings_ == ["wal", 2, 15000]  # 2 is FULL
-
-
-def test_a_store_of_a_newer_xcray_is_refused(tmp_path):
-    url = f"sqlite:///{tmp_path / 'xcray.db'}"
-    JobStore(url).close()
-    with sqlite3.connect(tmp_path / "xcray.db") as other:
-        other.execute("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(Conflict, match=r"revision 9999.*newer xcray"):
-        JobStore(url)
-
-
-def test_a_store_in_memory_is_refused():
-    with pytest.raises(ParameterError, match="file"):
-        JobStore("sqlite://")
-
-
-def test_a_stuck_writer_makes_writes_unavailable_and_leaves_reads_alone(tmp_path):
-    store = JobStore(f"sqlite:///{tmp_path / 'xcray.db'}", busy_seconds=0.2)
-    job = submit(store)
-    stuck = sqlite3.connect(tmp_path / "xcray.db", isolation_level=None)
-    stuck.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Unavailable, match="try again") as caught:
-        submit(store)
-    assert "INSERT" not in str(caught.value)
-    assert str(tmp_path) not in str(caught.value)
-    assert store.get(job.id) == job
-    assert store.list()[0] == [job]
-    stuck.execute("ROLLBACK")
-    stuck.close()
-    submit(store)
-    store.close()
-
-
-def test_a_stuck_writer_of_the_same_process_makes_writes_unavailable_too(tmp_path):
-    store = JobStore(f"sqlite:///{tmp_path / 'xcray.db'}", busy_seconds=0.2)
-    with store._database.write(), ThreadPoolExecutor(1) as pool:
-        with pytest.raises(Unavailable, match="try again"):
-            pool.submit(submit, store).result()
-    submit(store)
-    store.close()
-
-
 # --- many at once
 
 
@@ -514,202 +434,14 @@ def test_threads_never_claim_one_job_twice(store):
     assert len(claimed) == len(set(claimed)) == 60
 
 
-WORKER = """
-import sys
-from xcray.jobs.store import JobStore
-store, claimed = JobStore(sys.argv[1]), 0
-sys.stdin.readline()
-for _ in range(5):
-    print("submitted", store.submit({"a": 1}, name="shared", idempotency_key="k")[1])
-while (job := store.claim("worker", lease_seconds=60)) is not None:
-    print("claimed", job.id, job.attempt)
-    store.append(job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1})
-    store.finish(job.id, job.attempt, "SUCCEEDED", result={})
-"""
-
-
-def test_processes_never_claim_one_job_twice_nor_lose_a_write(tmp_path):
-    url = f"sqlite:///{tmp_path / 'xcray.db'}"
-    store = JobStore(url)
-    ids = {submit(store).id for _ in range(40)}
-    workers = [
-        subprocess.Popen([sys.executable, "-c", WORKER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    for worker in workers:
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    lines = list(itertools.chain.from_iterable(worker.communicate(timeout=60)[0].splitlines() for worker in workers))
-    assert [worker.returncode for worker in workers] == [0] * 4
-    claimed = [line.split()[1] for line in lines if line.startswith("claimed")]
-    assert len(claimed) == len(set(claimed)) == 41
-    assert ids < set(claimed)
-    assert lines.count("submitted True") == 1
-    assert lines.count("submitted False") == 19
-    assert store.counts()[SUCCEEDED] == 41
-    for job_id in claimed:
-        assert [e.seq for e in store.events(job_id)] == [1, 2, 3, 4]
-    store.close()
-
-
-# --- a small model, and any sequence of calls
-
-
-class StoreMachine(RuleBasedStateMachine):
-    """The store beside a model of a dictionary a job. Names follow the store's."""
-
-    ids = Bundle("ids")
-    directory = None  # set by the test
-
-    def __init__(self):
-        super().__init__()
-        self.clock = Clock()
-        self.path = self.directory / f"{next(COUNTER)}.db"
-        self.store = JobStore(f"sqlite:///{self.path}", now=self.clock, steady=self.clock)
-        self.model = {}
-        self.seen = {}
-        self.numbers = itertools.count()
-
-    def teardown(self):
-        self.store.close()
-        self.path.unlink()
-
-    @rule(target=ids, priority=st.integers(0, 2))
-    def submit(self, priority):
-        job = submit(self.store, priority=priority)
-        self.model[job.id] = {
-            "status": PENDING,
-            "attempt": 0,
-            "priority": priority,
-            "lease": None,
-            "stop": False,
-            "losses": 0,
-            "number": next(self.numbers),
-            "results": 0,
-        }
-        self.seen[job.id] = 0
-        return job.id
-
-    @rule(lease=st.sampled_from([5.0, 50.0]))
-    def claim(self, lease):
-        job = claim(self.store, lease=lease)
-        waiting = [(-m["priority"], m["number"], i) for i, m in self.model.items() if m["status"] == PENDING]
-        assert (job and job.id) == (min(waiting)[2] if waiting else None)
-        if job:
-            mine = self.model[job.id]
-            mine.update(status=RUNNING, attempt=mine["attempt"] + 1, lease=self.clock.seconds + lease)
-
-    @rule(job_id=ids, back=st.integers(0, 1), end=st.sampled_from([SUCCEEDED, FAILED, STOPPED]))
-    def finish(self, job_id, back, end):
-        mine = self.model.get(job_id)
-        attempt = (mine["attempt"] if mine else 1) - back
-        if mine and mine["status"] == RUNNING and not back:
-            self.store.finish(job_id, attempt, end, result={"a": 1} if end == SUCCEEDED else None)
-            mine.update(status=end, lease=None, stop=False, results=mine["results"] + (end == SUCCEEDED))
-            return
-        with pytest.raises(Fenced):
-            self.store.finish(job_id, attempt, end)
-
-    @rule(job_id=ids)
-    def heartbeat(self, job_id):
-        mine = self.model.get(job_id)
-        if mine and mine["status"] == RUNNING:
-            assert self.store.heartbeat(job_id, mine["attempt"], lease_seconds=50) == mine["stop"]
-            mine["lease"] = self.clock.seconds + 50
-            return
-        with pytest.raises(Fenced):
-            self.store.heartbeat(job_id, mine["attempt"] if mine else 1, lease_seconds=50)
-
-    @rule(job_id=ids)
-    def release(self, job_id):
-        mine = self.model.get(job_id)
-        if mine and mine["status"] == RUNNING:
-            self.store.release(job_id, mine["attempt"])
-            mine.update(status=STOPPED if mine["stop"] else PENDING, lease=None, stop=False)
-
-    @rule(job_id=ids)
-    def stop(self, job_id):
-        mine = self.model.get(job_id)
-        if mine is None:
-            return
-        self.store.request_stop(job_id)
-        if mine["status"] == PENDING:
-            mine["status"] = STOPPED
-        elif mine["status"] == RUNNING:
-            mine["stop"] = True
-
-    @rule(job_id=ids)
-    def resume(self, job_id):
-        mine = self.model.get(job_id)
-        if mine is None:
-            return
-        if mine["status"] == SUCCEEDED or mine["stop"]:
-            with pytest.raises(Conflict):
-                self.store.resume(job_id)
-            return
-        self.store.resume(job_id)
-        if mine["status"] in TERMINAL:
-            mine.update(status=PENDING, losses=0)
-
-    @rule(job_id=consumes(ids))
-    def delete(self, job_id):
-        mine = self.model.get(job_id)
-        if mine["status"] not in TERMINAL:
-            with pytest.raises(Conflict):
-                self.store.delete(job_id)
-            return
-        self.store.delete(job_id)
-        del self.model[job_id], self.seen[job_id]
-        with pytest.raises(NotFound):
-            self.store.get(job_id)
-
-    @rule(seconds=st.sampled_from([1.0, 10.0, 60.0]))
-    def wait(self, seconds):
-        self.clock.seconds += seconds
-
-    @precondition(lambda self: any(m["status"] == RUNNING for m in self.model.values()))
-    @rule()
-    def expire(self):
-        late = [i for i, m in self.model.items() if m["status"] == RUNNING and m["lease"] < self.clock.seconds]
-        assert {job.id for job in self.store.expire(max_attempts=2)} == set(late)
-        for job_id in late:
-            mine = self.model[job_id]
-            losses = mine["losses"] + (not mine["stop"])
-            status = STOPPED if mine["stop"] else FAILED if losses >= 2 else PENDING
-            mine.update(status=status, losses=losses, lease=None, stop=False)
-
-    @rule()
-    def reopen(self):
-        self.store.close()
-        self.store = JobStore(f"sqlite:///{self.path}", now=self.clock, steady=self.clock)
-
-    @invariant()
-    def agrees(self):
-        jobs = {job.id: job for job in self.store.list(limit=1000)[0]}
-        assert set(jobs) == set(self.model)
-        for job_id, mine in self.model.items():
-            job = jobs[job_id]
-            assert (job.status, job.attempt, job.stop_requested) == (mine["status"], mine["attempt"], mine["stop"])
-            assert (job.finished is not None) == (job.status in TERMINAL)
-            assert mine["results"] <= 1
-            assert (job.result is not None) == bool(mine["results"])
-
-    @invariant()
-    def history_is_a_walk_over_the_table(self):
-        for job_id in self.model:
-            walk = [e.data["status"] for e in self.store.events(job_id) if e.kind == "status"]
-            assert walk[0] == PENDING
-            assert walk[-1] == self.model[job_id]["status"]
-            assert all(new in TRANSITIONS[old] for old, new in itertools.pairwise(walk))
-            assert len(walk) >= self.seen[job_id]  # history only grows
-            self.seen[job_id] = len(walk)
-
-
-COUNTER = itertools.count()
-
-
-def test_any_sequence_of_calls_agrees_with_the_model(tmp_path):
-    StoreMachine.directory = tmp_path
-    run_state_machine_as_test(
-        StoreMachine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True, database=None)
-    )
+def test_a_full_queue_of_a_tenant_refuses_one_more_however_many_come(store):
+    with ThreadPoolExecutor(12) as pool:
+        tried = [pool.submit(submit, store, f"n{i}", most_queued=5) for i in range(12)]
+    refused = [future.exception() for future in tried if future.exception()]
+    assert len(refused) == 7
+    assert {(type(error), error.code) for error in refused} == {(Refused, "QUOTA")}
+    assert "5 of your jobs wait" in refused[0].message
+    submit(store, tenant="other", most_queued=1)
+    claim(store)
+    assert submit(store, idempotency_key="k", most_queued=5).status == PENDING
+    assert submit(store, idempotency_key="k", most_queued=5).name == "a"  # asked again, it is no new one
