@@ -23,7 +23,7 @@ class Housekeeper:
     longer; it runs in a thread, one at a time, now and then.
     """
 
-    def __init__(self, builder: Builder, uploads: UploadDesk, post: Post, *, alone: bool, sweep: Callable[[], None]) -> None:
+    def __init__(self, builder: Builder, uploads: UploadDesk, post: Post, *, alone: bool, sweep: Callable[[], object]) -> None:
         self._builder, self._uploads, self._post, self._alone, self._sweep = builder, uploads, post, alone, sweep
         self._leads = False
         self._due = 0.0
