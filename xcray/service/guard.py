@@ -11,13 +11,14 @@ import re
 import time
 from functools import lru_cache
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcray.errors import InputError, XcrayError, excerpt
 from xcray.service import problems
+from xcray.service.browsers import Browsers, Headers
 from xcray.service.gauges import Gauges
 from xcray.service.logs import LOGGER, begin_request, new_request_id, note
 from xcray.service.problems import status_of
@@ -27,12 +28,7 @@ GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds: logged at debug level
 MAX_HEADERS = 100
-SECURE = (
-    (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-content-type-options", b"nosniff"),
-)
+KEY_WORDS = frozenset({"token", "key", "api_key", "apikey", "access_token"})
 
 
 class Guard:
@@ -43,6 +39,7 @@ class Guard:
         self._hosts = settings.hosts
         self._header_bytes = settings.header_bytes
         self._gauges = gauges
+        self._browsers = Browsers(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on when it may, and see to it that every answer bears its id."""
@@ -51,7 +48,7 @@ class Guard:
             return
         head = _Head.of(scope["headers"])
         request_id = head.request_id if GIVEN_ID.fullmatch(head.request_id) else new_request_id()
-        about, answer = begin_request(request_id), _Answer(send, request_id)
+        about, answer = begin_request(request_id), _Answer(send, request_id, self._browsers, head.origin)
         started = time.perf_counter()
         self._gauges.under_way.inc()
         try:
@@ -63,7 +60,10 @@ class Guard:
     async def _checked(self, scope: Scope, head: _Head, receive: Receive, answer: _Answer) -> None:
         """The app's answer, or a problem document in its place."""
         try:
-            self._check(scope["method"], head)
+            self._check(scope["method"], head, scope["query_string"])
+            if scope["method"] == "OPTIONS" and (told := self._browsers.preflight(head.origin)) is not None:
+                await answer.empty(told)
+                return
             await self._app(scope, receive, answer)
         except XcrayError as error:
             if status_of(error) >= 500:
@@ -77,7 +77,7 @@ class Guard:
                 raise
             await problems.unexpected(Request(scope), error)(scope, receive, answer)
 
-    def _check(self, method: str, head: _Head) -> None:
+    def _check(self, method: str, head: _Head, query: bytes) -> None:
         """Raise InputError for what no route should see."""
         if head.headers > MAX_HEADERS or head.size > self._header_bytes:
             limits = f"{MAX_HEADERS} of {self._header_bytes} bytes together"
@@ -89,8 +89,12 @@ class Guard:
         if "*" not in self._hosts and _hostname(head.host) not in self._hosts:
             hint = "the operator can add it: XCRAY_ALLOWED_HOSTS='[\"name\"]'"
             raise InputError(f"host {excerpt(head.host)!r} is not served here", code="HOST", hint=hint)
-        if method not in SAFE and head.origin is not None and urlsplit(head.origin).netloc.lower() != head.host.lower():
-            raise InputError("a page of another origin may not change things here", code="ORIGIN")
+        if method not in SAFE and head.origin is not None and not self._browsers.admits(head.origin, head.host):
+            hint = "the operator can admit its origin: XCRAY_CORS_ORIGINS='[\"https://name\"]'"
+            raise InputError("a page of another origin may not change things here", code="ORIGIN", hint=hint)
+        if query and KEY_WORDS & parse_qs(query.decode("latin-1"), keep_blank_values=True).keys():
+            message = "keys do not belong in URLs, which are written down everywhere: send `Authorization: Bearer xck_...`"
+            raise InputError(message, code="KEY_IN_URL", hint="if it was a key, have it revoked: `xcray keys revoke`")
 
     def _note(self, scope: Scope, status: int, seconds: float, code: str) -> None:
         """One log line, one count, by the route's template: paths hold names. code: of the problem, where the answer was one."""
@@ -140,10 +144,17 @@ class _Head(NamedTuple):
 class _Answer:
     """`send`, with the headers that every answer bears; remembers the status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, browsers: Browsers, origin: str | None) -> None:
         self._send = send
         self._request_id = request_id
+        self._browsers, self._origin = browsers, origin
         self.status = 0
+
+    async def empty(self, headers: Headers) -> None:
+        """Answer with headers alone."""
+        self.status = 204
+        await self._send({"type": "http.response.start", "status": 204, "headers": [*self._browsers.always, *headers]})
+        await self._send({"type": "http.response.body"})
 
     async def __call__(self, message: Message) -> None:
         """Pass a message on."""
@@ -151,7 +162,8 @@ class _Answer:
             self.status = message["status"]
             headers = list(message.get("headers", ()))
             given = {name.lower() for name, _ in headers}
-            headers += [pair for pair in SECURE if pair[0] not in given]
+            headers += [pair for pair in self._browsers.always if pair[0] not in given]
+            headers += self._browsers.for_page(self._origin)
             headers.append((b"x-request-id", self._request_id.encode()))
             message["headers"] = headers
         await self._send(message)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -28,7 +29,7 @@ from xcray.service.app import create_app
 from xcray.service.listening import listen, reserve
 from xcray.service.logs import LOGGER, log_to
 from xcray.service.places import Place, take_place
-from xcray.service.protocol import BoundedProtocol
+from xcray.service.protocol import BoundedProtocol, Bounds
 from xcray.service.running import checks_of, supervision
 from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms, Supervising
@@ -44,17 +45,17 @@ def serve(settings: Settings, *, runner: bool = True, ready: Callable[[str], Non
     SIGTERM: readiness says no, requests in flight finish, jobs stay recoverable, a local Ray that was started here ends.
     Raises ParameterError (public address), Conflict (another service holds this home, or the port is taken).
     """
-    check_address(settings)
     log_to(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
     with contextlib.ExitStack() as held:
         place = held.enter_context(take_place(settings, home, "serve"))
         if runner and not settings.shares_store:
             held.enter_context(take_place(settings, home, "runner"))
-        address = held.enter_context(contextlib.closing((listen if settings.workers == 1 else reserve)(settings)))
         store = held.enter_context(contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade)))
+        check_address(settings, store.has_keys)
+        address = held.enter_context(contextlib.closing((listen if settings.workers == 1 else reserve)(settings)))
         supervisor, checks = held.enter_context(supervision(settings, home, store)) if runner else (None, checks_of(settings, home))
-        url = _url(settings.host, address)
+        url = _url(settings, address)
         if settings.workers == 1:
             app = create_app(settings, store=store, supervisor=supervisor, checks=checks, leads=runner)
             uvloop.run(Server(app, settings, lambda: _announce(place, url, ready)).serve(sockets=[address]))
@@ -74,9 +75,10 @@ def run_jobs(settings: Settings, *, ready: Callable[[str], None] | None = None) 
         place = held.enter_context(take_place(settings, home, "runner"))
         address = held.enter_context(contextlib.closing(listen(settings)))
         store = held.enter_context(contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade)))
+        check_address(settings, store.has_keys)
         supervisor, checks = held.enter_context(supervision(settings, home, store))
         app = create_app(settings, store=store, supervisor=supervisor, checks=checks, alone=False, whole=False)
-        url = _url(settings.host, address)
+        url = _url(settings, address)
         uvloop.run(Server(app, settings, lambda: _announce(place, url, ready)).serve(sockets=[address]))
 
 
@@ -118,12 +120,14 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=BoundedProtocol,
+                http=partial(BoundedProtocol, bounds=Bounds.of(settings)),  # type: ignore[arg-type]  # called as the class is
                 ws="none",
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                ssl_certfile=settings.tls_certfile,
+                ssl_keyfile=settings.tls_keyfile,
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=settings.grace_seconds,
             )
@@ -168,10 +172,11 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def _url(host: str, listener: socket.socket) -> str:
+def _url(settings: Settings, listener: socket.socket) -> str:
     """Where people find it."""
+    host = settings.host
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host and not host.startswith("[") else host)
-    return f"http://{shown}:{listener.getsockname()[1]}"
+    return f"http{'' if settings.tls_certfile is None else 's'}://{shown}:{listener.getsockname()[1]}"
 
 
 def _announce(place: Place, url: str, ready: Callable[[str], None] | None) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from xcray.errors import ParameterError
@@ -15,6 +17,7 @@ from xcray.jobs.home import store_in
 
 MB = 1_000_000
 GB = 1_000_000_000
+ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 
 
 class Settings(BaseSettings):
@@ -31,6 +34,10 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     insecure_dev: bool = Field(False, description="Listen on a public address without keys. For closed networks only.")
     allowed_hosts: tuple[str, ...] = Field((), description="Host names requests may use, beside the local ones and `host`.")
+    tls_certfile: Path | None = Field(None, description="File with the certificate, and those above it, to speak TLS.")
+    tls_keyfile: Path | None = Field(None, description="File with the private key of that certificate.")
+    behind_proxy: bool = Field(False, description="Whether all requests come through a proxy that speaks TLS with clients.")
+    cors_origins: tuple[str, ...] = Field((), description="Origins whose pages may ask, like https://name; none unless listed.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_format: Literal["json", "text"] = Field("json", description="Form of log lines: JSON, or text for people.")
     preload: tuple[str, ...] = Field((), description="Models of the tenant default that are loaded before the service is ready.")
@@ -118,6 +125,15 @@ class Settings(BaseSettings):
         """Whether processes on several hosts may use the store: any database but a file."""
         return not self.store_url.startswith("sqlite")
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        """Origins as browsers spell them; `*` would admit every page that anybody opens."""
+        for origin in origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin[:80]!r} is not an origin: write https://name or https://name:port, never *")
+        return origins
+
     @property
     def admits_all(self) -> bool:
         """Whether everybody may come in while there is no key: where only this machine reaches us, or the operator says so."""
@@ -135,15 +151,27 @@ class Settings(BaseSettings):
         return frozenset(named | {"*"} if self.insecure_dev else named)
 
 
-def check_address(settings: Settings) -> None:
-    """Refuse to listen where strangers can reach the service. Raises ParameterError, code PUBLIC_ADDRESS, with the mend."""
+def check_address(settings: Settings, has_keys: Callable[[], bool] = lambda: False) -> None:
+    """Refuse to listen where strangers can reach the service without a key, or read keys on their way.
+
+    has_keys: whether the store holds a key. Raises ParameterError, code PUBLIC_ADDRESS or TLS, with the mend.
+    """
+    if (settings.tls_certfile is None) != (settings.tls_keyfile is None):
+        raise ParameterError("TLS needs two files: set XCRAY_TLS_CERTFILE and XCRAY_TLS_KEYFILE", code="TLS")
     if settings.insecure_dev or _is_loopback(settings.host):
         return
-    raise ParameterError(
-        f"refusing to listen on {settings.host}: everyone who reaches it could train, read and delete without a key. "
-        "Use --host 127.0.0.1 (and a tunnel or a proxy with a login), or --insecure-dev if the network is closed",
-        code="PUBLIC_ADDRESS",
-    )
+    if not has_keys():
+        raise ParameterError(
+            f"refusing to listen on {settings.host}: everyone who reaches it could train, read and delete without a key. "
+            "Make one first (xcray keys create --scopes admin), use --host 127.0.0.1, or --insecure-dev if the network is closed",
+            code="PUBLIC_ADDRESS",
+        )
+    if settings.tls_certfile is None and not settings.behind_proxy:
+        raise ParameterError(
+            f"refusing plain HTTP on {settings.host}: keys could be read on their way. Set XCRAY_TLS_CERTFILE and "
+            "XCRAY_TLS_KEYFILE; or XCRAY_BEHIND_PROXY=1 when a proxy speaks TLS with clients",
+            code="PLAIN_HTTP",
+        )
 
 
 def _is_loopback(host: str) -> bool:
