@@ -1,0 +1,96 @@
+"""What a row found: counts, seconds, notes; JSON in and out."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Figures:
+    """One row of the table. `runs` counts injected faults; lost, duplicated and wrong count broken promises, which fail the row.
+
+    recovery: seconds from a fault to what the row calls healthy again. redone: share of the work that was done twice.
+    facts: other figures by name. notes: what was done instead of what could not be done here.
+    """
+
+    row: str
+    title: str
+    injected: str = ""
+    runs: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    wrong: int = 0
+    recovery: list[float] = field(default_factory=list)
+    redone: list[float] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # a sentence for each broken promise
+    seconds: float = 0.0
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept, and a fault was injected at all."""
+        return self.runs > 0 and not (self.lost or self.duplicated or self.wrong)
+
+    def lose(self, sentence: str) -> None:
+        """Something acknowledged is gone."""
+        self.lost += 1
+        self.broken.append(f"lost: {sentence}")
+
+    def double(self, sentence: str) -> None:
+        """Something happened twice."""
+        self.duplicated += 1
+        self.broken.append(f"duplicated: {sentence}")
+
+    def fault(self, sentence: str) -> None:
+        """A wrong state or answer."""
+        self.wrong += 1
+        self.broken.append(f"wrong: {sentence}")
+
+    def expect(self, holds: bool, sentence: str) -> bool:
+        """Count a wrong state unless something holds; whether it did."""
+        if not holds:
+            self.fault(sentence)
+        return holds
+
+    def note(self, sentence: str) -> None:
+        """Say something once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    @contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Add the seconds that the block takes to `recovery`."""
+        began = time.monotonic()
+        yield
+        self.recovery.append(time.monotonic() - began)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the summaries that a table shows."""
+        shown = {name: value for name, value in vars(self).items() if name not in ("recovery", "redone")}
+        shown["broken"] = [sentence[:300] for sentence in self.broken[:10]]
+        return {
+            **shown,
+            "ok": self.ok,
+            "recovery_p50": round(statistics.median(self.recovery), 2) if self.recovery else None,
+            "recovery_max": round(max(self.recovery), 2) if self.recovery else None,
+            "redone_max": round(max(self.redone), 4) if self.redone else None,
+        }
+
+    def line(self) -> str:
+        """One line of JSON."""
+        return json.dumps(self.as_dict(), sort_keys=True, default=str)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least `share` of the values do not exceed; 0 without values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
