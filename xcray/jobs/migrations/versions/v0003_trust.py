@@ -39,6 +39,9 @@ def _jobs() -> None:
         sa.Column("dataset_id", sa.Text),
     ):
         op.add_column("jobs", column)
+    jobs = sa.table("jobs", *(sa.column(name) for name in ("kind", "model", "dataset_id")), sa.column("spec", sa.JSON))
+    told = {"model": jobs.c.spec["name"].as_string(), "dataset_id": jobs.c.spec["dataset_id"].as_string()}
+    op.execute(sa.update(jobs).where(jobs.c.kind == "train").values(told))
     op.drop_index("jobs_queue", "jobs")
     op.drop_index("jobs_tenant", "jobs")
     op.create_index("jobs_queue", "jobs", ["status", "priority", "tenant", "seq"])

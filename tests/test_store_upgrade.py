@@ -1,0 +1,218 @@
+"""Stores of older xcrays are taken over, whole or not at all; stores of newer ones are refused. And the commands that do it."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from storing import claim, raw, submit
+
+from xcray.cli.main import main
+from xcray.errors import Conflict, ParameterError
+from xcray.jobs import upgrade
+from xcray.jobs.engine import Database
+from xcray.jobs.schema import HEAD, METADATA
+from xcray.jobs.states import PENDING, RUNNING
+from xcray.jobs.store import JobStore
+
+# the file that xcray 0.1 made, word for word
+OLD = """
+CREATE TABLE schema_version (version INTEGER NOT NULL);
+CREATE TABLE jobs (seq INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, tenant TEXT NOT NULL, name TEXT NOT NULL,
+  spec JSON NOT NULL, digest TEXT NOT NULL, idempotency_key TEXT, status TEXT NOT NULL, phase TEXT NOT NULL, reason TEXT,
+  message TEXT, attempt INTEGER NOT NULL, priority INTEGER NOT NULL, progress JSON NOT NULL, result JSON,
+  stop_requested BOOLEAN NOT NULL, owner TEXT, lease_until FLOAT, not_before FLOAT NOT NULL, losses INTEGER NOT NULL,
+  advanced BOOLEAN NOT NULL, events INTEGER NOT NULL, created TEXT NOT NULL, started TEXT, finished TEXT{kind},
+  UNIQUE (tenant, idempotency_key), UNIQUE (id));
+CREATE INDEX jobs_queue ON jobs (status, priority DESC, seq);
+CREATE INDEX jobs_tenant ON jobs (tenant, seq);
+CREATE INDEX jobs_tenant_status ON jobs (tenant, status, seq);
+CREATE TABLE events (job_id TEXT NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, kind TEXT NOT NULL, data JSON NOT NULL,
+  PRIMARY KEY (job_id, seq));
+CREATE TABLE datasets (seq INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, tenant TEXT NOT NULL, name TEXT NOT NULL,
+  path TEXT NOT NULL, status TEXT NOT NULL, stats JSON NOT NULL, created TEXT NOT NULL, UNIQUE (id));
+CREATE INDEX datasets_tenant ON datasets (tenant, seq);
+"""
+KINDS = ", kind TEXT DEFAULT 'train' NOT NULL"
+TIME = "2023-11-14T22:13:20.000Z"
+SPEC = json.dumps({"name": "pydocs", "dataset_id": "ds_1"})
+
+
+def old_file(path: Path, version: int) -> str:
+    """A store as xcray 0.1 left it, with a job that waits, one that runs and a data set; its address."""
+    with sqlite3.connect(path) as file:
+        file.executescript(OLD.format(kind=KINDS if version == 2 else ""))
+        file.execute("INSERT INTO schema_version VALUES (?)", [version])
+        fill(file.execute)
+    file.close()
+    return f"sqlite:///{path}"
+
+
+def fill(execute):
+    """Two jobs, their events, a data set."""
+    columns = "id, tenant, name, spec, digest, idempotency_key, status, phase, attempt, priority, progress, stop_requested, owner,"
+    columns += " lease_until, not_before, losses, advanced, events, created"
+    false = "false"
+    waits = f"'job_waits', 'default', 'a', '{SPEC}', 'd', 'k', 'PENDING', 'QUEUED', 0, 0, '{{}}', {false}, NULL, NULL"
+    runs = f"'job_runs', 'default', 'b', '{SPEC}', 'd', NULL, 'RUNNING', 'TRAINING', 2, 0, '{{}}', {false}, 'me', 1700000020.0"
+    for values in (waits, runs):
+        execute(f"INSERT INTO jobs ({columns}) VALUES ({values}, 0, 0, {false}, 1, '{TIME}')")
+    execute(f"INSERT INTO events VALUES ('job_waits', 1, '{TIME}', 'status', '{{\"status\": \"PENDING\"}}')")
+    insert = "INSERT INTO datasets (id, tenant, name, path, status, stats, created) VALUES"
+    execute(f"{insert} ('ds_1', 'default', 'pydocs', '/d', 'READY', '{{}}', '{TIME}')")
+
+
+def old_postgres(url: str, monkeypatch) -> str:
+    """The same in PostgreSQL, made by the first two steps."""
+    with monkeypatch.context() as patch:
+        patch.setattr(upgrade, "HEAD", "0002")
+        database = Database(url)
+        upgrade.bring_up(database)
+        with database.write() as connection:
+            connection.exec_driver_sql("INSERT INTO schema_version VALUES (2)")
+            connection.exec_driver_sql("DROP TABLE alembic_version")
+            fill(connection.exec_driver_sql)
+        database.close()
+    return url
+
+
+@pytest.fixture(params=["sqlite 1", "sqlite 2", "postgresql 2"])
+def old_url(request, tmp_path, monkeypatch):
+    kind, version = request.param.split()
+    if kind == "sqlite":
+        return old_file(tmp_path / "xcray.db", int(version))
+    return old_postgres(request.getfixturevalue("postgres").database(), monkeypatch)
+
+
+def is_whole(url: str) -> None:
+    """The store works, and everything that was in it is there."""
+    store = JobStore(url)
+    assert upgrade.look(url) == {"store": store._database.kind, "revision": HEAD, "needed": HEAD, "ready": True}
+    waits, runs = store.get("job_waits"), store.get("job_runs")
+    assert (waits.status, waits.kind, waits.model, waits.dataset_id, waits.created) == (PENDING, "train", "pydocs", "ds_1", TIME)
+    assert (runs.status, runs.attempt) == (RUNNING, 2)
+    assert store.heartbeat("job_runs", 2, lease_seconds=9) is False
+    assert store.expire() == []
+    assert submit(store, idempotency_key="k", digest="d").id == "job_waits"
+    assert claim(store).id == "job_waits"
+    assert [job.name for job in store.list()[0]] == ["b", "a"]
+    assert [event.kind for event in store.events("job_waits")] == ["status", "status"]
+    assert store.get_dataset("ds_1").version == 1
+    assert raw(store, "SELECT version FROM schema_version") == [(3,)]  # xcray 0.1 reads this, and keeps away
+    store.close()
+
+
+def test_an_old_store_is_taken_over_with_all_that_is_in_it(old_url):
+    is_whole(old_url)
+
+
+def test_the_steps_lead_to_the_tables_of_the_program(store_url):
+    store = JobStore(store_url)
+    with store._database.read() as connection:
+        context = MigrationContext.configure(connection, opts={"include_name": is_ours, "compare_type": True})
+        assert compare_metadata(context, METADATA) == []
+    store.close()
+    assert ScriptDirectory(str(upgrade.STEPS)).get_heads() == [HEAD]
+
+
+def is_ours(name, kind, _parents):
+    """All but the tables that tell the version."""
+    return kind != "table" or name not in ("schema_version", "alembic_version")
+
+
+def test_many_who_open_an_old_store_at_once_upgrade_it_once(old_url):
+    with ThreadPoolExecutor(6) as pool:
+        for store in list(pool.map(lambda _: JobStore(old_url), range(6))):
+            store.close()
+    is_whole(old_url)
+
+
+# A process that is killed at the n-th statement it sends, or right before it commits.
+KILLED = """
+import os, signal, sys
+import sqlalchemy as sa
+from xcray.jobs.store import JobStore
+sent = 0
+def count(*_):
+    global sent
+    sent += 1
+    if str(sent) == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+def commit(_):
+    if sent > 20 and sys.argv[2] == "commit":
+        os.kill(os.getpid(), signal.SIGKILL)
+sa.event.listen(sa.Engine, "before_cursor_execute", count)
+sa.event.listen(sa.Engine, "commit", commit)
+JobStore(sys.argv[1])
+print("through")
+"""
+
+
+@pytest.mark.parametrize("statement", [12, 30, "commit"])
+def test_a_killed_upgrade_leaves_the_old_store_and_the_next_start_does_it(old_url, statement):
+    done = subprocess.run([sys.executable, "-c", KILLED, old_url, str(statement)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
+    assert upgrade.look(old_url)["revision"] in ("0001", "0002")
+    is_whole(old_url)
+
+
+def test_an_upgrade_that_is_not_allowed_is_refused_with_the_mend(old_url):
+    with pytest.raises(Conflict, match=f"needs {HEAD}: run `xcray store upgrade`") as caught:
+        JobStore(old_url, upgrade=False)
+    assert caught.value.code == "SCHEMA_OLDER"
+    is_whole(old_url)
+    JobStore(old_url, upgrade=False).close()
+
+
+def test_an_empty_store_is_not_made_either_when_that_is_not_allowed(store_url, postgres, tmp_path):
+    url = postgres.database() if store_url.startswith("postgresql") else f"sqlite:///{tmp_path / 'new.db'}"
+    with pytest.raises(Conflict, match="is empty"):
+        JobStore(url, upgrade=False)
+
+
+def test_a_store_of_a_newer_xcray_is_refused(store_url, postgres, tmp_path):
+    url = postgres.database() if store_url.startswith("postgresql") else f"sqlite:///{tmp_path / 'newer.db'}"
+    JobStore(url).close()
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    engine.dispose()
+    with pytest.raises(Conflict, match=r"revision 9999.*newer xcray") as caught:
+        JobStore(url)
+    assert caught.value.code == "SCHEMA_NEWER"
+
+
+@pytest.mark.parametrize("url", ["mysql://u:hidden@h/d", "hidden", "postgresql+asyncpg:/hidden", "sqlite://", "http://u:hidden@h"])
+def test_an_address_that_is_none_is_refused_and_not_repeated(url):
+    with pytest.raises(ParameterError, match=r"sqlite:////path/xcray\.db") as caught:
+        JobStore(url)
+    assert "hidden" not in str(caught.value)
+
+
+def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
+    old_file(tmp_path / "xcray.db", 2)
+    at = ["--home", str(tmp_path), "--json"]
+    assert main(["store", "check", *at]) == 0
+    assert json.loads(capsys.readouterr().out) == {"store": "sqlite", "revision": "0002", "needed": HEAD, "ready": False}
+    assert main(["store", "upgrade", *at]) == 0
+    assert json.loads(capsys.readouterr().out)["before"] == "0002"
+    assert main(["store", "check", *at]) == 0
+    assert json.loads(capsys.readouterr().out)["ready"] is True
+    copy = tmp_path / "copy.db"
+    assert main(["store", "backup", str(copy), *at]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["jobs"], facts["revision"], facts["bytes"]) == (2, HEAD, copy.stat().st_size)
+    assert main(["store", "backup", str(copy), *at]) == 1
+    assert json.loads(capsys.readouterr().err)["code"] == "EXISTS"
+    monkeypatch.setenv("XCRAY_STORE", f"sqlite:///{tmp_path / 'elsewhere.db'}")
+    assert main(["store", "check", *at]) == 0
+    assert json.loads(capsys.readouterr().out)["revision"] is None
+    assert not (tmp_path / "elsewhere.db").exists()  # looking makes nothing
