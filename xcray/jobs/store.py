@@ -7,7 +7,7 @@ job, created = store.submit({"dataset": "ds_..."}, name="pydocs", idempotency_ke
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import sqlalchemy as sa
@@ -148,7 +148,7 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         self,
         tenant: str | None = "default",
         *,
-        status: str | None = None,
+        status: str | Sequence[str] | None = None,
         kind: str | None = None,
         name: str | None = None,
         model: str | None = None,
@@ -161,12 +161,16 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
     ) -> tuple[list[Job], str | None]:
         """Jobs of a tenant (None: of all), newest first, and the token of the next page or None. Raises ParameterError.
 
-        Only those that fit all that is named: `dataset` is an id, `created_after` (inclusive) and `created_before` Unix seconds.
+        Only those that fit all that is named: `status` is one or several, `dataset` is an id, `created_after` (inclusive) and
+        `created_before` Unix seconds.
         """
-        if status is not None and status not in STATUSES:
-            raise ParameterError(f"status {status[:20]!r} is unknown: use one of {', '.join(STATUSES)}")
-        same = {"tenant": tenant, "status": status, "kind": kind, "name": name, "model": model, "priority": priority}
+        statuses = [status] if isinstance(status, str) else [*(status or ())]
+        for unknown in set(statuses) - set(STATUSES):
+            raise ParameterError(f"status {unknown[:20]!r} is unknown: use one of {', '.join(STATUSES)}")
+        same = {"tenant": tenant, "kind": kind, "name": name, "model": model, "priority": priority}
         wanted = [JOBS.c[column] == value for column, value in {**same, "dataset_id": dataset}.items() if value is not None]
+        if statuses:
+            wanted.append(JOBS.c.status.in_(statuses))
         if created_after is not None:
             wanted.append(JOBS.c.created >= utc(created_after))
         if created_before is not None:
@@ -191,10 +195,13 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         return [Event(row["seq"], row["time"], row["kind"], row["data"]) for row in rows]
 
     @once_more
-    def request_stop(self, job_id: str, tenant: str | None = "default") -> Job:
-        """Ask a job to stop: PENDING stops at once, RUNNING hears it at its next heartbeat, ended ones stay. Twice is once."""
+    def request_stop(self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None) -> Job:
+        """Ask a job to stop: PENDING stops at once, RUNNING hears it at its next heartbeat, ended ones stay. Twice is once.
+
+        if_events: only a job with so many events, as a caller saw it last; Conflict, code PRECONDITION, when it has more by now.
+        """
         with self._database.write() as connection:
-            row = find(connection, job_id, tenant, lock=True)
+            row = _as_seen(find(connection, job_id, tenant, lock=True), if_events)
             if row["status"] == PENDING:
                 return move(connection, row, self._now(), STOPPED)
             if row["status"] == RUNNING and not row["stop_requested"]:
@@ -202,13 +209,14 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
             return job_of(find(connection, job_id, tenant))
 
     @once_more
-    def resume(self, job_id: str, tenant: str | None = "default") -> Job:
+    def resume(self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None) -> Job:
         """Queue a STOPPED or FAILED job again; finished work is kept. One under way stays as it is; Conflict when it SUCCEEDED.
 
-        It has its running time and its losses before it again; a time to end that has come no longer counts.
+        It has its running time and its losses before it again; a time to end that has come no longer counts. if_events: as of
+        `request_stop`.
         """
         with self._database.write() as connection:
-            row = find(connection, job_id, tenant, lock=True)
+            row = _as_seen(find(connection, job_id, tenant, lock=True), if_events)
             if row["status"] == SUCCEEDED:
                 raise Conflict(f"job {job_id} SUCCEEDED; submit a new one to train again", code="STATE", status=SUCCEEDED)
             if row["status"] not in TERMINAL:
@@ -221,10 +229,13 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
             return move(connection, row, self._now(), PENDING, **again)
 
     @once_more
-    def delete(self, job_id: str, tenant: str | None = "default") -> None:
-        """Forget an ended job and its events; its folders are the caller's. Conflict while it is PENDING or RUNNING."""
+    def delete(self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None) -> None:
+        """Forget an ended job and its events; its folders are the caller's. Conflict while it is PENDING or RUNNING.
+
+        if_events: as of `request_stop`.
+        """
         with self._database.write() as connection:
-            row = find(connection, job_id, tenant, lock=True)
+            row = _as_seen(find(connection, job_id, tenant, lock=True), if_events)
             if row["status"] not in TERMINAL:
                 raise Conflict(f"job {job_id} is {row['status']}: stop it before you delete it", code="STATE", status=row["status"])
             change(connection, row, idempotency_key=None)  # compare-and-set: it wasn't resumed in between
@@ -288,6 +299,13 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
             raise Refused(
                 f"{most_queued} of your jobs wait already, more may not: wait until some have run, or stop some", code="QUOTA"
             )
+
+
+def _as_seen(row: sa.RowMapping, if_events: int | None) -> sa.RowMapping:
+    """The row, when it is as the caller saw it."""
+    if if_events not in (None, row["events"]):
+        raise Conflict(f"job {row['id']} has changed since you read it: read it again, and decide again", code="PRECONDITION")
+    return row
 
 
 def _keyed(connection: Connection, tenant: str, key: str, digest: str) -> Job | None:

@@ -66,11 +66,21 @@ class Builder:
         self._told: set[str] = set()  # those of `_tasks` whose outcome is recorded
 
     def accept(
-        self, tenant: str, name: str, format: str, options: Mapping[str, Any], sources: Mapping[str, Path], *, take: bool
+        self,
+        tenant: str,
+        name: str,
+        format: str,
+        options: Mapping[str, Any],
+        sources: Mapping[str, Path],
+        *,
+        take: bool,
+        key: str | None = None,
+        digest: str | None = None,
     ) -> DatasetRecord:
         """Record a data set as BUILDING, durably; `begin` starts the work.
 
-        sources: files by part; `take` moves them in, else they are read where they lie.
+        sources: files by part; `take` moves them in, else they are read where they lie. key, digest: of the request; when another
+        with the same key came first, the record that it made.
         """
         dataset_id = new_id("ds")
         staged, folder = self._root / f".{dataset_id}.part", self._root / dataset_id
@@ -92,7 +102,12 @@ class Builder:
         os.rename(staged, folder)
         sync_directory(self._root)
         stats, target = {"format": format}, str(self._home.dataset(dataset_id))
-        return self._store.add_dataset(name, target, tenant=tenant, status=BUILDING, stats=stats, dataset_id=dataset_id)
+        record = self._store.add_dataset(
+            name, target, tenant=tenant, status=BUILDING, stats=stats, dataset_id=dataset_id, idempotency_key=key, digest=digest
+        )
+        if record.id != dataset_id:  # the same key came through another door
+            self._remove(dataset_id)
+        return record
 
     def begin(self, dataset_id: str) -> None:
         """Start the work on an accepted data set, or leave it to the leader. Called on the event loop."""

@@ -20,6 +20,7 @@ from xcray.jobs.states import TERMINAL
 from xcray.service.state import Rooms
 
 PAGE = 500
+HEADERS = {"Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 SLOWEST = 1.0  # seconds between looks at a job where nothing happens
 
 

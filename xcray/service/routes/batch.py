@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import Field
 
@@ -24,11 +24,13 @@ from xcray.files import sync_directory
 from xcray.jobs.answering import INPUT, OUTPUT
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
 from xcray.model.registry import Registry
-from xcray.service.auth import Reader, Submitter
+from xcray.service.auth import Caller, Reader, Submitter
 from xcray.service.body import described, json_body
 from xcray.service.building import allowed_path
-from xcray.service.routes.jobs import view
+from xcray.service.idempotency import IdempotencyKey, replayed
+from xcray.service.routes.jobs import accepted, limits_of
 from xcray.service.schemas import JobView, Strict, View
+from xcray.service.schemas.jobs import Attempts, Expires, Timeout
 from xcray.service.state import Rooms, rooms_of
 
 router = APIRouter(tags=["batch predictions"])
@@ -38,7 +40,6 @@ PATH = "/v1/models/{reference:modelref}:batchPredict"
 PARQUET = "application/vnd.apache.parquet"
 LabelNames = Annotated[list[Annotated[str, Field(max_length=10_000)]], Field(min_length=1, max_length=LABELS, fail_fast=True)]
 Column = Annotated[str, Field(min_length=1, max_length=1000)]
-_REPLAYED: dict[int | str, dict[str, Any]] = {200: {"model": JobView, "description": "Replayed."}}
 _FILE: dict[int | str, dict[str, Any]] = {200: {"content": {PARQUET: {"schema": {"type": "string", "format": "binary"}}}}}
 
 
@@ -70,6 +71,9 @@ class BatchRequest(Strict):
     workers: int = Field(0, ge=0, le=4096, description="Workers of the pool; 0 takes all cores.")
     name: str | None = Field(None, min_length=1, max_length=128, description="A readable name; else the model's.")
     priority: int = Field(0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission.")
+    timeout_seconds: Timeout = None
+    expires_seconds: Expires = None
+    max_attempts: Attempts = None
 
 
 class OutputFile(View):
@@ -96,25 +100,22 @@ class OutputView(View):
     parts: list[OutputFile]
 
 
-@router.post(PATH, status_code=201, openapi_extra=described(BatchRequest), responses=_REPLAYED)
+@router.post(PATH, status_code=201, openapi_extra=described(BatchRequest), responses=replayed(JobView), response_model=JobView)
 def submit(
     request: Request,
-    response: Response,
     caller: Submitter,
     reference: str,
     asked: Annotated[BatchRequest, Depends(json_body(BatchRequest, "predict_body_bytes"))],
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")] = None,
-) -> JobView:
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
     """Queue a batch prediction by the version that `reference` means now. With an Idempotency-Key, sending it again gives the same
     job (200); with another body, 409."""
     rooms = rooms_of(request)
-    digest = body_digest({"model": reference, **asked.model_dump(mode="json")})
+    digest = body_digest({"model": reference, **asked.model_dump(mode="json", exclude_unset=True)})
     job, created = rooms.store.same_key(caller.tenant, idempotency_key, digest), False
     if job is None:
-        job, created = _accepted(rooms, caller.tenant, reference, asked, idempotency_key, digest)
-    response.status_code = 201 if created else 200
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return view(job)
+        job, created = _accepted(rooms, caller, reference, asked, idempotency_key, digest)
+    return accepted(request, job, created)
 
 
 @router.get("/v1/jobs/{job_id}/output")
@@ -136,27 +137,27 @@ def output_file(request: Request, caller: Reader, job_id: str, file: str) -> Fil
     return FileResponse(folder / file, media_type="application/json" if file == MANIFEST else PARQUET, filename=file)
 
 
-def _accepted(rooms: Rooms, tenant: str, reference: str, asked: BatchRequest, key: str | None, digest: str) -> tuple[Job, bool]:
+def _accepted(rooms: Rooms, caller: Caller, reference: str, asked: BatchRequest, key: str | None, digest: str) -> tuple[Job, bool]:
     """The job, and whether it is new: the same request may have come through another door in between, and has the upload then."""
-    registry = rooms.registry_of(tenant)
+    registry = rooms.registry_of(caller.tenant)
     name, version = registry.locate(reference)
     job_id = new_id("job")
     try:
         with _taken(rooms, asked, job_id) as path:
-            spec = _spec(rooms, registry, asked, path, name, version)
-            title = asked.name or name
             return rooms.store.submit(
-                spec,
-                name=title,
-                tenant=tenant,
+                _spec(rooms, registry, asked, path, name, version),
+                name=asked.name or name,
+                tenant=caller.tenant,
                 idempotency_key=key,
                 priority=asked.priority,
                 digest=digest,
                 kind=PREDICT,
                 job_id=job_id,
+                model=name,
+                **limits_of(caller, asked.timeout_seconds, asked.expires_seconds, asked.max_attempts),
             )
     except NotFound:
-        job = rooms.store.same_key(tenant, key, digest)
+        job = rooms.store.same_key(caller.tenant, key, digest)
         if job is None:
             raise
         return job, False
@@ -198,7 +199,7 @@ def _taken(rooms: Rooms, asked: BatchRequest, job_id: str) -> Iterator[Path]:
 
 def _spec(rooms: Rooms, registry: Registry, asked: BatchRequest, path: Path, name: str, version: int) -> dict[str, Any]:
     """The spec that a request means, checked as a whole. Raises ParameterError."""
-    own = ("upload", "path", "top_k", "pool", "name", "priority")
+    own = ("upload", "path", "top_k", "pool", "name", "priority", "timeout_seconds", "expires_seconds", "max_attempts")
     fields = {field: value for field, value in asked.model_dump(mode="json").items() if field not in own}
     given = {"model": str(registry.resolve(f"{name}:{version}")), "input": str(path), "k": asked.top_k}
     sets = sets_named([*(asked.allow or ()), *(asked.deny or ())], registry.sets(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +15,13 @@ from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ParameterError
 from xcray.files import check_name
-from xcray.jobs.job import DatasetRecord
+from xcray.jobs.job import DatasetRecord, body_digest
 from xcray.service import building
 from xcray.service.auth import Reader, Submitter
 from xcray.service.body import check_type, described, json_body
+from xcray.service.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
 from xcray.service.figures import statistics
+from xcray.service.idempotency import REPLAYED, IdempotencyKey, replayed
 from xcray.service.schemas import DatasetPage, DatasetRequest, DatasetView, UploadView
 from xcray.service.state import Rooms, rooms_of
 from xcray.service.strict_json import loads
@@ -39,7 +42,7 @@ _BOTH_BODIES: dict[str, Any] = {
 }
 
 
-@router.post("/v1/uploads", status_code=201, openapi_extra=_RAW_BODY, responses={507: {"description": "The disk is full."}})
+@router.post("/v1/uploads", status_code=201, openapi_extra=_RAW_BODY)
 async def upload(request: Request, caller: Submitter, sha256: str | None = None) -> UploadView:
     """Send one file: the raw body, streamed to disk. Its id is for `uploads` of POST /v1/datasets, once, within a day."""
     check_type(request, RAW)
@@ -48,53 +51,61 @@ async def upload(request: Request, caller: Submitter, sha256: str | None = None)
     return UploadView(id=found.id, bytes=found.n_bytes, sha256=found.sha256)
 
 
-@router.post("/v1/datasets", status_code=201, openapi_extra=_BOTH_BODIES)
+@router.post(
+    "/v1/datasets", status_code=201, openapi_extra=_BOTH_BODIES, responses=replayed(DatasetView), response_model=DatasetView
+)
 async def create(
     request: Request,
-    response: Response,
     caller: Submitter,
-    name: Annotated[str | None, Query(description="Raw body: name of the data set.")] = None,
-    format: Annotated[str | None, Query(description=f"Raw body: one of {', '.join(UPLOADED)}.")] = None,
+    name: Annotated[str | None, Query(description="Raw body: name of the data set.", max_length=128)] = None,
+    format: Annotated[str | None, Query(description=f"Raw body: one of {', '.join(UPLOADED)}.", max_length=20)] = None,
     options: Annotated[str | None, Query(description="Raw body: options of the reader, a JSON object.", max_length=8192)] = None,
-    sha256: Annotated[str | None, Query(description="Raw body: what its SHA-256 is.")] = None,
-) -> DatasetView:
-    """Make a data set: from the raw body (name and format in the query), or from a JSON request. Answers at once: BUILDING."""
+    sha256: Annotated[str | None, Query(description="Raw body: what its SHA-256 is.", max_length=64)] = None,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Make a data set: from the raw body (name and format in the query), or from a JSON request. Answers at once: BUILDING.
+
+    With an Idempotency-Key, sending it again gives the same data set (200); with another body, 409.
+    """
     rooms = rooms_of(request)
     kind = check_type(request, ("application/json", *RAW))
     if kind == "application/json" and format is None:
         asked = await json_body(DatasetRequest)(request)
-        record = await asyncio.to_thread(_from_request, rooms, caller.tenant, asked)
+        record, created = await asyncio.to_thread(_from_request, rooms, caller.tenant, asked, idempotency_key)
     else:
-        record = await _from_body(request, rooms, caller.tenant, name, format, options, sha256)
-    if record.status == building.BUILDING:
+        record, created = await _from_body(request, rooms, caller.tenant, name, format, options, sha256, idempotency_key)
+    if created and record.status == building.BUILDING:
         rooms.builder.begin(record.id)
-    response.headers["Location"] = f"/v1/datasets/{record.id}"
-    return view(record)
+    headers = {"Location": f"/v1/datasets/{record.id}", **({} if created else REPLAYED)}
+    return reply(request, members(record), tag(record.version), status=201 if created else 200, headers=headers)
 
 
-@router.get("/v1/datasets")
+@router.get("/v1/datasets", response_model=DatasetPage, responses=NOT_MODIFIED)
 def index(
     request: Request,
     caller: Reader,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
-) -> DatasetPage:
+    if_none_match: IfNoneMatch = None,
+) -> Response:
     """Data sets, newest first."""
     records, token = rooms_of(request).store.list_datasets(caller.tenant, limit=limit, page_token=page_token)
-    return DatasetPage(datasets=[view(record) for record in records], next_page_token=token)
+    return reply(request, {"datasets": [members(record) for record in records], "next_page_token": token})
 
 
-@router.get("/v1/datasets/{dataset_id}")
-def show(request: Request, caller: Reader, dataset_id: str) -> DatasetView:
+@router.get("/v1/datasets/{dataset_id}", response_model=DatasetView, responses=NOT_MODIFIED)
+def show(request: Request, caller: Reader, dataset_id: str, if_none_match: IfNoneMatch = None) -> Response:
     """One data set: its sizes when READY, the first bad lines when FAILED."""
-    return view(rooms_of(request).store.get_dataset(dataset_id, caller.tenant))
+    record = rooms_of(request).store.get_dataset(dataset_id, caller.tenant)
+    return reply(request, members(record), tag(record.version))
 
 
 @router.delete("/v1/datasets/{dataset_id}", status_code=204)
-async def delete(request: Request, caller: Submitter, dataset_id: str) -> None:
+async def delete(request: Request, caller: Submitter, dataset_id: str, if_match: IfMatch = None) -> None:
     """Forget a data set and remove its files (not those of a folder that it was registered from)."""
     rooms = rooms_of(request)
     record = await asyncio.to_thread(rooms.store.get_dataset, dataset_id, caller.tenant)
+    expect(request, tag(record.version))
     await asyncio.to_thread(_check_unused, rooms, record, caller.tenant)
     await asyncio.to_thread(rooms.store.delete_dataset, dataset_id, caller.tenant)
     await rooms.builder.cancel(dataset_id)
@@ -102,10 +113,9 @@ async def delete(request: Request, caller: Submitter, dataset_id: str) -> None:
         await asyncio.to_thread(shutil.rmtree, record.path, True)
 
 
-def view(record: DatasetRecord) -> DatasetView:
-    """A record without its path."""
-    fields = {name: getattr(record, name) for name in ("id", "name", "status", "created", "stats")}
-    return DatasetView(**fields)
+def members(record: DatasetRecord) -> dict[str, Any]:
+    """A record as `DatasetView` describes it, without its path."""
+    return {name: getattr(record, name) for name in DatasetView.model_fields}
 
 
 def find(rooms: Rooms, tenant: str, reference: str) -> DatasetRecord:
@@ -131,48 +141,84 @@ def _all(rooms: Rooms, tenant: str) -> Iterator[DatasetRecord]:
 
 
 async def _from_body(
-    request: Request, rooms: Rooms, tenant: str, name: str | None, format: str | None, options: str | None, sha256: str | None
-) -> DatasetRecord:
-    """Receive the raw body and accept it as the training file."""
+    request: Request,
+    rooms: Rooms,
+    tenant: str,
+    name: str | None,
+    format: str | None,
+    options: str | None,
+    sha256: str | None,
+    key: str | None,
+) -> tuple[DatasetRecord, bool]:
+    """Receive the raw body and accept it as the training file; whether it is new."""
     if name is None or format not in UPLOADED:
         raise ParameterError(f"a raw body needs ?name=...&format=..., the format one of {', '.join(UPLOADED)}", code="FORMAT")
     check_name(name)
     chosen = _options({} if options is None else loads(options.encode("utf-8", "surrogatepass")))
     received = await rooms.uploads.receive(request, sha256)
     rooms.gauges.uploaded.inc(received.n_bytes)
+    digest = body_digest({"name": name, "format": format, "options": chosen, "sha256": received.sha256}) if key else None
+    accept = partial(_accepted, rooms, tenant, name, format, chosen, {"train": received.path}, key, digest)
     try:
-        return await asyncio.to_thread(rooms.builder.accept, tenant, name, format, chosen, {"train": received.path}, take=True)
+        return await asyncio.to_thread(accept)
     finally:
         await asyncio.to_thread(rooms.uploads.remove, received.id)
 
 
-def _from_request(rooms: Rooms, tenant: str, asked: DatasetRequest) -> DatasetRecord:
-    """Accept what a JSON request names."""
+def _from_request(rooms: Rooms, tenant: str, asked: DatasetRequest, key: str | None) -> tuple[DatasetRecord, bool]:
+    """Accept what a JSON request names; whether it is new."""
+    digest = body_digest(asked.model_dump(mode="json", exclude_unset=True)) if key else None
+    known = rooms.store.same_dataset(tenant, key, digest)
+    if known is not None:  # its uploads are used up
+        return known, False
     options = _options(asked.options)
     if asked.format in GENERATED:
         if asked.uploads or asked.path:
             raise ParameterError(f"format {asked.format} needs neither uploads nor a path", code="FORMAT")
-        return rooms.builder.accept(tenant, asked.name, asked.format, options, {}, take=False)
+        return _accepted(rooms, tenant, asked.name, asked.format, options, {}, key, digest)
     if asked.path is not None and asked.uploads is None:
         found = building.allowed_path(asked.path, rooms.settings.dataset_roots)
         if asked.format == "dataset":
-            return _register(rooms, tenant, asked.name, found)
-        return rooms.builder.accept(tenant, asked.name, asked.format, options, {"train": found}, take=False)
+            return _register(rooms, tenant, asked.name, found, key, digest)
+        return _accepted(rooms, tenant, asked.name, asked.format, options, {"train": found}, key, digest, take=False)
     if asked.uploads is None or "train" not in asked.uploads or asked.path is not None or asked.format not in UPLOADED:
         raise ParameterError(f"format {asked.format} needs uploads {{'train': id}} of POST /v1/uploads, or a path", code="FORMAT")
     sources = {str(part): rooms.uploads.path(upload_id) for part, upload_id in asked.uploads.items()}
     if len(set(sources.values())) < len(sources):
         raise ParameterError("train and test are the same upload: send two files", code="FORMAT")
-    record = rooms.builder.accept(tenant, asked.name, asked.format, options, sources, take=True)
+    record, created = _accepted(rooms, tenant, asked.name, asked.format, options, sources, key, digest)
     for upload_id in asked.uploads.values():
         rooms.uploads.remove(upload_id)
-    return record
+    return record, created
 
 
-def _register(rooms: Rooms, tenant: str, name: str, path: Path) -> DatasetRecord:
+def _accepted(
+    rooms: Rooms,
+    tenant: str,
+    name: str,
+    format: str,
+    options: Mapping[str, Any],
+    sources: Mapping[str, Path],
+    key: str | None,
+    digest: str | None,
+    *,
+    take: bool = True,
+) -> tuple[DatasetRecord, bool]:
+    """The record of a data set to build, and whether it is new."""
+    known = rooms.store.same_dataset(tenant, key, digest)
+    if known is not None:
+        return known, False
+    record = rooms.builder.accept(tenant, name, format, options, sources, take=take and bool(sources), key=key, digest=digest)
+    return record, True
+
+
+def _register(rooms: Rooms, tenant: str, name: str, path: Path, key: str | None, digest: str | None) -> tuple[DatasetRecord, bool]:
     """Record a data set directory where it lies."""
     stats = {"format": "dataset", **statistics(Dataset.open(path))}
-    return rooms.store.add_dataset(name, str(path), tenant=tenant, status=building.READY, stats=stats)
+    record = rooms.store.add_dataset(
+        name, str(path), tenant=tenant, status=building.READY, stats=stats, idempotency_key=key, digest=digest
+    )
+    return record, True
 
 
 def _options(options: Any) -> Mapping[str, Any]:
@@ -191,8 +237,7 @@ def _options(options: Any) -> Mapping[str, Any]:
 
 def _check_unused(rooms: Rooms, record: DatasetRecord, tenant: str) -> None:
     """Refuse to pull a data set away from jobs that need it."""
-    for status in ("PENDING", "RUNNING"):
-        jobs, _ = rooms.store.list(tenant, status=status, limit=1000)
-        users = [job.id for job in jobs if job.spec.get("dataset") == record.path]
-        if users:
-            raise Conflict(f"data set {record.id} is used by {users[0]} ({status}): stop it first", code="STATE", job=users[0])
+    users, _ = rooms.store.list(tenant, status=("PENDING", "RUNNING"), dataset=record.id, limit=1)
+    if users:
+        status = users[0].status
+        raise Conflict(f"data set {record.id} is used by {users[0].id} ({status}): stop it first", code="STATE", job=users[0].id)

@@ -17,6 +17,7 @@ from xcray.service.auth import Asker, ModelReader, Submitter
 from xcray.service.body import check_type, collect, described, header, parse
 from xcray.service.inference import repository, telling
 from xcray.service.inference.asking import Asked, read
+from xcray.service.limits import count
 from xcray.service.predicting import TYPICAL, answered, wanted
 from xcray.service.predictors import Wanted
 from xcray.service.routes.health import readyz
@@ -66,9 +67,9 @@ async def live() -> ServerLive:
 
 
 @router.get("/health/ready", responses=_UNREADY)
-def ready(request: Request) -> Response:
+async def ready(request: Request) -> Response:
     """Whether requests are welcome, as /readyz, which says why not."""
-    welcome = readyz(request).status_code == 200
+    welcome = (await readyz(request)).status_code == 200
     body = ServerReady(live=True, ready=welcome).model_dump()
     return JSONResponse(body, 200 if welcome else 503, headers=None if welcome else {"Retry-After": "5"})
 
@@ -144,6 +145,7 @@ async def _infer(request: Request, tenant: str, name: str, version: int | None) 
     asked: Asked = reading() if len(body) <= INLINE else await asyncio.to_thread(reading)
     asks = wanted(request, tenant, _reference(name, version))
     weight = asked.rows.n_rows + len(body) / TYPICAL
+    count(request.scope, asked.rows.n_rows)
     told = await answered(rooms, asks, asked.ask, asked.rows.given, asked.rows.n_rows, weight, begun)
     content, json_length = telling.reply(told, asked)
     if json_length is None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import pyarrow as pa
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
-from xcray.errors import NotFound
+from xcray.errors import InputError, NotFound
 from xcray.jobs.job import TRAIN, Job, body_digest
 from xcray.jobs.paging import page_start, page_token_after
 from xcray.jobs.states import TERMINAL
 from xcray.model.model import Model
-from xcray.service import sse
-from xcray.service.auth import Reader, Submitter
+from xcray.service import log_pages, sse
+from xcray.service.auth import Caller, Reader, Submitter
 from xcray.service.body import described, json_body
+from xcray.service.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
+from xcray.service.idempotency import REPLAYED, IdempotencyKey, replayed
 from xcray.service.routes.datasets import find
 from xcray.service.schemas import ClassPage, JobPage, JobRequest, JobView, TimelineView
 from xcray.service.state import Rooms, rooms_of
@@ -28,59 +30,94 @@ from xcray.train.timeline import document, read_timeline
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-LOG_BYTES = 1 << 20  # of its end, at most, in a reply
 TIMELINE_ENTRIES = 20_000  # at most, in a reply: about 4 MB
+MOMENT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$"
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
     204: {"description": "Ended, and all was told."},
 }
-_REPLAYED: dict[int | str, dict[str, Any]] = {200: {"model": JobView, "description": "Replayed."}}
-_LOGS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_LOGS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"text/plain": {"schema": {"type": "string"}}},
+        "headers": {
+            "Log-Offset": {"description": "The byte of the log that this begins with.", "schema": {"type": "integer"}},
+            "Log-Next-Offset": {"description": "`offset` for what follows.", "schema": {"type": "integer"}},
+            "Log-Size": {"description": "Bytes of the log now.", "schema": {"type": "integer"}},
+        },
+    }
+}
+Status: TypeAlias = Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
+Moment: TypeAlias = Annotated[
+    str | None,
+    Query(max_length=40, pattern=MOMENT, description="A time, such as 2026-01-31T12:00:00Z.", examples=["2026-01-31T12:00:00Z"]),
+]
+_OWN = tuple(name for name in JobView.model_fields if name not in ("spec", "expires"))
+_HIDDEN = frozenset({"dataset_id", "ray_address", "shown"})
 
 
-@router.post("", status_code=201, openapi_extra=described(JobRequest), responses=_REPLAYED)
+@router.post("", status_code=201, openapi_extra=described(JobRequest), responses=replayed(JobView), response_model=JobView)
 def submit(
     request: Request,
-    response: Response,
     caller: Submitter,
     asked: Annotated[JobRequest, Depends(json_body(JobRequest))],
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")] = None,
-) -> JobView:
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
     """Queue a training. With an Idempotency-Key, sending it again gives the same job (200); with another body, 409."""
     rooms = rooms_of(request)
-    digest = body_digest(asked.model_dump(mode="json"))
-    record = find(rooms, caller.tenant, asked.dataset)
-    spec = _spec(rooms, asked, record.path)
-    job, created = rooms.store.submit(
-        {**spec, "dataset_id": record.id},
-        name=asked.name or asked.model,
-        tenant=caller.tenant,
-        idempotency_key=idempotency_key,
-        priority=asked.priority,
-        digest=digest,
-    )
-    response.status_code = 201 if created else 200
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return view(job)
+    digest = body_digest(asked.model_dump(mode="json", exclude_unset=True))
+    job, created = rooms.store.same_key(caller.tenant, idempotency_key, digest), False
+    if job is None:
+        record = find(rooms, caller.tenant, asked.dataset)
+        job, created = rooms.store.submit(
+            {**_spec(rooms, asked, record.path), "dataset_id": record.id},
+            name=asked.name or asked.model,
+            tenant=caller.tenant,
+            idempotency_key=idempotency_key,
+            priority=asked.priority,
+            digest=digest,
+            model=asked.model,
+            dataset_id=record.id,
+            **limits_of(caller, asked.timeout_seconds, asked.expires_seconds, asked.max_attempts),
+        )
+    return accepted(request, job, created)
 
 
-@router.get("")
+@router.get("", response_model=JobPage, responses=NOT_MODIFIED)
 def index(
     request: Request,
     caller: Reader,
-    status: Annotated[str | None, Query(max_length=20)] = None,
+    status: Annotated[list[Status] | None, Query(max_length=5, description="One, or several.")] = None,
+    kind: Annotated[Literal["train", "predict"] | None, Query()] = None,
+    name: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
+    model: Annotated[str | None, Query(min_length=1, max_length=128, description="The model it makes or asks.")] = None,
+    dataset: Annotated[str | None, Query(min_length=1, max_length=64, description="The id of its data set.")] = None,
+    created_after: Moment = None,
+    created_before: Moment = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
-) -> JobPage:
-    """Jobs, newest first."""
-    jobs, token = rooms_of(request).store.list(caller.tenant, status=status, limit=limit, page_token=page_token)
-    return JobPage(jobs=[view(job) for job in jobs], next_page_token=token)
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Jobs, newest first: those that fit all that is named."""
+    jobs, token = rooms_of(request).store.list(
+        caller.tenant,
+        status=status,
+        kind=kind,
+        name=name,
+        model=model,
+        dataset=dataset,
+        created_after=_seconds("created_after", created_after),
+        created_before=_seconds("created_before", created_before),
+        limit=limit,
+        page_token=page_token,
+    )
+    return reply(request, {"jobs": [members(job) for job in jobs], "next_page_token": token})
 
 
-@router.get("/{job_id}")
-def show(request: Request, caller: Reader, job_id: str) -> JobView:
+@router.get("/{job_id}", response_model=JobView, responses=NOT_MODIFIED)
+def show(request: Request, caller: Reader, job_id: str, if_none_match: IfNoneMatch = None) -> Response:
     """One job."""
-    return view(rooms_of(request).store.get(job_id, caller.tenant))
+    job = rooms_of(request).store.get(job_id, caller.tenant)
+    return reply(request, members(job), tag(job.events))
 
 
 @router.get("/{job_id}/events", responses=_EVENTS, response_class=StreamingResponse)
@@ -99,15 +136,30 @@ async def events(
         left = await asyncio.to_thread(rooms.store.events, job_id, caller.tenant, after=start, limit=1)
         if not left:
             return Response(status_code=204)  # tells an EventSource not to come back
-    return StreamingResponse(sse.stream(rooms, job_id, caller.tenant, start), media_type="text/event-stream")
+    stream = sse.stream(rooms, job_id, caller.tenant, start)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=sse.HEADERS)
 
 
 @router.get("/{job_id}/logs", responses=_LOGS, response_class=PlainTextResponse)
-def logs(request: Request, caller: Reader, job_id: str, tail: Annotated[int, Query(ge=1, le=10_000)] = 200) -> PlainTextResponse:
-    """The last lines of its log, all attempts; empty while there is none."""
+def logs(
+    request: Request,
+    caller: Reader,
+    job_id: str,
+    tail: Annotated[int | None, Query(ge=1, le=10_000, description="The last so many lines; 200 when no offset is given.")] = None,
+    offset: Annotated[int | None, Query(ge=0, le=2**53, description="What follows this byte; not with tail.")] = None,
+    limit: Annotated[int, Query(ge=1, le=log_pages.LONGEST, description="Most bytes after an offset.")] = log_pages.LONGEST,
+) -> PlainTextResponse:
+    """Lines of its log, all attempts: the last ones, or those after a byte; empty while there is none.
+
+    To follow it, ask again with the Log-Next-Offset of the answer before.
+    """
+    if tail is not None and offset is not None:
+        raise InputError("tail and offset exclude each other: send one", code="CHOICE", loc="offset")
     rooms = rooms_of(request)
-    job = rooms.store.get(job_id, caller.tenant)
-    return PlainTextResponse(_tail(rooms.home.log(job.id), tail))
+    path = rooms.home.log(rooms.store.get(job_id, caller.tenant).id)
+    found = log_pages.last_lines(path, tail or 200) if offset is None else log_pages.following(path, offset, limit)
+    places = {"Log-Offset": found.begin, "Log-Next-Offset": found.end, "Log-Size": found.size}
+    return PlainTextResponse(found.text, headers={name: str(value) for name, value in places.items()})
 
 
 @router.get("/{job_id}/timeline")
@@ -141,35 +193,75 @@ def classes(
     return ClassPage(classes=named, next_page_token=page_token_after(left, limit))
 
 
-@router.post("/{job_id}/stop")
-def stop(request: Request, caller: Submitter, job_id: str) -> JobView:
+@router.post("/{job_id}/stop", response_model=JobView)
+def stop(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> Response:
     """Ask it to stop; finished work is kept. Asking twice, or an ended job, changes nothing."""
-    return view(rooms_of(request).store.request_stop(job_id, caller.tenant))
+    seen = _seen(request, caller, job_id)
+    return _told(request, rooms_of(request).store.request_stop(job_id, caller.tenant, if_events=seen))
 
 
-@router.post("/{job_id}/resume")
-def resume(request: Request, caller: Submitter, job_id: str) -> JobView:
+@router.post("/{job_id}/resume", response_model=JobView)
+def resume(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> Response:
     """Queue a stopped or failed job again; it does what is left."""
-    return view(rooms_of(request).store.resume(job_id, caller.tenant))
+    seen = _seen(request, caller, job_id)
+    return _told(request, rooms_of(request).store.resume(job_id, caller.tenant, if_events=seen))
 
 
 @router.delete("/{job_id}", status_code=204)
-def delete(request: Request, caller: Submitter, job_id: str) -> None:
+def delete(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> None:
     """Forget an ended job, its events, log and finished parts; of a batch prediction the answers too. The model stays."""
     rooms = rooms_of(request)
-    rooms.store.delete(job_id, caller.tenant)
+    rooms.store.delete(job_id, caller.tenant, if_events=_seen(request, caller, job_id))
     shutil.rmtree(rooms.home.run(job_id), ignore_errors=True)
     rooms.home.log(job_id).unlink(missing_ok=True)
 
 
-def view(job: Job) -> JobView:
-    """A job as callers see it: its data set by id, no path of the server."""
-    fields = {name: value for name, value in job.as_dict().items() if name in JobView.model_fields}
-    spec = {name: value for name, value in job.spec.items() if name not in ("dataset_id", "ray_address", "shown")}
-    spec |= job.spec.get("shown", {})
+def members(job: Job) -> dict[str, Any]:
+    """A job as `JobView` describes it: its data set by id, no path of the server. Lists are made of these as they are: making a
+    checked `JobView` of each takes many times as long."""
+    found = {name: getattr(job, name) for name in _OWN}
+    shown = job.spec.get("shown", {})
+    spec = {name: value for name, value in job.spec.items() if name not in _HIDDEN} | shown
     if "dataset_id" in job.spec:
         spec["dataset"] = job.spec["dataset_id"]
-    return JobView(**{**fields, "spec": spec})
+    expires = None if job.expires is None else datetime.fromtimestamp(job.expires, UTC).isoformat(timespec="milliseconds")
+    return {**found, "spec": spec, "expires": expires and expires.replace("+00:00", "Z")}
+
+
+def accepted(request: Request, job: Job, created: bool) -> Response:
+    """The reply to a submission: 201, or 200 when the key was used before."""
+    headers = {"Location": f"/v1/jobs/{job.id}", **({} if created else REPLAYED)}
+    return reply(request, members(job), tag(job.events), status=201 if created else 200, headers=headers)
+
+
+def limits_of(caller: Caller, timeout: float | None, expires: float | None, attempts: int | None) -> dict[str, Any]:
+    """What a submission says of its limits, and of the caller's."""
+    own = {"timeout_seconds": timeout, "expires_seconds": expires, "max_attempts": attempts}
+    return {**own, "key_id": caller.key_id, "most_queued": caller.limits.max_queued}
+
+
+def _told(request: Request, job: Job) -> Response:
+    """A job that was asked to change."""
+    return reply(request, members(job), tag(job.events))
+
+
+def _seen(request: Request, caller: Caller, job_id: str) -> int | None:
+    """How many events the job has that an If-Match means; None without one. Raises Changed when it means another state."""
+    if "if-match" not in request.headers:
+        return None
+    job = rooms_of(request).store.get(job_id, caller.tenant)
+    expect(request, tag(job.events))
+    return job.events
+
+
+def _seconds(place: str, moment: str | None) -> float | None:
+    """A moment as Unix seconds. Raises InputError."""
+    if moment is None:
+        return None
+    try:
+        return datetime.fromisoformat(moment).timestamp()
+    except (ValueError, OverflowError):
+        raise InputError(f"query: {place} is no time: write it like 2026-01-31T12:00:00Z", code="TIME", loc=place) from None
 
 
 def _spec(rooms: Rooms, asked: JobRequest, dataset: str) -> dict[str, Any]:
@@ -196,15 +288,3 @@ def _model(rooms: Rooms, job: Job) -> Path:
     if not job.result or job.kind != TRAIN:
         raise NotFound(f"job {job.id} has published no model; it is {job.status}")
     return rooms.registry_of(job.tenant).resolve(f"{job.result['model']}:{job.result['version']}")
-
-
-def _tail(path: Path, lines: int) -> str:
-    """The last lines of a file, at most LOG_BYTES of them; bytes that are not UTF-8 are shown as such."""
-    try:
-        with open(path, "rb") as handle:
-            size = handle.seek(0, os.SEEK_END)
-            handle.seek(max(0, size - LOG_BYTES))
-            text = handle.read().decode("utf-8", "backslashreplace")
-    except FileNotFoundError:
-        return ""
-    return "".join(text.splitlines(keepends=True)[-lines:])

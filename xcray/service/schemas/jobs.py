@@ -8,6 +8,20 @@ from pydantic import Field
 
 from xcray.service.schemas.base import MOST_SECONDS, Name, Strict, View
 
+Timeout = Annotated[
+    float | None,
+    Field(gt=0, le=MOST_SECONDS, description="Running time allowed, over all attempts; then it FAILED, reason TIMEOUT. None: any."),
+]
+Expires = Annotated[
+    float | None,
+    Field(
+        gt=0, le=MOST_SECONDS, description="Seconds from now by which it must have ended; else FAILED, reason EXPIRED. None: any."
+    ),
+]
+Attempts = Annotated[
+    int | None, Field(ge=1, le=100, description="How often its runner may vanish before it FAILED. None: what the service allows.")
+]
+
 
 class JobRequest(Strict):
     """A training to queue. `params` are the solver's; what they may be is checked before the job is accepted."""
@@ -32,6 +46,9 @@ class JobRequest(Strict):
     calibrate: bool = Field(False, description="Fit probabilities too, on the held-out part: half fits, the other half measures.")
     ks: list[Annotated[int, Field(ge=1, le=100)]] = Field([1, 3, 5], min_length=1, max_length=10, description="k of P@k.")
     priority: int = Field(0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission.")
+    timeout_seconds: Timeout = None
+    expires_seconds: Expires = None
+    max_attempts: Attempts = None
 
 
 class JobView(View):
@@ -58,6 +75,9 @@ class JobView(View):
     started: str | None
     finished: str | None
     kind: Literal["train", "predict"]
+    timeout_seconds: float | None
+    expires: str | None = Field(description="When it must have ended (UTC).")
+    max_attempts: int | None
 
 
 class JobPage(View):
