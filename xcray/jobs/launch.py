@@ -23,11 +23,14 @@ from xcray.execution.ray_cluster import Cluster, ClusterInfo
 from xcray.execution.ray_keeper import descendants
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
+from xcray.jobs.log_bounds import bound_log
 
 LOG: Final = logging.getLogger(__name__)
 STORE_VARIABLE: Final = "XCRAY_STORE"  # the store's address where it holds a password: command lines are seen by everybody
 LOOK_SECONDS: Final = 2.0  # between questions to Ray
 KEPT_LOG: Final = 16_384  # characters of what a failed driver told Ray
+LOG_BYTES: Final = 50_000_000
+WELL: Final = (0, 3)  # exits of runners that said how their job ended, or left it to another; 1 may be Python's own
 OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED")  # what Ray says of jobs that have ended
 _CHILDREN: Final[list[subprocess.Popen[bytes]]] = []  # runners outlive their launcher; as children they must still be collected
 
@@ -58,9 +61,18 @@ class Launcher(Protocol):
 class ProcessLauncher:
     """Runners as processes in sessions of their own, writing to logs/JOB.log. They live on when this process dies."""
 
-    def __init__(self, home: Home, store_url: str | None = None, nice: int = 0, options: Sequence[str] = ()) -> None:
-        """nice: how far runners stand back for other processes, 0 to 19. options: more arguments of theirs."""
+    def __init__(
+        self,
+        home: Home,
+        store_url: str | None = None,
+        nice: int = 0,
+        options: Sequence[str] = (),
+        log_bytes: int = LOG_BYTES,
+    ) -> None:
+        """nice: how far runners stand back for other processes, 0 to 19. options: more arguments of theirs. log_bytes: largest
+        log of a job that ended without bounding it itself."""
         self._home, self._store_url, self._nice, self._options = home, store_url or home.store_url, nice, tuple(options)
+        self._log_bytes = log_bytes
         self._started: dict[Ended, subprocess.Popen[bytes]] = {}
 
     def launch(self, job: Job) -> None:
@@ -83,10 +95,16 @@ class ProcessLauncher:
         _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None] + [process]
 
     def tend(self) -> list[Ended]:
-        """Runners that have ended; their processes are collected."""
+        """Runners that have ended; their processes are collected, and the log says how those ended that could not say it."""
         ended = [key for key, process in list(self._started.items()) if process.poll() is not None]
         for key in ended:
-            del self._started[key]
+            code = self._started.pop(key).returncode
+            log = self._home.log(key.job_id)
+            if code not in WELL:
+                _append(
+                    log, f"the runner of attempt {key.attempt} ended by " + (f"signal {-code}" if code < 0 else f"status {code}")
+                )
+            bound_log(log, self._log_bytes)
         return ended
 
     def runners(self) -> list[Ended]:
@@ -230,5 +248,10 @@ def _keep_log(info: ClusterInfo, name: str, path: Path) -> None:
     except Exception as error:  # see above; the job's own log has the rest
         LOG.warning("Ray did not give the log of %s: %s", name, type(error).__name__)
         return
+    _append(path, f"--- the end of Ray's log of {name}:\n{told}\n---")
+
+
+def _append(path: Path, told: str) -> None:
+    """Add lines to a job's log."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as log:
-        log.write(f"--- the end of Ray's log of {name}:\n{told}\n---\n")
+        log.write(f"{told}\n")
