@@ -54,6 +54,12 @@ class DatasetTable:
         return record
 
     @once_more
+    def count_datasets(self, tenant: str) -> int:
+        """How many data sets a tenant has, whatever their status."""
+        with self._database.read() as connection:
+            return int(connection.execute(sa.select(sa.func.count()).where(DATASETS.c.tenant == tenant)).scalar_one())
+
+    @once_more
     def same_dataset(self, tenant: str, key: str | None, digest: str | None) -> DatasetRecord | None:
         """The record that was made with this key, None when there is none; Conflict when its request was another one."""
         if key is None:

@@ -17,6 +17,7 @@ from xcray.jobs.home import store_in
 
 MB = 1_000_000
 GB = 1_000_000_000
+PREFIX = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?/[!$&'()*+,./0-9:;=A-Za-z_~-]*")
 ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 
 
@@ -72,6 +73,13 @@ class Settings(BaseSettings):
     predict_body_bytes: int = Field(10 * MB, ge=1000, description="Largest body of a predict or explain request.")
     body_bytes: int = Field(1 * MB, ge=1000, description="Largest JSON body of other requests.")
     upload_bytes: int = Field(20 * GB, ge=1, description="Largest upload.")
+    tenant_upload_bytes: int = Field(100 * GB, ge=0, description="Uploads of a tenant that wait for their data set, together.")
+    tenant_datasets: int = Field(10_000, ge=0, description="Data sets of a tenant.")
+    dataset_uris: tuple[str, ...] = Field(
+        (), description="Prefixes of URIs that data sets may be fetched from; none unless listed."
+    )
+    dataset_uris_private: bool = Field(False, description="Whether their hosts may have addresses of a closed network.")
+    dataset_uri_seconds: float = Field(300.0, gt=0, description="Longest time that fetching one file may take.")
     uploads_at_once: int = Field(4, ge=1, description="Uploads received at the same time.")
     disk_reserve_bytes: int = Field(2 * GB, ge=0, description="Free disk that uploads must leave (or 5 %, what is more).")
     max_instances: int = Field(1024, ge=1, description="Instances of a predict request.")
@@ -124,6 +132,15 @@ class Settings(BaseSettings):
     def shares_store(self) -> bool:
         """Whether processes on several hosts may use the store: any database but a file."""
         return not self.store_url.startswith("sqlite")
+
+    @field_validator("dataset_uris")
+    @classmethod
+    def _prefixes(cls, prefixes: tuple[str, ...]) -> tuple[str, ...]:
+        """Prefixes that name a host whole: https://host would also admit https://host.evil."""
+        for prefix in prefixes:
+            if not PREFIX.fullmatch(prefix):
+                raise ValueError(f"{prefix[:80]!r} is no prefix of URIs: write https://host/ or https://host/folder/")
+        return prefixes
 
     @field_validator("cors_origins")
     @classmethod

@@ -143,7 +143,7 @@ def _accepted(rooms: Rooms, caller: Caller, reference: str, asked: BatchRequest,
     name, version = registry.locate(reference)
     job_id = new_id("job")
     try:
-        with _taken(rooms, asked, job_id) as path:
+        with _taken(rooms, caller.tenant, asked, job_id) as path:
             return rooms.store.submit(
                 _spec(rooms, registry, asked, path, name, version),
                 name=asked.name or name,
@@ -174,14 +174,14 @@ def _folder(rooms: Rooms, job: Job) -> Path:
 
 
 @contextmanager
-def _taken(rooms: Rooms, asked: BatchRequest, job_id: str) -> Iterator[Path]:
+def _taken(rooms: Rooms, tenant: str, asked: BatchRequest, job_id: str) -> Iterator[Path]:
     """The input's path; an upload becomes the job's, and is given back when the job is not accepted."""
     if (asked.upload is None) == (asked.path is None):
         raise ParameterError("name the input: upload, an id of POST /v1/uploads, or path; one of them", code="INPUT")
     if asked.path is not None:
         yield allowed_path(asked.path, rooms.settings.dataset_roots)
         return
-    upload = rooms.uploads.path(str(asked.upload))
+    upload = rooms.uploads.path(str(asked.upload), tenant)
     folder = rooms.home.run(job_id) / INPUT
     folder.parent.mkdir(mode=0o700)
     os.rename(upload.parent, folder)

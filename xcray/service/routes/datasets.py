@@ -13,13 +13,14 @@ from fastapi import APIRouter, Query, Request, Response
 
 from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, InputError, ParameterError
+from xcray.errors import Conflict, InputError, ParameterError, Refused
 from xcray.files import check_name
 from xcray.jobs.job import DatasetRecord, body_digest
 from xcray.service import building
-from xcray.service.auth import Reader, Submitter
+from xcray.service.auth import Caller, Reader, Submitter
 from xcray.service.body import check_type, described, json_body
 from xcray.service.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
+from xcray.service.fetching import fetch
 from xcray.service.figures import statistics
 from xcray.service.idempotency import REPLAYED, IdempotencyKey, replayed
 from xcray.service.schemas import DatasetPage, DatasetRequest, DatasetView, UploadView
@@ -43,10 +44,18 @@ _BOTH_BODIES: dict[str, Any] = {
 
 
 @router.post("/v1/uploads", status_code=201, openapi_extra=_RAW_BODY)
-async def upload(request: Request, caller: Submitter, sha256: str | None = None) -> UploadView:
-    """Send one file: the raw body, streamed to disk. Its id is for `uploads` of POST /v1/datasets, once, within a day."""
+async def upload(
+    request: Request,
+    caller: Submitter,
+    sha256: Annotated[str | None, Query(description="What its SHA-256 is.", max_length=64)] = None,
+    idempotency_key: IdempotencyKey = None,
+) -> UploadView:
+    """Send one file: the raw body, streamed to disk. Its id is for `uploads` of POST /v1/datasets, once, within a day.
+
+    With an Idempotency-Key, sending the same bytes again gives the same upload, as long as no data set took it; other bytes, 409.
+    """
     check_type(request, RAW)
-    found = await rooms_of(request).uploads.receive(request, sha256)
+    found = await rooms_of(request).uploads.receive(request, sha256, idempotency_key)
     rooms_of(request).gauges.uploaded.inc(found.n_bytes)
     return UploadView(id=found.id, bytes=found.n_bytes, sha256=found.sha256)
 
@@ -71,7 +80,7 @@ async def create(
     kind = check_type(request, ("application/json", *RAW))
     if kind == "application/json" and format is None:
         asked = await json_body(DatasetRequest)(request)
-        record, created = await asyncio.to_thread(_from_request, rooms, caller.tenant, asked, idempotency_key)
+        record, created = await asyncio.to_thread(_from_request, rooms, caller, asked, idempotency_key)
     else:
         record, created = await _from_body(request, rooms, caller.tenant, name, format, options, sha256, idempotency_key)
     if created and record.status == building.BUILDING:
@@ -165,17 +174,20 @@ async def _from_body(
         await asyncio.to_thread(rooms.uploads.remove, received.id)
 
 
-def _from_request(rooms: Rooms, tenant: str, asked: DatasetRequest, key: str | None) -> tuple[DatasetRecord, bool]:
+def _from_request(rooms: Rooms, caller: Caller, asked: DatasetRequest, key: str | None) -> tuple[DatasetRecord, bool]:
     """Accept what a JSON request names; whether it is new."""
+    tenant = caller.tenant
     digest = body_digest(asked.model_dump(mode="json", exclude_unset=True)) if key else None
     known = rooms.store.same_dataset(tenant, key, digest)
     if known is not None:  # its uploads are used up
         return known, False
     options = _options(asked.options)
     if asked.format in GENERATED:
-        if asked.uploads or asked.path:
+        if asked.uploads or asked.path or asked.uri:
             raise ParameterError(f"format {asked.format} needs neither uploads nor a path", code="FORMAT")
         return _accepted(rooms, tenant, asked.name, asked.format, options, {}, key, digest)
+    if asked.uri is not None:
+        return _from_uri(rooms, caller, asked, options, key, digest)
     if asked.path is not None and asked.uploads is None:
         found = building.allowed_path(asked.path, rooms.settings.dataset_roots)
         if asked.format == "dataset":
@@ -183,13 +195,27 @@ def _from_request(rooms: Rooms, tenant: str, asked: DatasetRequest, key: str | N
         return _accepted(rooms, tenant, asked.name, asked.format, options, {"train": found}, key, digest, take=False)
     if asked.uploads is None or "train" not in asked.uploads or asked.path is not None or asked.format not in UPLOADED:
         raise ParameterError(f"format {asked.format} needs uploads {{'train': id}} of POST /v1/uploads, or a path", code="FORMAT")
-    sources = {str(part): rooms.uploads.path(upload_id) for part, upload_id in asked.uploads.items()}
+    sources = {str(part): rooms.uploads.path(upload_id, tenant) for part, upload_id in asked.uploads.items()}
     if len(set(sources.values())) < len(sources):
         raise ParameterError("train and test are the same upload: send two files", code="FORMAT")
     record, created = _accepted(rooms, tenant, asked.name, asked.format, options, sources, key, digest)
     for upload_id in asked.uploads.values():
         rooms.uploads.remove(upload_id)
     return record, created
+
+
+def _from_uri(
+    rooms: Rooms, caller: Caller, asked: DatasetRequest, options: Mapping[str, Any], key: str | None, digest: str | None
+) -> tuple[DatasetRecord, bool]:
+    """Fetch a file that the operator lets us fetch, and accept it as the training file."""
+    if asked.uploads is not None or asked.path is not None or asked.format not in UPLOADED:
+        raise ParameterError(f"name one of uri, uploads and path, and a format of {', '.join(UPLOADED)}", code="FORMAT")
+    received = rooms.uploads.take(caller, fetch(str(asked.uri), rooms.settings), asked.sha256)
+    rooms.gauges.uploaded.inc(received.n_bytes)
+    try:
+        return _accepted(rooms, caller.tenant, asked.name, asked.format, options, {"train": received.path}, key, digest)
+    finally:
+        rooms.uploads.remove(received.id)
 
 
 def _accepted(
@@ -208,17 +234,28 @@ def _accepted(
     known = rooms.store.same_dataset(tenant, key, digest)
     if known is not None:
         return known, False
+    _check_quota(rooms, tenant)
     record = rooms.builder.accept(tenant, name, format, options, sources, take=take and bool(sources), key=key, digest=digest)
     return record, True
 
 
 def _register(rooms: Rooms, tenant: str, name: str, path: Path, key: str | None, digest: str | None) -> tuple[DatasetRecord, bool]:
     """Record a data set directory where it lies."""
+    _check_quota(rooms, tenant)
     stats = {"format": "dataset", **statistics(Dataset.open(path))}
     record = rooms.store.add_dataset(
         name, str(path), tenant=tenant, status=building.READY, stats=stats, idempotency_key=key, digest=digest
     )
     return record, True
+
+
+def _check_quota(rooms: Rooms, tenant: str) -> None:
+    """Refuse one data set too many."""
+    most = rooms.settings.tenant_datasets
+    if rooms.store.count_datasets(tenant) >= most:
+        raise Refused(
+            f"this tenant has {most:,} data sets, which is all it may have: delete some", code="DATASET_QUOTA", limit=most
+        )
 
 
 def _options(options: Any) -> Mapping[str, Any]:
