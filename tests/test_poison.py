@@ -58,7 +58,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(home: Home, clock: Clock) -> Iterator[JobStore]:
-    store = JobStore(home.store_url, now=clock)
+    store = JobStore(home.store_url, now=clock, steady=clock)
     yield store
     store.close()
 
@@ -162,16 +162,18 @@ def state(pid: int) -> str:
 
 
 def test_a_runner_that_stands_still_is_replaced_and_does_not_come_back(
-    store: JobStore, home: Home, poison: Callable[[str, str], None], tiny: Any, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, home: Home, clock: Clock, poison: Callable[[str, str], None], tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGSTOP: nothing is raised anywhere. The lease tells, the next attempt does the work, the first one's process is ended."""
     monkeypatch.setattr("xcray.jobs.supervisor.ENDING", 0.0)
     job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     poison(job_id, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     launcher = ProcessLauncher(home)
-    supervisor = Supervisor(store, launcher, stop_seconds=0.2, start_seconds=3.0, cap=2)
+    supervisor = Supervisor(store, launcher, stop_seconds=0.2, start_seconds=60.0, cap=2)
     first = until(lambda: launcher._started.get(Ended(job_id, 1)), supervisor.step)
     until(lambda: state(first.pid) == "T")
+    supervisor.step()
+    clock.ahead += 61.0
     poison(job_id, None)  # type: ignore[arg-type]  # from now on the real runner
     until(lambda: store.get(job_id).status in TERMINAL, supervisor.step)
     assert (store.get(job_id).status, store.get(job_id).attempt) == (SUCCEEDED, 2), home.log(job_id).read_text()
@@ -180,12 +182,19 @@ def test_a_runner_that_stands_still_is_replaced_and_does_not_come_back(
     supervisor.stop()
 
 
+TOLD = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
 def test_runners_that_end_with_their_service_give_their_jobs_back(
     store: JobStore, home: Home, poison: Callable[[str, str], None]
 ) -> None:
-    told = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nprint('ready', flush=True); time.sleep(600)"
     job_id = submit(store)
-    poison(job_id, told)
+    poison(job_id, TOLD)
     launcher = ProcessLauncher(home)
     job = store.claim("test", lease_seconds=60)
     assert job is not None
