@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from xcray.errors import InputError, excerpt
+from xcray.service.heavy import heavily
 from xcray.service.limits import hold
 from xcray.service.problems import from_validation
 from xcray.service.settings import Settings
@@ -40,7 +41,7 @@ def json_body(model: type[M], limit: str = "body_bytes", check: Check | None = N
         early = partial(check, settings) if check is not None else None
         if len(body) <= INLINE:
             return parse(model, body, early)
-        return await asyncio.to_thread(parse, model, body, early)
+        return await heavily(partial(parse, model, body, early))
 
     return read
 

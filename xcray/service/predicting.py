@@ -18,6 +18,7 @@ from xcray.index.answer import Answer
 from xcray.model.model import Model
 from xcray.service import quick
 from xcray.service.body import check_type, collect, parse
+from xcray.service.heavy import heavily
 from xcray.service.instances import taken
 from xcray.service.limits import count
 from xcray.service.logs import REQUEST_ID
@@ -31,6 +32,8 @@ from xcray.service.state import Rooms
 
 INLINE: Final = 262_144  # bytes of a body that are read on the event loop: a millisecond; more go to a thread
 STRICT_INLINE: Final = 32_768  # the same for the strict reader
+TAKE_INLINE: Final = 300.0  # weight (see TYPICAL) of a request whose instances are made rows on the event loop
+REPLY_INLINE: Final = 8_192  # labels of a reply that is written on the event loop
 TYPICAL: Final = 4_096  # bytes of a body that weigh as much as a row
 ROUTING_KEY: Final = "x-routing-key"  # equal ones are answered by the same version of a split
 LEAST_MS: Final = 0.01  # of a deadline that passed while the request waited: the search then tells what it has
@@ -62,7 +65,8 @@ async def answer(request: Request, rooms: Rooms, asks: Wanted) -> bytes:
     count(request.scope, len(asked.instances))
     weight = len(asked.instances) + len(body) / TYPICAL
     told = await answered(rooms, asks, asked, lambda model: taken(model, asked.instances), len(asked.instances), weight, begun)
-    return predict_reply(told.loaded, told.answer, asked.certificate, told.probabilities)
+    reply = partial(predict_reply, told.loaded, told.answer, asked.certificate, told.probabilities)
+    return reply() if told.answer.labels.size <= REPLY_INLINE else await heavily(reply)
 
 
 async def answered(
@@ -78,7 +82,9 @@ async def answered(
     with rooms.desk.place(n_rows):
         loaded = await rooms.predictors.find(asks)
         shadow = rooms.predictors.shadow(asks)
-        found, probabilities = await _computed(rooms, loaded, asked, take(loaded.predictor.model), weight, begun)
+        taking = partial(take, loaded.predictor.model)
+        given = taking() if weight <= TAKE_INLINE else await heavily(taking)
+        found, probabilities = await _computed(rooms, loaded, asked, given, weight, begun)
         rooms.gauges.searched(n_rows, int(found.labels_scored.sum()), int(found.postings_read.sum()), int(found.exact.sum()))
         rooms.gauges.predict_seconds.observe(time.perf_counter() - begun)
         if shadow is not None and shadow is not loaded:  # in the loop's next turn: by then the reply has left
@@ -97,14 +103,12 @@ def _copy(
 
 async def _read(body: bytes, settings: Settings) -> Ask:
     """A body as a request: quickly when that can be, else strictly; large ones in a thread."""
-    if len(body) > INLINE:
-        found = await asyncio.to_thread(quick.read, body, settings.max_instances)
-    else:
-        found = quick.read(body, settings.max_instances)
+    quickly = partial(quick.read, body, settings.max_instances)
+    found = quickly() if len(body) <= INLINE else await heavily(quickly)
     if found is not None:
         return found
     strictly = partial(parse, PredictRequest, body, partial(_check_count, settings))
-    return quick.strictly(strictly() if len(body) <= STRICT_INLINE else await asyncio.to_thread(strictly))
+    return quick.strictly(strictly() if len(body) <= STRICT_INLINE else await heavily(strictly))
 
 
 def _check_count(settings: Settings, value: dict[str, Any]) -> None:

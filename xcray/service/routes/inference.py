@@ -15,6 +15,7 @@ from xcray import __version__
 from xcray.errors import InputError, NotFound, XcrayError
 from xcray.service.auth import Asker, ModelReader, Submitter
 from xcray.service.body import check_type, collect, described, header, parse
+from xcray.service.heavy import heavily
 from xcray.service.inference import repository, telling
 from xcray.service.inference.asking import Asked, read
 from xcray.service.limits import count
@@ -142,7 +143,7 @@ async def _infer(request: Request, tenant: str, name: str, version: int | None) 
     check_type(request, ("application/json", "application/octet-stream"))
     body = await collect(request, rooms.settings.predict_body_bytes, rooms.settings.body_seconds)
     reading = partial(read, body, _header_length(request), name, rooms.settings)
-    asked: Asked = reading() if len(body) <= INLINE else await asyncio.to_thread(reading)
+    asked: Asked = reading() if len(body) <= INLINE else await heavily(reading)
     asks = wanted(request, tenant, _reference(name, version))
     weight = asked.rows.n_rows + len(body) / TYPICAL
     count(request.scope, asked.rows.n_rows)
