@@ -200,7 +200,7 @@ def played(*answers: Callable[[httpx.Request], httpx.Response]) -> tuple[Client,
         asked.append(request)
         return answers[min(len(asked), len(answers)) - 1](request)
 
-    return Client("http://xcray.test", transport=httpx.MockTransport(handle), token="secret"), asked
+    return Client("http://xcray.test", transport=httpx.MockTransport(handle), key="secret"), asked
 
 
 def lost(request: httpx.Request) -> httpx.Response:

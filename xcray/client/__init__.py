@@ -28,8 +28,9 @@ Instance: TypeAlias = "str | Mapping[str, Any]"  # a text, or {"text"} or {"indi
 class Client:
     """A connection to a service. Safe for many threads.
 
-    url: where it is. token: a key, when it asks for one. timeout: seconds for one answer. retries: how often a request that
-    may be repeated safely is tried again. transport: an httpx transport instead of the network.
+    url: where it is. key: a key of the service; else the one in XCRAY_KEY, else in the file that XCRAY_KEY_FILE names. timeout: seconds
+    for one answer. retries: how often a request that may be repeated safely is tried again. transport: an httpx transport instead
+    of the network.
     Every method raises the class of xcray.errors that the service names; Unavailable when nobody answers.
     """
 
@@ -37,12 +38,12 @@ class Client:
         self,
         url: str = "http://127.0.0.1:8000",
         *,
-        token: str | None = None,
+        key: str | None = None,
         timeout: float = 60.0,
         retries: int = 3,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._connection = Connection(url, token=token, timeout=timeout, retries=retries, transport=transport)
+        self._connection = Connection(url, key=key, timeout=timeout, retries=retries, transport=transport)
         self.url = self._connection.url
         self.datasets = Datasets(self._connection)
         self.jobs = Jobs(self._connection)

@@ -17,6 +17,8 @@ from xcray.client.results import Event
 from xcray.errors import InputError, Unavailable, XcrayError
 
 BLOCK: Final = 1 << 20
+KEY: Final = "XCRAY_KEY"
+KEY_FILE: Final = "XCRAY_KEY_FILE"
 LONGEST_PAUSE: Final = 5.0  # seconds between tries
 STREAM_SILENCE: Final = 60.0  # seconds; the service speaks every 15
 LOCAL: Final = ("127.0.0.1", "localhost", "::1")
@@ -41,9 +43,9 @@ KINDS: Final[dict[str, type[XcrayError]]] = {
 
 
 class Connection:
-    """HTTP to one service. url, token, timeout, retries, transport: see `Client`."""
+    """HTTP to one service. url, key, timeout, retries, transport: see `Client`."""
 
-    def __init__(self, url: str, *, token: str | None, timeout: float, retries: int, transport: httpx.BaseTransport | None) -> None:
+    def __init__(self, url: str, *, key: str | None, timeout: float, retries: int, transport: httpx.BaseTransport | None) -> None:
         self.url = url.rstrip("/")
         try:
             parsed = httpx.URL(self.url)
@@ -51,7 +53,8 @@ class Connection:
             parsed = httpx.URL("")
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise InputError(f"{url[:80]!r} is not a URL: use one like http://127.0.0.1:8000", code="URL")
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        key = key_of(key)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         trust_env = parsed.host not in LOCAL  # a proxy of the environment can't reach our own machine
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, transport=transport, trust_env=trust_env)
         self._retries = retries
@@ -141,6 +144,20 @@ class Connection:
         if isinstance(error, httpx.TimeoutException):
             return Unavailable(f"{self.url} did not answer in time: try again, or with a larger timeout", code="TIMEOUT")
         return Unavailable(f"nobody answers at {self.url}: start one with `xcray serve`, or check the address", code="NO_SERVER")
+
+
+def key_of(given: str | None) -> str | None:
+    """The key to send: the one given, else XCRAY_KEY, else what the file XCRAY_KEY_FILE holds; None for none. Raises InputError."""
+    found, path = given or os.environ.get(KEY), os.environ.get(KEY_FILE)
+    if not found and path:
+        try:
+            found = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise InputError(f"{KEY_FILE} names no file that can be read: {path[:200]!r}", code="KEY_FILE") from None
+    found = (found or "").strip()
+    if not all("!" <= letter <= "~" for letter in found):
+        raise InputError("the key has characters that no key has: it begins with xck_ and has no blanks", code="KEY")
+    return found or None
 
 
 def _pause(failures: int) -> float:

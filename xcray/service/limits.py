@@ -24,7 +24,7 @@ MINUTE: Final = 60.0
 
 
 class Limited(Unavailable):
-    """A caller asks too much; `retry_after` says when to come again."""
+    """A caller asks too much; it is told when to come again."""
 
     code = "RATE_LIMIT"
 

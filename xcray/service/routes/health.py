@@ -21,17 +21,20 @@ ASSETS: Final = {"console.js": "text/javascript", "docs.js": "text/javascript", 
 
 
 @router.get("/healthz")
-async def healthz() -> Health:
-    """Alive. Asks nobody: neither Ray nor the store can make this fail."""
-    return Health(status="ok", version=__version__)
+async def healthz(request: Request) -> Health:
+    """Alive. Asks nobody: neither Ray nor the store can make this fail. Strangers are not told the version."""
+    return Health(status="ok", version=None if request.scope["caller"] is None else __version__)
 
 
 @router.get("/readyz", responses={503: {"model": Ready}})
 async def readyz(request: Request) -> Response:
     """Whether requests are welcome: DRAINING, STORE, SCHEMA, DISK, MODELS, WORKERS are reasons why not. `degraded` names what only
-    trainings or some models miss: RUNNER, RAY, MODEL, BUILDER, WORKERS. Answers at once, whatever hangs."""
+    trainings or some models miss: RUNNER, RAY, MODEL, BUILDER, WORKERS. Answers at once, whatever hangs.
+
+    Strangers hear yes or no."""
     reasons, degraded = await rooms_of(request).readiness.look()
-    body = Ready(ready=not reasons, reasons=reasons, degraded=degraded)
+    told = request.scope["caller"] is not None
+    body = Ready(ready=not reasons, reasons=reasons if told else [], degraded=degraded if told else [])
     return JSONResponse(body.model_dump(), 503 if reasons else 200, headers={"Retry-After": "5"} if reasons else None)
 
 

@@ -16,7 +16,7 @@ from xcray.model.model import Model
 from xcray.model.registry import ModelVersion, Registry
 from xcray.model.routing import Route, Share
 from xcray.predict.labels import unknown
-from xcray.service.auth import Reader, Submitter
+from xcray.service.auth import ModelReader, Reader, Submitter
 from xcray.service.body import described, json_body
 from xcray.service.schemas import (
     AliasRequest,
@@ -43,26 +43,26 @@ _CARD: dict[int | str, dict[str, Any]] = {200: {"content": {"text/markdown": {"s
 
 
 @router.get("")
-def index(request: Request, caller: Reader) -> ModelPage:
+def index(request: Request, caller: ModelReader) -> ModelPage:
     """All models, by name."""
     rooms = rooms_of(request)
     return ModelPage(models=[_model(rooms, caller.tenant, name) for name in rooms.registry_of(caller.tenant).names()])
 
 
 @router.get("/{name:modelname}")
-def show(request: Request, caller: Reader, name: str) -> ModelView:
+def show(request: Request, caller: ModelReader, name: str) -> ModelView:
     """One model: versions and aliases."""
     return _model(rooms_of(request), caller.tenant, name)
 
 
 @router.get("/{name:modelname}/versions/{version:int}")
-def show_version(request: Request, caller: Reader, name: str, version: int) -> VersionView:
+def show_version(request: Request, caller: ModelReader, name: str, version: int) -> VersionView:
     """One version: sizes, measures, where it came from."""
     return _version(rooms_of(request).registry_of(caller.tenant).describe(name, version))
 
 
 @router.get("/{name:modelname}/versions/{version:int}/card", responses=_CARD, response_class=PlainTextResponse)
-def card(request: Request, caller: Reader, name: str, version: int) -> PlainTextResponse:
+def card(request: Request, caller: ModelReader, name: str, version: int) -> PlainTextResponse:
     """The model card, in Markdown."""
     path = rooms_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
     return PlainTextResponse(card_of(read_manifest(path)), media_type="text/markdown")
@@ -123,7 +123,7 @@ def delete_alias(request: Request, caller: Submitter, name: str, alias: str) -> 
 
 
 @router.get("/{name:modelname}/sets")
-def sets(request: Request, caller: Reader, name: str) -> SetPage:
+def sets(request: Request, caller: ModelReader, name: str) -> SetPage:
     """The sets of labels that requests may name as set:NAME in allow and deny lists."""
     registry = rooms_of(request).registry_of(caller.tenant)
     found = registry.sets(_known(registry, name))
@@ -131,7 +131,9 @@ def sets(request: Request, caller: Reader, name: str) -> SetPage:
 
 
 @router.get("/{name:modelname}/sets/{set:modelname}")
-def show_set(request: Request, caller: Reader, name: str, set: str, version: Annotated[int | None, Query(ge=1)] = None) -> SetView:
+def show_set(
+    request: Request, caller: ModelReader, name: str, set: str, version: Annotated[int | None, Query(ge=1)] = None
+) -> SetView:
     """One set, and which of its labels a version lacks."""
     return _set(rooms_of(request).registry_of(caller.tenant), name, set, version)
 

@@ -11,7 +11,7 @@ class Health(View):
     """Alive."""
 
     status: Literal["ok"]
-    version: str
+    version: str | None
 
 
 class Ready(View):
