@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from xcray.cli import output
+from xcray.cli.serve import settings_of
 
-app = typer.Typer(name="store", help="The job store: check, upgrade, backup.", no_args_is_help=True)
+app = typer.Typer(name="store", help="The job store: check, upgrade, backup, sweep.", no_args_is_help=True)
 
 Home = Annotated[Path | None, typer.Option(help="Folder of the service. [default: XCRAY_HOME or ~/.xcray]")]
 Store = Annotated[
@@ -52,12 +53,35 @@ def backup(
     shown(back_up(address(home, store), file, replace=replace), json)
 
 
+@app.command()
+def sweep(
+    home: Home = None,
+    store: Store = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what files would go.")] = False,
+    json: output.AsJson = False,
+) -> None:
+    """Forget old jobs and remove what is kept no longer, as the service does by itself now and then; it may be running."""
+    from xcray.jobs.home import Home as Folder
+    from xcray.jobs.store import JobStore
+    from xcray.service.running import retention_of
+
+    settings = settings_of({"home": home, "store": store})
+    kept = JobStore(settings.store_url)
+    try:
+        retention = retention_of(settings, Folder(settings.home), kept)
+        things = list(retention.superfluous()) if dry_run else retention.turn()
+    finally:
+        kept.close()
+    if not json:
+        for thing in things:
+            output.say(f"{thing.n_bytes:>15,}  {thing.path}  ({thing.why})")
+    total = {"removed": not dry_run, "files": len(things), "bytes": sum(thing.n_bytes for thing in things)}
+    shown(total | ({"things": [thing._asdict() for thing in things]} if json else {}), json)
+
+
 def address(home: Path | None, store: str | None) -> str:
     """The store that is meant: named here, by XCRAY_STORE, or in the home."""
-    from xcray.service.settings import Settings
-
-    given: dict[str, Any] = {"home": home, "store": store}
-    return Settings(**{name: value for name, value in given.items() if value is not None}).store_url
+    return settings_of({"home": home, "store": store}).store_url
 
 
 def shown(facts: dict[str, Any], json: bool) -> None:

@@ -7,7 +7,10 @@ and folders of jobs that wait or run are never touched.
 from __future__ import annotations
 
 import logging
+import os
+import re
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +20,7 @@ from typing import Final, NamedTuple
 from xcray.errors import ParameterError
 from xcray.jobs import answering
 from xcray.jobs.home import Home, check_id
-from xcray.jobs.job import PREDICT, Job
+from xcray.jobs.job import Job
 from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.jobs.store import JobStore
 
@@ -25,7 +28,11 @@ LOG: Final = logging.getLogger(__name__)
 BATCH: Final = 500  # jobs that are forgotten in one transaction
 ORPHAN_SECONDS: Final = 86_400.0  # files that no record names are left alone for so long: their record may be about to come
 DAY: Final = 86_400.0
-OUTLIVES: Final = ("output", "timeline")  # of a run folder, by the beginning of the name: what people read after the job has ended
+REPLICA: Final = re.compile(r"(serve|runner)-(?P<host>.+)-(?P<pid>\d+)\.json")  # see `xcray.service.places`
+OUTLIVES: Final = (
+    answering.OUTPUT,
+    "timeline",
+)  # of a run folder, by the beginning of the name: what people read after the job has ended
 
 
 class Kept(NamedTuple):
@@ -49,10 +56,15 @@ class Retention:
 
     def __init__(self, store: JobStore, home: Home, kept: Kept, now: Callable[[], float] = time.time) -> None:
         self._store, self._home, self._kept, self._now = store, home, kept, now
+        self._thorough = -float("inf")  # monotonic seconds: each orphan is a question to the store
 
     def turn(self) -> list[Removed]:
-        """Forget old jobs, empty published runs, sweep orphans; what went. Raises Unavailable when the store does not answer."""
-        gone = self._forget() + [self._remove(each) for each in self.superfluous()]
+        """Forget old jobs, empty published runs, and four times a day sweep orphans; what went. Raises Unavailable when the store
+        does not answer."""
+        gone = self._forget() + [self._remove(each) for each in self._published()]
+        if time.monotonic() >= self._thorough:
+            self._thorough = time.monotonic() + ORPHAN_SECONDS / 4
+            gone += [self._remove(each) for each in self._orphans()]
         if gone:
             LOG.info("swept %d things, %d bytes", len(gone), sum(each.n_bytes for each in gone))
         return gone
@@ -81,11 +93,9 @@ class Retention:
         """Of jobs whose result is published, what only the work needed. Answers of a batch, and timelines, stay with the job."""
         limit = self._now() - self._kept.runs_hours * 3600.0
         for folder in sorted(self._home.runs.iterdir()):
-            if folder.is_dir() and _touched(folder) < limit and (job := self._job(folder.name)) and job.status == SUCCEEDED:
-                keep = (*OUTLIVES, answering.OUTPUT) if job.kind == PREDICT else OUTLIVES
-                for path in sorted(folder.iterdir()):
-                    if not path.name.startswith(keep):
-                        yield self._told("of a published job", path)
+            worked = [path for path in folder.iterdir() if not path.name.startswith(OUTLIVES)] if folder.is_dir() else []
+            if worked and _touched(folder) < limit and (job := self._job(folder.name)) and job.status == SUCCEEDED:
+                yield from (self._told("of a published job", path) for path in sorted(worked))
 
     def _orphans(self) -> Iterator[Removed]:
         """Run folders, logs and data sets that no record names, when nobody has touched them for long."""
@@ -99,6 +109,17 @@ class Retention:
             staged = path.name.startswith(".")
             if _touched(path) < limit and _is_id(name, "ds_") and (staged or self._store.find_dataset(name) is None):
                 yield self._told("left by a build" if staged else "no data set names it", path)
+        for path in self._left_over():
+            if _touched(path) < limit:
+                yield self._told("left by a process that died", path)
+
+    def _left_over(self) -> Iterator[Path]:
+        """Models that were never moved in, and what replicas of this host said of themselves, when their process is gone."""
+        for models in (self._home.models, *sorted(self._home.path.glob("tenants/*/models"))):
+            yield from sorted(models.glob("*/versions/.*.part"))
+        for path in sorted(self._home.path.glob("*-*-*.json")):
+            if (found := REPLICA.fullmatch(path.name)) and found["host"] == host_name() and not _lives(int(found["pid"])):
+                yield path
 
     def _job(self, job_id: str) -> Job | None:
         """The job of any tenant, or None."""
@@ -111,8 +132,8 @@ class Retention:
     def _remove(self, thing: Removed) -> Removed:
         """Remove it, unless its job is alive by now: somebody may have resumed it while we looked."""
         path = self._home.path / thing.path
-        owner = Path(thing.path).parts[1].split(".")[0]
-        job = self._job(owner) if _is_id(owner, "job_") else None
+        owner = next((part.split(".")[0] for part in path.parts[::-1] if _is_id(part.split(".")[0], "job_")), None)
+        job = self._job(owner) if owner else None
         if job is not None and job.status not in TERMINAL:
             return thing._replace(n_bytes=0)
         size = _size(path)
@@ -121,6 +142,22 @@ class Retention:
         else:
             path.unlink(missing_ok=True)
         return thing._replace(n_bytes=size)
+
+
+def host_name() -> str:
+    """The name of this machine, as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:64]
+
+
+def _lives(pid: int) -> bool:
+    """Whether there is a process with this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _is_id(name: str, kind: str) -> bool:

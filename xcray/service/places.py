@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from xcray.errors import Conflict
 from xcray.jobs.home import Home
+from xcray.jobs.retention import host_name
 from xcray.service.settings import Settings
 
 Role: TypeAlias = Literal["serve", "runner"]
@@ -48,7 +47,7 @@ def take_place(settings: Settings, home: Home, role: Role) -> Iterator[Place]:
                 there = f"another {ROLES[role]} holds the home {home.path}"
                 mend = "or another --home; several of them need a shared store, as XCRAY_STORE=postgresql://..."
                 raise Conflict(f"{there}: use that one ({_told(home, role)}), {mend}", code="HOME_IN_USE") from None
-            name = f"{role}-{_host()}-{os.getpid()}"
+            name = f"{role}-{host_name()}-{os.getpid()}"
         place = Place(home.path / f"{name}.json", name)
         try:
             yield place
@@ -63,8 +62,3 @@ def _told(home: Home, role: Role) -> str:
         if path.is_file():
             return path.read_text().strip().replace("\n", " ")
     return "it has not said where yet"
-
-
-def _host() -> str:
-    """The name of this machine, as a part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:64]
