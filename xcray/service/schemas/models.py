@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from xcray.service.schemas.base import Strict, View
 
@@ -25,12 +25,19 @@ class ShadowRequest(Strict):
     share: float = Field(1.0, gt=0, le=1)
 
 
+def _kind(shadow: Any) -> str:
+    """Which of the two ways a shadow is given in."""
+    return "version" if isinstance(shadow, int) else "shadow"
+
+
 class AliasRequest(Strict):
     """Where an alias leads from now on: to one version, or to several by weights that sum to 1; perhaps with a shadow."""
 
     version: Version | None = Field(None, description="The version that answers; or split.")
     split: list[ShareRequest] | None = Field(None, min_length=1, max_length=8, description="The versions that answer, by weight.")
-    shadow: Version | ShadowRequest | None = Field(None, description="Another version that answers along, unheard.")
+    shadow: Annotated[Annotated[Version, Tag("version")] | Annotated[ShadowRequest, Tag("shadow")], Discriminator(_kind)] | None = (
+        Field(None, description="Another version that answers along, unheard.")
+    )
 
 
 class SetRequest(Strict):
