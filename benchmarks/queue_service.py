@@ -1,0 +1,126 @@
+"""The service whose queue is measured, as people run it without a runner, and clients that submit, list and stop over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+PATIENCE = 60.0  # seconds for whatever should take one
+BODY = {"model": "queued", "params": {"C": 1.0}, "pool": "serial"}
+
+
+class Service:
+    """`xcray serve --no-runner` on a store, in a process of its own that can be ended and started again."""
+
+    def __init__(self, home: Path, store: str) -> None:
+        self.home, self._store = home, store
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def start(self) -> float:
+        """Start it; seconds until it is ready."""
+        told = self.home / "serve.json"
+        told.unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "xcray",
+            "serve",
+            "--no-runner",
+            "--port",
+            "0",
+            "--home",
+            str(self.home),
+            "--log-level",
+            "error",
+        ]
+        begun = time.monotonic()
+        environment = {**os.environ, "XCRAY_STORE": self._store, "XCRAY_DISK_RESERVE_BYTES": "0", **free_of_limits()}
+        with open(self.home / "serve.log", "ab") as log:
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        while True:
+            if self._process.poll() is not None or time.monotonic() - begun > PATIENCE:
+                raise SystemExit(f"the service did not start:\n{(self.home / 'serve.log').read_text()[-2000:]}")
+            with contextlib.suppress(OSError, ValueError, httpx.HTTPError):
+                self.url = json.loads(told.read_text())["url"]
+                if httpx.get(self.url + "/readyz", trust_env=False).status_code in (200, 503):
+                    return time.monotonic() - begun
+            time.sleep(0.02)
+
+    def end(self) -> float:
+        """End it as an operator does; seconds until it is gone."""
+        assert self._process is not None, "it was never started"
+        begun = time.monotonic()
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(PATIENCE)
+        return time.monotonic() - begun
+
+    def rss(self) -> float:
+        """Megabytes of memory that it holds."""
+        assert self._process is not None, "it was never started"
+        return float(psutil.Process(self._process.pid).memory_info().rss) / 1e6
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[httpx.Client]:
+        """A client of it."""
+        with httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE) as client:
+            yield client
+
+
+def free_of_limits() -> dict[str, str]:
+    """Settings that let one caller do all: the queue is measured here, not the limits of callers."""
+    return {"XCRAY_MAX_QUEUED": "1000000", "XCRAY_REQUESTS_PER_MINUTE": "100000000"}
+
+
+def dataset(service: Service) -> str:
+    """The id of a small data set."""
+    with service.client() as client:
+        asked = {"name": "queued", "format": "synthetic", "options": {"synthetic": {"rows": 200, "features": 50, "labels": 10}}}
+        made = checked(client.post("/v1/datasets", json=asked)).json()
+        begun = time.monotonic()
+        while made["status"] == "BUILDING" and time.monotonic() - begun < PATIENCE:
+            time.sleep(0.1)
+            made = checked(client.get(f"/v1/datasets/{made['id']}")).json()
+    if made["status"] != "READY":
+        raise SystemExit(f"the data set did not become READY: {made}")
+    return str(made["id"])
+
+
+def many(service: Service, clients: int, steps: Sequence[Callable[[httpx.Client], httpx.Response]]) -> tuple[list[float], float]:
+    """Do all steps with so many clients that ask again once they are answered: seconds of each, and of all."""
+
+    def one_client(mine: Sequence[Callable[[httpx.Client], httpx.Response]]) -> list[float]:
+        with service.client() as client:
+            client.get("/healthz")  # the connection is not what is measured
+            return [timed(lambda step=step: checked(step(client))) for step in mine]  # type: ignore[misc]
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(clients) as pool:
+        found = list(pool.map(one_client, [steps[place::clients] for place in range(clients)]))
+    return [seconds for each in found for seconds in each], time.monotonic() - begun
+
+
+def timed(step: Callable[[], Any]) -> float:
+    """Seconds of one step."""
+    begun = time.perf_counter()
+    step()
+    return time.perf_counter() - begun
+
+
+def checked(answer: httpx.Response) -> httpx.Response:
+    """The answer, if it is a good one."""
+    if answer.status_code >= 300:
+        raise SystemExit(f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}")
+    return answer
