@@ -11,16 +11,12 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from badinput.predict import CASES, FRAMES, JSON, MARK, METHODS, PREDICT, VECTOR, Case, row
 from live import LABELS, client_of, plain_model, raw, settings_for, text_model
 
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.strict_json import HUGE, BadJSON, loads
-
-JSON = "application/json"
-PREDICT = "/v1/models/text:predict"
-VECTOR = "/v1/models/vector:predict"
-MARK = "c4n4ry"  # in what is sent; must not come back
 
 
 class Place(NamedTuple):
@@ -51,103 +47,6 @@ def damage(model: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-def body(instance: Any, **more: Any) -> bytes:
-    return json.dumps({"instances": [instance], **more}).encode()
-
-
-def row(indices: str = "[1, 2]", values: str = "[1.0, 0.5]") -> bytes:
-    """A sparse instance, its lists written as given."""
-    return f'{{"instances": [{{"indices": {indices}, "values": {values}}}]}}'.encode()
-
-
-class Case(NamedTuple):
-    """One row: what is sent, what must come back."""
-
-    id: str
-    content: bytes
-    status: int
-    code: str
-    path: str = VECTOR
-    headers: dict[str, str] = {"Content-Type": JSON}  # noqa: RUF012  # never changed
-
-
-CASES = [
-    Case("J1 empty", b"", 400, "EMPTY_BODY"),
-    Case("J1 blank", b" \n", 400, "EMPTY_BODY"),
-    Case("J2 null", b"null", 422, "BODY_TYPE"),
-    Case("J2 array", b"[]", 422, "BODY_TYPE"),
-    Case("J2 string", b'"x"', 422, "BODY_TYPE"),
-    Case("J2 number", b"5", 422, "BODY_TYPE"),
-    Case("J2 instances no list", b'{"instances": "' + MARK.encode() + b'"}', 422, "TYPE"),
-    Case("J2 instance no object", b'{"instances": [[1]]}', 422, "TYPE"),
-    Case("J3 not JSON", b'{"instances": [}', 400, "JSON_INVALID"),
-    Case("J3 cut", b'{"instances": [{"text": "a', 400, "JSON_INVALID"),
-    Case("J3 trailing", body({"text": "a"}) + b" x", 400, "JSON_INVALID"),
-    Case("J3 trailing object", body({"text": "a"}) * 2, 400, "JSON_INVALID"),
-    Case("J4 NaN", row(values="[NaN, 1]"), 422, "NOT_FINITE"),
-    Case("J4 Infinity", row(values="[Infinity, 1]"), 422, "NOT_FINITE"),
-    Case("J4 -Infinity", row(values="[-Infinity, 1]"), 422, "NOT_FINITE"),
-    Case("J5 1e400", row(values="[1e400, 1]"), 422, "NOT_FINITE"),
-    Case("J5 above float32", row(values="[1e39, 1]"), 422, "NOT_FINITE"),
-    Case("J6 string nan", row(values='["nan", 1]'), 422, "TYPE"),
-    Case("J6 string number", row(values='["1.5", 1]'), 422, "TYPE"),
-    Case("J6 string index", row(indices='["1", 2]'), 422, "TYPE"),
-    Case("J7 true as index", row(indices="[true, 2]"), 422, "TYPE"),
-    Case("J7 true as value", row(values="[true, 2]"), 422, "TYPE"),
-    Case("J8 1.0 as index", row(indices="[1.0, 2]"), 422, "TYPE"),
-    Case("J9 negative", row(indices="[-1, 2]"), 422, "INDEX_RANGE"),
-    Case("J9 10^30", row(indices="[1" + "0" * 30 + ", 2]"), 422, "INDEX_RANGE"),
-    Case("J10 index = features", row(indices="[1, 6]"), 422, "INDEX_RANGE"),
-    Case("J11 lengths", row(values="[1.0]"), 422, "ROW_LENGTHS"),
-    Case("J12 twice", row(indices="[2, 2]"), 422, "DUP_INDEX"),
-    Case("J13 k=0", body({"text": "a"}, top_k=0), 422, "K_RANGE", PREDICT),
-    Case("J13 k=-1", body({"text": "a"}, top_k=-1), 422, "K_RANGE", PREDICT),
-    Case("J13 k=10^9", body({"text": "a"}, top_k=10**9), 422, "K_RANGE", PREDICT),
-    Case("J13 k of 5,000 digits", b'{"instances": [{"text": "a"}], "top_k": ' + b"9" * 5000 + b"}", 422, "K_RANGE", PREDICT),
-    Case("J13 k=5.0", body({"text": "a"}, top_k=5.0), 422, "TYPE", PREDICT),
-    Case("J14 unknown field", body({"text": "a"}, **{MARK: 1}), 422, "UNKNOWN_FIELD", PREDICT),
-    Case("J14 unknown in instance", body({"text": "a", "words": 1}), 422, "UNKNOWN_FIELD", PREDICT),
-    Case("J15 key twice", b'{"instances": [{"text": "a", "text": "b"}]}', 400, "JSON_DUP_KEY", PREDICT),
-    Case("J15 top key twice", b'{"top_k": 1, "instances": [{"text": "a"}], "top_k": 2}', 400, "JSON_DUP_KEY", PREDICT),
-    Case("J15 many keys", json.dumps(dict.fromkeys(map(str, range(65)))).encode(), 400, "JSON_KEYS", PREDICT),
-    Case("J16 5,000 digits", row(indices="[" + "7" * 5000 + ", 1]"), 422, "INDEX_RANGE"),
-    Case("J16 -5,000 digits", row(indices="[-" + "7" * 5000 + ", 1]"), 422, "INDEX_RANGE"),
-    Case("J16 value of 5,000 digits", row(values="[" + "7" * 5000 + ", 1]"), 422, "NOT_FINITE"),
-    Case("J17 depth", b"[" * 100_000, 400, "JSON_DEPTH"),
-    Case("J17 depth of objects", b'{"a":' * 100_000, 400, "JSON_DEPTH"),
-    Case("J18 lone surrogate", b'{"instances": [{"text": "\\ud800"}]}', 422, "UNICODE", PREDICT),
-    Case("J18 lone surrogate as key", b'{"instances": [{"text": "a"}], "\\udfff": 1}', 422, "UNICODE", PREDICT),
-    Case("J19 bad UTF-8", b'{"instances": [{"text": "\xff"}]}', 400, "ENCODING", PREDICT),
-    Case("J19 overlong", b'{"instances": [{"text": "\xc0\xaf"}]}', 400, "ENCODING", PREDICT),
-    Case("J19 encoded surrogate", b'{"instances": [{"text": "\xed\xa0\x80"}]}', 400, "ENCODING", PREDICT),
-    Case("J20 UTF-16", '{"instances": [{"text": "a"}]}'.encode("utf-16"), 400, "ENCODING", PREDICT),
-    Case("J20 UTF-16 without mark", '{"instances": [{"text": "a"}]}'.encode("utf-16-le"), 400, "ENCODING", PREDICT),
-    Case("J20 byte order mark", b"\xef\xbb\xbf" + body({"text": "a"}), 400, "ENCODING", PREDICT),
-    Case("J21 no type", body({"text": MARK}), 415, "CONTENT_TYPE", PREDICT, {}),
-    Case("J21 text/plain", body({"text": MARK}), 415, "CONTENT_TYPE", PREDICT, {"Content-Type": "text/plain"}),
-    Case("J21 form", b"a=b", 415, "CONTENT_TYPE", PREDICT, {"Content-Type": "application/x-www-form-urlencoded"}),
-    Case("J21 charset", body({"text": "a"}), 415, "CONTENT_TYPE", PREDICT, {"Content-Type": "application/json; charset=latin-1"}),
-    Case("J22 gzip", b"\x1f\x8b", 415, "CONTENT_ENCODING", PREDICT, {"Content-Type": JSON, "Content-Encoding": "gzip"}),
-    Case("J23 none", b'{"instances": []}', 422, "INSTANCES", PREDICT),
-    Case("J23 too many", json.dumps({"instances": [{"text": "a"}] * 65}).encode(), 422, "INSTANCES", PREDICT),
-    Case("J23 too large", body({"text": "a" * 1_000_000}), 413, "BODY_TOO_LARGE", PREDICT),
-    Case("J24 dense, wrong length", body({"values": [1.0, 2.0]}), 422, "DIM"),
-    Case("J24 nothing in it", body({}), 422, "ROW_KIND"),
-    Case("J24 text and row", body({"text": "a", "indices": [1], "values": [1.0]}), 422, "ROW_KIND", PREDICT),
-    Case("J24 text for vectors", body({"text": "a"}), 422, "NO_TEXT"),
-    Case("J25 unknown", body({"text": "a"}), 404, "NOT_FOUND", "/v1/models/nobody:predict"),
-    Case("J25 unknown version", body({"text": "a"}), 404, "NOT_FOUND", "/v1/models/text:9:predict"),
-    Case("J25 unknown alias", body({"text": "a"}), 404, "NOT_FOUND", "/v1/models/text@prod:predict"),
-    Case("J25 corrupt", body({"text": "a"}), 503, "CORRUPT", "/v1/models/broken:predict"),
-    Case("J25 bad name", body({"text": "a"}), 422, "BAD_NAME", "/v1/models/Text:predict"),
-    Case("J28 trailing slash", body({"text": "a"}), 404, "NO_SUCH_PATH", PREDICT + "/"),
-    Case("J28 double slash", body({"text": "a"}), 404, "NO_SUCH_PATH", "/v1//models/text:predict"),
-    Case("J28 %2f", body({"text": "a"}), 404, "NO_SUCH_PATH", "/v1/models/a%2ftext:predict"),
-    Case("J28 %2e%2e%2f", body({"text": "a"}), 404, "NO_SUCH_PATH", "/v1/models/%2e%2e%2ftext:predict"),
-    Case("J28 NUL", body({"text": "a"}), 422, "BAD_NAME", "/v1/models/te%00xt:predict"),
-]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
@@ -195,45 +94,14 @@ def test_at_most_twenty_errors_are_listed_and_one_of_a_list(place: Place) -> Non
     assert answer["errors"][0]["loc"] == "instances[0].indices[0]"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", PREDICT, 405),
-        ("DELETE", PREDICT, 405),
-        ("PATCH", "/v1/jobs", 405),
-        ("POST", "/healthz", 405),
-        ("GET", "/v1/jobs/", 404),
-        ("GET", "/v2/models", 404),
-        ("GET", "/static/..%2fapp.py", 404),
-        ("GET", "/static/app.py", 404),
-    ],
-)
+@pytest.mark.parametrize(("method", "path", "status"), METHODS)
 def test_j28_methods_and_paths(place: Place, method: str, path: str, status: int) -> None:
     answer = place.http.request(method, path)
     assert answer.status_code == status
     assert status == 404 or answer.headers["allow"]
 
 
-HEAD = b"POST /v1/models/text:predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-
-
-@pytest.mark.parametrize(
-    ("request_bytes", "statuses"),
-    [
-        (HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", {400}),
-        (HEAD + b"Content-Length: -1\r\n\r\n", {400}),
-        (HEAD + b"Content-Length: 1e1\r\n\r\n", {400}),
-        (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n12345", {400}),
-        (HEAD + b"Content-Length: 2\r\n\r\n{}GARBAGE\r\n\r\n", {422}),  # what follows is another, bad request
-        (HEAD + b"X-Big: " + b"a" * 20_000 + b"\r\nContent-Length: 2\r\n\r\n{}", {431}),
-        (HEAD + b"X-Big: " + b"a" * 100_000 + b"\r\nContent-Length: 2\r\n\r\n{}", {400, 431}),
-        (HEAD + b"".join(b"X-%d: a\r\n" % i for i in range(1000)) + b"Content-Length: 2\r\n\r\n{}", {431}),
-        (b"GET / HTTP/1.1\r\n\r\n", {400}),
-        (b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", {400}),
-        (b"\x16\x03\x01\x02\x00", {400}),
-    ],
-    ids=["CL+TE", "CL<0", "CL float", "CL twice", "CL small", "20 KB", "100 KB", "1,000 headers", "no host", "evil host", "TLS"],
-)
+@pytest.mark.parametrize(("request_bytes", "statuses"), FRAMES.values(), ids=list(FRAMES))
 def test_j27_framing(place: Place, request_bytes: bytes, statuses: set[int]) -> None:
     answer = raw(str(place.http.base_url), request_bytes)
     assert int(answer.split(b" ")[1]) in statuses, answer[:300]

@@ -34,6 +34,7 @@ EXTRAS = {  # top-level module -> the extra that brings it (see pyproject.toml)
     "ray": "ray",
 }
 EXCERPT = 80  # characters of foreign input an error may repeat
+SENTENCE = 600  # characters of a sentence that may name several pieces of it
 
 
 class XcrayError(Exception):
@@ -102,6 +103,7 @@ class DataError(InputError):
     ) -> None:
         place = ":".join(str(part) for part in (file, line, column) if part is not None)
         shown = None if value is None else excerpt(value)
+        problem = excerpt(problem, SENTENCE)
         words = problem if row is None else f"row {row}: {problem}"
         message = f"{place}: {words}" if place else words
         super().__init__(message, code=code, hint=hint, file=file, line=line, column=column, row=row, value=shown)
@@ -159,10 +161,10 @@ def lacking(error: ModuleNotFoundError) -> Exception:
     return Unavailable(f"this needs {module}, which is not installed: pip install 'xcray[{extra}]'", code="NOT_INSTALLED")
 
 
-def excerpt(text: str) -> str:
-    """At most EXCERPT characters of foreign text, control and non-printing characters escaped."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: EXCERPT + 1])
-    return shown if len(shown) <= EXCERPT else shown[: EXCERPT - 3] + "..."
+def excerpt(text: str, most: int = EXCERPT) -> str:
+    """At most `most` characters of foreign text, control and non-printing characters escaped."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 3] + "..."
 
 
 def _again(kind: type[XcrayError], args: tuple[Any, ...], state: dict[str, Any]) -> XcrayError:

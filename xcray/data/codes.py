@@ -57,13 +57,9 @@ XC: Final = {
 }
 TEXTS: Final = {
     "CSV_FIELDS": Code("a row with other fields than the header", "put a field with a delimiter inside in quotes"),
-    "CSV_HEADER": Code(
-        "a header with an empty, repeated or missing name", "give each field a name, and those that are asked for"
-    ),
+    "CSV_HEADER": Code("a header with an empty, repeated or missing name", "give each field a name, and those that are asked for"),
     "CSV_ONE_COLUMN": Code("another delimiter", "read it with delimiter=';', or whatever stands between fields"),
-    "CSV_QUOTE": Code(
-        "a quote that is not closed, or in a wrong place", 'quote the field and double quotes inside: "5"" disk"'
-    ),
+    "CSV_QUOTE": Code("a quote that is not closed, or in a wrong place", 'quote the field and double quotes inside: "5"" disk"'),
     "EMPTY_TEXT": Code("a text of nothing", "remove the record, or skip bad ones"),
     "FIELD_MISSING": Code("a field or column that is not there", "name the fields with text_fields and label_field"),
     "FIELD_TOO_LONG": Code("a field beyond max_field_bytes", "is the quote that opens it closed? else raise max_field_bytes"),

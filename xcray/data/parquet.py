@@ -18,14 +18,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from xcray.arrays import CSR, Int64, Pattern, csr, pattern
 from xcray.data.codes import mend
 from xcray.data.columns import Mask, dense_rows, drop_nulls, firsts, lists_of, sparse_rows
 from xcray.data.documents import label_order
 from xcray.data.options import MAX_INDEX, ReadOptions
-from xcray.data.parquet_file import check_grown, check_growth, open_parquet, told
+from xcray.data.parquet_file import check_grown, footer_of, open_parquet, told
 from xcray.data.problems import DataErrors, Tally
 from xcray.data.records import Record, RecordMaker
 from xcray.data.source import Source
@@ -163,8 +162,9 @@ class _Faults:
 def _slices(source: Source, form: Form) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The columns of a form in slices, and the row each begins at."""
     with open_parquet(source.path, None, [*form.text, *([form.labels] if form.named else [])]) as file:
-        check_growth(file, source.name, form.columns, source.options, source.path.stat().st_size)
-        rows, start = _slice_rows(file, source.name), 0
+        footer, start = footer_of(source.path), 0
+        check_grown(footer.grown(form.columns), source.name, source.options, source.path.stat().st_size)
+        rows = int(min(SLICE, max(1, SLICE_BYTES // footer.largest(form.columns))))
         with told(source.name):
             batches = file.iter_batches(rows, columns=form.columns, use_threads=False)
         while True:
@@ -176,18 +176,6 @@ def _slices(source: Source, form: Form) -> Iterator[tuple[int, pa.RecordBatch]]:
                 return
             yield start, batch
             start += batch.num_rows
-
-
-def _slice_rows(file: pq.ParquetFile, name: str) -> int:
-    """Rows of a slice, by the bytes and entries that the footer tells."""
-    with told(name):
-        metadata = file.metadata
-        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        most = 1.0
-        for group in groups:
-            entries = max((group.column(j).num_values for j in range(group.num_columns)), default=0)
-            most = max(most, max(group.total_byte_size, 8 * entries) / max(1, group.num_rows))
-    return int(min(SLICE, max(1, SLICE_BYTES // most)))
 
 
 def _form(schema: pa.Schema, options: ReadOptions, file: str) -> Form:

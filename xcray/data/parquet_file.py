@@ -7,6 +7,7 @@ they are stored as, and the schema that Arrow keeps beside Parquet's own loads n
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,16 +17,17 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xcray.data.codes import mend
 from xcray.data.options import ReadOptions
+from xcray.data.parquet_footer import Footer, read_footer
 from xcray.data.source import FREE, Source
 from xcray.errors import DataError, NotFound, excerpt
 
 BUFFER: Final = 1 << 20  # bytes read ahead of a column
-MAX_FOOTER: Final = 32 << 20  # bytes; a footer is read whole
+MAX_FOOTER: Final = 16 << 20  # bytes; a footer is read whole
 MAX_NODES: Final = 20_000  # columns, row groups: entries of one list in the footer
 MAX_STRING: Final = 16 << 20  # bytes of one string in the footer
 MAGIC, SEALED = b"PAR1", b"PARE"
-AGAIN = "write the file again, and send it whole"
 KINDS: Final = (  # words of Arrow -> code, sentence, mend; the first that fits
     (("decrypt", "encrypt"), "PARQUET_ENCRYPTED", "it is encrypted", "write it without encryption"),
     (("codec", "compression"), "PARQUET_CODEC", "its compression is not known here", "write it with zstd, snappy or none"),
@@ -51,6 +53,7 @@ def open_parquet(path: Path | str, options: ReadOptions | None = None, strings: 
     if options is not None:
         Source(path, options).check_declared()
     _check_ends(path)
+    footer_of(path)
     with told(path.name):
         file = _opened(path, [])
         if not strings:
@@ -80,21 +83,27 @@ def told(name: str) -> Iterator[None]:
         for marks, code, sentence, hint in KINDS:
             if any(mark.lower() in words.lower() for mark in marks):
                 raise DataError(code, sentence, file=name, value=_bare(words), hint=hint) from None
-        raise DataError("PARQUET_CORRUPT", f"can't be read: {excerpt(_bare(words))}", file=name, hint=AGAIN) from None
+        raise DataError(
+            "PARQUET_CORRUPT", f"can't be read: {excerpt(_bare(words))}", file=name, hint=mend("PARQUET_INVALID") or ""
+        ) from None
 
 
-def check_growth(file: pq.ParquetFile, name: str, columns: Sequence[str], options: ReadOptions, size: int) -> None:
-    """Refuse what the footer says will grow beyond the limits. Raises DataError DECOMPRESSED_LIMIT."""
-    wanted, grown = set(columns), 0
-    with told(name):
-        metadata = file.metadata
-        for i in range(metadata.num_row_groups):
-            group = metadata.row_group(i)
-            for j in range(group.num_columns):
-                column = group.column(j)
-                if column.path_in_schema.split(".")[0] in wanted:
-                    grown += max(column.total_uncompressed_size, 4 * column.num_values, 0)
-    check_grown(grown, name, options, size)
+def footer_of(path: Path) -> Footer:
+    """What the footer claims, within the limits. Raises DataError PARQUET_CORRUPT, PARQUET_ENCRYPTED, PARQUET_LIMIT."""
+    with open(path, "rb") as handle:
+        handle.seek(-8, os.SEEK_END)
+        size = struct.unpack("<I", handle.read(4))[0]
+        handle.seek(-8 - size, os.SEEK_END)
+        data = handle.read(size)
+    try:
+        footer = read_footer(data, MAX_NODES)
+    except ValueError as error:
+        raise DataError("PARQUET_CORRUPT", str(error), file=path.name, hint=mend("PARQUET_CORRUPT")) from None
+    except OverflowError as error:
+        raise DataError("PARQUET_LIMIT", str(error), file=path.name, hint=mend("PARQUET_LIMIT")) from None
+    if footer.encrypted:
+        raise DataError("PARQUET_ENCRYPTED", "it is encrypted", file=path.name, hint=mend("PARQUET_ENCRYPTED"))
+    return footer
 
 
 def check_grown(grown: int, name: str, options: ReadOptions, size: int) -> None:
@@ -132,17 +141,17 @@ def _check_ends(path: Path) -> None:
         tail = handle.read(8)
     if head not in (MAGIC, SEALED):
         if size < 12:
-            raise error("PARQUET_INVALID", f"{size} bytes are no Parquet file", AGAIN)
+            raise error("PARQUET_INVALID", f"{size} bytes are no Parquet file", mend("PARQUET_INVALID") or "")
         raise error("FORMAT_MISMATCH", "is no Parquet file: it does not begin with PAR1", "name the format that it has")
     if head == SEALED or tail.endswith(SEALED):
         raise error("PARQUET_ENCRYPTED", "it is encrypted", "write it without encryption")
     if size < 12:
-        raise error("PARQUET_INVALID", f"{size} bytes are no Parquet file", AGAIN)
+        raise error("PARQUET_INVALID", f"{size} bytes are no Parquet file", mend("PARQUET_INVALID") or "")
     if not tail.endswith(MAGIC):
-        raise error("PARQUET_TRUNCATED", "the file ends before its footer", AGAIN)
+        raise error("PARQUET_TRUNCATED", "the file ends before its footer", mend("PARQUET_INVALID") or "")
     footer = struct.unpack("<I", tail[:4])[0]
     if footer > size - 12:
-        raise error("PARQUET_INVALID", f"the footer claims {footer} bytes, the file has {size}", AGAIN)
+        raise error("PARQUET_INVALID", f"the footer claims {footer} bytes, the file has {size}", mend("PARQUET_INVALID") or "")
     if footer > MAX_FOOTER:
         raise error("PARQUET_LIMIT", f"the footer has {footer} bytes, {MAX_FOOTER} are read", KINDS[-1][3])
 

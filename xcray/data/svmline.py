@@ -106,9 +106,10 @@ class LineParser:
             raise self._error(line, "LABEL_NOT_INT", f"label '{_shown(part)}' is not a whole number", at, part, hint)
         number = _number(part)
         K = self.options.n_labels if self.options.n_labels is not None else self.bounds.n_labels
-        if 0 <= number < self.bounds.n_labels:
+        negative = part.startswith(b"-")  # -0 too
+        if 0 <= number < self.bounds.n_labels and not negative:
             return number
-        if number < 0:
+        if negative:
             two_class = "labels +1 and -1 of a two-class file: write 1 and 0" if part == b"-1" else None
             raise self._error(line, "LABEL_RANGE", f"label {_shown(part)} is negative; labels begin at 0", at, part, two_class)
         if self.xc or self.options.n_labels is not None or number > MAX_INDEX:
@@ -136,9 +137,10 @@ class LineParser:
             problem = "the index before the colon is empty" if not index else f"index '{_shown(index)}' is not a whole number"
             raise self._error(line, "SVM_BAD_INDEX", problem, at, index)
         number = _number(index) - self.bounds.base
-        if 0 <= number < self.bounds.n_features:
+        negative = index.startswith(b"-")  # -0 too
+        if 0 <= number < self.bounds.n_features and not negative:
             return number
-        if number < 0:
+        if number < 0 or negative:
             hint = "the file counts from 0? read it with zero_based" if number == -1 and self.bounds.base else None
             problem = f"index {_shown(index)} is below the first feature, {self.bounds.base}"
             raise self._error(line, "SVM_INDEX_RANGE", problem, at, index, hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 from xcray import files
 from xcray.arrays import Float32, frozen
 from xcray.data.dataset import MANIFEST, WEIGHTS, Dataset
-from xcray.errors import InputError, ShapeMismatch
+from xcray.errors import InputError, NotFound, ShapeMismatch
 
 
 def weigh(data: Dataset, weights: Any, out: Path) -> Dataset:
@@ -45,12 +46,14 @@ def weigh(data: Dataset, weights: Any, out: Path) -> Dataset:
 
 
 def read_weights(path: Path) -> Any:
-    """Weights from a file: `.npy`, or text with a number a line. Raises InputError naming the line that is no number."""
+    """Weights from a file: `.npy`, or text with a number a line.
+
+    Raises InputError naming the line that is no number, or for an array that is not one of numbers; NotFound.
+    """
+    if not path.is_file():
+        raise NotFound(f"there is no file {path.name}")
     if path.suffix == ".npy":
-        try:
-            return np.load(path, allow_pickle=False)
-        except ValueError as error:
-            raise InputError(f"{path.name} is not an array of numbers; give one number a row", code="BAD_WEIGHTS") from error
+        return _array(path)
     out = []
     for number, line in enumerate(path.read_text("utf-8", "replace").split("\n"), 1):
         if line.strip():
@@ -61,12 +64,24 @@ def read_weights(path: Path) -> Any:
     return np.array(out)
 
 
+def _array(path: Path) -> Any:
+    """An array of numbers, mapped: a header that claims more than the file holds is refused, and nothing is allocated by it."""
+    try:
+        found = np.lib.format.open_memmap(path, mode="r")  # numpy's format alone: np.load would take archives and pickles, too
+    except (ValueError, TypeError, EOFError, SyntaxError, TokenError, OverflowError, RecursionError, MemoryError) as error:
+        raise InputError(f"{path.name} is not an array of numbers; give one number a row", code="BAD_WEIGHTS") from error
+    if found.dtype.kind not in "biuf":
+        raise InputError(f"{path.name} holds {found.dtype}; give one number a row", code="BAD_WEIGHTS")
+    return found
+
+
 def checked(weights: Any, n_rows: int) -> Float32:
     """Weights as they are stored: (n_rows,) float32, finite, above 0."""
     array = np.asarray(weights)
     if array.shape != (n_rows,):
         raise ShapeMismatch(f"there are {array.shape} weights and {n_rows} training rows; give one weight for each row")
-    out = frozen(array.astype(np.float32), np.float32)
+    with np.errstate(over="ignore"):
+        out = frozen(array.astype(np.float32), np.float32)  # what is too large becomes infinite, and is refused as such
     if not (bad := ~(np.isfinite(out) & (out > 0.0))).any():
         return out
     row = int(bad.argmax())

@@ -162,6 +162,9 @@ def read_parts(path: Path, verify: bool = True) -> tuple[Parts, dict[str, Any]]:
     _check_sizes(path, manifest["files"])
     if verify:
         verify_files(path, manifest["files"])
+        for name in manifest["files"]:
+            if name.endswith(".arrow"):
+                read_table(path / name, whole=True)
     parts = _map_files(path, manifest, verify)
     if verify:
         parts.search.check(LISTS)

@@ -1,0 +1,205 @@
+"""Readers of a few lines for what docs/formats.md says: slow, strict, plainly right. A file is a list of rows, or Refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from typing import Any
+
+import numpy as np
+
+MOST = 1 << 25  # features, labels: the default limits
+DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+WHOLE = re.compile(r"[0-9]+")
+
+
+class Refused(Exception):
+    """The file is not of the format."""
+
+
+def lines_of(data: bytes) -> list[str]:
+    """The lines of a text file, without their ends."""
+    try:
+        text = data.removeprefix(b"\xef\xbb\xbf").decode()
+    except UnicodeDecodeError:
+        raise Refused("encoding") from None
+    if "\0" in text:
+        raise Refused("zero byte")
+    lines = text.split("\n")
+    return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+
+
+def without_comments(data: bytes) -> bytes:
+    """Lines of comments are not looked at, so they need not be text."""
+    return b"\n".join(b"#" if line.strip(b" \t\r").startswith(b"#") else line for line in data.split(b"\n"))
+
+
+def svmlight(data: bytes, base: int = 1, n_features: int = MOST, n_labels: int = MOST) -> list[Any]:
+    """Rows of svmlight: (labels, {index: value})."""
+    rows, blank = [], False
+    for line in lines_of(without_comments(data)):
+        if "\r" in line and not line.strip(" \t\r").startswith("#") and line.strip(" \t\r"):
+            raise Refused("CR")
+        bare = line.strip(" \t\r")
+        if bare.startswith("#"):
+            continue
+        if not bare:
+            blank = True
+            continue
+        if blank:
+            raise Refused("blank line between rows")
+        rows.append(_svmlight_row(line, base, n_features, n_labels))
+    if not rows:
+        raise Refused("no rows")
+    return rows
+
+
+def _svmlight_row(line: str, base: int, n_features: int, n_labels: int) -> Any:
+    """One row: labels, then pairs, then perhaps a comment."""
+    tokens = re.findall(r"[^ \t]+", line)
+    labels: set[int] = set()
+    if not line.startswith((" ", "\t")):
+        for part in tokens.pop(0).split(","):
+            if not WHOLE.fullmatch(part) or not part.isascii() or len(part.lstrip("0")) > 18 or int(part[-18:]) >= n_labels:
+                raise Refused(f"label {part!r}")
+            labels.add(int(part[-18:]))
+    pairs: dict[int, float] = {}
+    for token in tokens:
+        if token.startswith("#"):
+            break
+        index, colon, value = token.partition(":")
+        if not colon or not WHOLE.fullmatch(index) or not index.isascii() or len(index.lstrip("0")) > 18:
+            raise Refused(f"index {token!r}")
+        number = int(index[-18:]) - base
+        if not 0 <= number < n_features or number in pairs or not DECIMAL.fullmatch(value) or not value.isascii():
+            raise Refused(f"pair {token!r}")
+        with np.errstate(over="ignore"):
+            pairs[number] = float(np.float32(float(value)))
+        if not math.isfinite(pairs[number]):
+            raise Refused("not finite")
+    return sorted(labels), pairs
+
+
+def xc(data: bytes) -> list[Any]:
+    """Rows of an XC file; as many as the header says, within its widths."""
+    first, _, rest = data.removeprefix(b"\xef\xbb\xbf").partition(b"\n")
+    words = re.findall(rb"[^ \t]+", first.removesuffix(b"\r"))
+    if len(words) != 3 or not all(re.fullmatch(rb"\+?[0-9]{1,40}", word) for word in words):
+        raise Refused("header")
+    n, d, k = (int(word) for word in words)
+    if not (1 <= n <= 10**9 and 1 <= d <= MOST and 1 <= k <= MOST):
+        raise Refused("sizes")
+    rows = svmlight(rest, 0, d, k)
+    if len(rows) != n:
+        raise Refused("number of rows")
+    return rows
+
+
+def jsonl(data: bytes) -> list[Any]:
+    """Documents: (text, labels)."""
+    out = []
+    for line in lines_of(data):
+        if line.strip():
+            try:
+                found = json.loads(line, object_pairs_hook=_once, parse_constant=_no)
+            except (ValueError, RecursionError):
+                raise Refused("JSON") from None
+            out.append(_document(found))
+    return _some(out)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names are distinct."""
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise Refused("a name twice")
+    return dict(pairs)
+
+
+def _no(name: str) -> Any:
+    """No NaN, no infinities."""
+    raise Refused(name)
+
+
+def _document(found: Any) -> Any:
+    """A text, not blank, and labels: a list of strings and whole numbers, or one string."""
+    if not isinstance(found, dict) or not isinstance(found.get("text"), str) or not found["text"].strip():
+        raise Refused("text")
+    labels = found.get("labels")
+    if isinstance(labels, str):
+        labels = labels.split("|") if labels.strip() else []
+    if not isinstance(labels, list) or any(type(label) not in (str, int) for label in labels):
+        raise Refused("labels")
+    names = [unicodedata.normalize("NFC", str(label)).strip() for label in labels]
+    if "" in names or any(0xD800 <= ord(c) < 0xE000 for name in names for c in name):
+        raise Refused("a label")
+    return found["text"], tuple(dict.fromkeys(names))
+
+
+def csv(data: bytes, delimiter: str = ",", quoted: bool = True) -> list[Any]:
+    """Documents of a table with a header."""
+    rows = _cells("\n".join(lines_of(data)), delimiter) if quoted else [line.split(delimiter) for line in lines_of(data) if line]
+    if not rows:
+        raise Refused("no header")
+    names = [name.strip() for name in rows[0]]
+    if "" in names or len(set(names)) < len(names) or not {"text", "labels"} <= set(names):
+        raise Refused("header")
+    if any(len(row) != len(names) for row in rows):
+        raise Refused("fields")
+    return _some([_document(dict(zip(names, row, strict=True))) for row in rows[1:]])
+
+
+def _cells(text: str, delimiter: str) -> list[list[str]]:
+    """RFC 4180, a character at a time. Lines end with LF here; blank lines are nothing."""
+    rows: list[list[str]] = []
+    row: list[str] = []
+    at, end = 0, len(text)
+    while at < end:
+        if not row and text[at] == "\n":
+            at += 1
+            continue
+        cell, at = _quoted(text, at) if text[at] == '"' else _plain(text, at, delimiter)
+        row.append(cell)
+        while at < end and text[at] == delimiter:
+            at += 1
+            if at < end and text[at] == '"':
+                cell, at = _quoted(text, at)
+            else:
+                cell, at = _plain(text, at, delimiter)
+            row.append(cell)
+        if at < end and text[at] != "\n":
+            raise Refused("text after a quote")
+        rows.append(row)
+        row, at = [], at + 1
+    return rows
+
+
+def _plain(text: str, at: int, delimiter: str) -> tuple[str, int]:
+    """A field without quotes, and where it ends."""
+    stop = at
+    while stop < len(text) and text[stop] not in (delimiter, "\n"):
+        if text[stop] == '"':
+            raise Refused("a quote inside")
+        stop += 1
+    return text[at:stop], stop
+
+
+def _quoted(text: str, at: int) -> tuple[str, int]:
+    """A field in quotes, and what follows it."""
+    out, at = "", at + 1
+    while at < len(text):
+        if text[at] == '"':
+            if text[at + 1 : at + 2] != '"':
+                return out, at + 1
+            at += 1
+        out += text[at]
+        at += 1
+    raise Refused("never closed")
+
+
+def _some(rows: list[Any]) -> list[Any]:
+    """Rows, of which there is one at least."""
+    if not rows:
+        raise Refused("no rows")
+    return rows
