@@ -34,7 +34,7 @@ def disk_full(stage: Stage) -> None:
     if not namespaces():
         stage.figures.note("mounting is not allowed here: nothing was filled")
         stage.figures.runs = 0
-        raise PermissionError("F8 needs its own mounts (unshare --mount): run it as root, or where user namespaces are allowed")
+        raise PermissionError("F8 needs mounts of its own (unshare --mount): run it as root, or where user namespaces are allowed")
     with small_disk(stage.folder / "disk", 160) as disk:
         service = Service(stage, home=disk / "home", disk_reserve_bytes=20_000_000)
         service.up()

@@ -1,1 +1,268 @@
-"""."""
+"""Rows about Ray: workers, a node, the head, its object store and its messages. Each starts a Ray of its own, and ends only that."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from tests.faults.catalogue import row
+from tests.faults.rows_runners import drained, same_model
+from tests.faults.service import Service
+from tests.faults.stage import Stage, kill, until
+from tests.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
+from xcray.cli.processes import PROC, family
+from xcray.data.build import BuildOptions, build
+from xcray.execution.progress import Progress
+from xcray.execution.ray_session import environment, local_ray
+from xcray.execution.timeline import LOST, read_streams
+from xcray.train import TrainResult, TrainSpec, train
+
+STORE = 80 << 20  # bytes of a node's object store, the least that Ray takes
+SOON = {  # seconds until a node that says nothing counts as dead: two, not thirteen
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+PPD: dict[str, Any] = {"solver": "ppdsparse", "params": {"eps": 1e-6}}
+MLR: dict[str, Any] = {"solver": "dsmlr", "params": {"epochs": 12, "order": "sync"}}
+
+
+class Lab:
+    """Trainings of one data set, each in a folder of its own."""
+
+    def __init__(self, stage: Stage, **sizes: int) -> None:
+        self.stage = stage
+        options = {"test_fraction": 0.2, "synthetic": {**MIDDLE, **sizes}}
+        self.data = build("synthetic", {}, stage.folder / "data", BuildOptions.from_dict(options))
+
+    def train(
+        self, name: str, how: dict[str, Any], pool: str, workers: int, watch: Callable[[Progress], None] | None = None
+    ) -> TrainResult:
+        """One training to its end."""
+        place = self.stage.place(name)
+        spec = TrainSpec(str(self.data.path), pool=pool, workers=workers, **how)
+        return train(spec, run_dir=place / "run", out=place / "model", progress=watch, job=f"job-{name}")
+
+    def lost(self, name: str) -> float:
+        """Seconds of work that were lost with workers."""
+        table = read_streams(self.stage.folder / name / "run")
+        return float(pc.sum(table.filter(pc.equal(table.column("outcome"), LOST)).column("seconds")).as_py() or 0.0)
+
+
+class Killer:
+    """Does something to a worker once a share of a training is done, and notes when there are as many workers as before."""
+
+    def __init__(self, stage: Stage, name: str, share: float, act: Callable[[int], None]) -> None:
+        self._stage, self._prefix, self._share, self._act = stage, f"xcray:job-{name}:", share, act
+        self._at: float | None = None
+        self._before: set[int] = set()
+        self.done = False
+
+    def __call__(self, progress: Progress) -> None:
+        """Called with every progress."""
+        if self._at is None and progress.phase == "TRAINING" and progress.total and progress.done >= self._share * progress.total:
+            self._before = self._pids()
+            if self._before:
+                self._at, self.done = time.monotonic(), True
+                self._act(self._stage.random.choice(sorted(self._before)))
+        elif self._at is not None and self._before and self._pids() - self._before:
+            self._stage.figures.recovery.append(time.monotonic() - self._at)
+            self._before = set()
+
+    def _pids(self) -> set[int]:
+        """Processes of the training's workers, as they say themselves."""
+        import ray
+
+        found = set()
+        for name in ray.util.list_named_actors():
+            if name.startswith(self._prefix):
+                with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it may be dead, or not there yet
+                    found.add(int(ray.get(ray.get_actor(name).pid.remote(), timeout=5)))
+        return found
+
+
+def _workers_killed(stage: Stage, how: dict[str, Any]) -> None:
+    """Kill a worker at shares of a training on two of them; the model has the bits of an undisturbed one."""
+    lab = Lab(stage)
+    sha = lab.train("plain", how, "threads", 2).sha256
+    with local_ray(num_cpus=2, object_store_memory=STORE):
+        for turn in range(stage.runs):
+            killer = Killer(stage, f"k{turn}", (0.1, 0.5, 0.9)[turn % 3], kill)
+            found = lab.train(f"k{turn}", how, "ray", 2, killer)
+            stage.figures.expect(killer.done, "the training ended before anybody was killed")
+            stage.figures.expect(found.sha256 == sha, "after a killed worker the model has other bits")
+            stage.figures.redone.append(lab.lost(f"k{turn}") / max(float(found.report["core_seconds"]), 1e-9))
+            stage.figures.runs += 1
+
+
+@row(
+    "F1",
+    "kill -9 of a solver's worker",
+    "SIGKILL of an actor by the pid that it tells, at 10, 50, 90 %",
+    "tests/test_ray_pool.py",
+    "tests/test_bulk_ray.py",
+)
+def worker_killed(stage: Stage) -> None:
+    _workers_killed(stage, PPD)
+
+
+@row(
+    "F2",
+    "kill -9 of a worker that holds rows",
+    "the same for DS-MLR, whose workers hold shards of rows: back to the checkpoint",
+    "tests/test_rotation_faults.py",
+    "tests/test_ray_team.py",
+)
+def shard_killed(stage: Stage) -> None:
+    _workers_killed(stage, MLR)
+
+
+@contextlib.contextmanager
+def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A second node with two CPUs on this machine."""
+    import ray
+
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--address",
+        address,
+        "--num-cpus",
+        "2",
+        "--object-store-memory",
+        str(STORE),
+        "--block",
+    ]
+    node = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: sum(each["Alive"] for each in ray.nodes()) == 2, "the second node", 60)
+        yield node
+    finally:
+        for process in family([node.pid]):
+            kill(process.pid)
+        node.wait()
+
+
+def named(roots: list[int], word: str) -> list[int]:
+    """Processes that came from these and whose program is called so."""
+    found = []
+    for process in family(roots):
+        with contextlib.suppress(OSError):
+            if word in Path(os.readlink(PROC / str(process.pid) / "exe")).name:
+                found.append(process.pid)
+    return found
+
+
+@row(
+    "F5",
+    "kill -9 of a node's raylet",
+    "SIGKILL of the second node's raylet alone; its workers, cut off, may go on and write",
+    "tests/test_rotation_faults.py",
+    limit=400,
+)
+def raylet_killed(stage: Stage) -> None:
+    lab = Lab(stage)
+    sha = lab.train("plain", PPD, "threads", 2).sha256
+    with environment(SOON), local_ray(num_cpus=1, object_store_memory=STORE) as address:
+        for turn in range(1 if stage.small else min(2, stage.runs)):
+            with one_more_node(address) as node:
+                raylets = named([node.pid], "raylet")
+                killer = Killer(stage, f"n{turn}", 0.3, lambda _, found=raylets: [kill(pid) for pid in found] and None)
+                found = lab.train(f"n{turn}", PPD, "ray", 3, killer)
+                stage.figures.expect(killer.done and bool(raylets), "no raylet was killed")
+                stage.figures.expect(found.sha256 == sha, "after a dead node the model has other bits")
+                stage.figures.redone.append(lab.lost(f"n{turn}") / max(float(found.report["core_seconds"]), 1e-9))
+                stage.figures.runs += 1
+    stage.figures.note("what a cut-off worker still writes is a part named by its content, which nobody reads")
+
+
+@row(
+    "F6",
+    "kill -9 of Ray's head",
+    "SIGKILL of the gcs_server of the service's own local Ray while a job trains on it",
+    "tests/test_ray_cluster.py",
+    limit=400,
+)
+def head_killed(stage: Stage) -> None:
+    service = Service(stage, lease_seconds=6.0)
+    service.up()
+    data = dataset(service.http, stage.ledger, **MIDDLE)
+    plain = ended(service.http, submit(service.http, stage.ledger, data, "plain", "plain", **SLOW))
+    how = {**SLOW, "pool": "ray", "workers": 2}
+    for turn in range(1 if stage.small else min(2, stage.runs)):
+        job = submit(service.http, stage.ledger, data, "m", f"h{turn}", **how)
+        state = at_share(service.http, job, 0.2)
+        heads = named([os.getpid()], "gcs_server")
+        if not stage.figures.expect(
+            len(heads) == 1 and state["status"] == "RUNNING", f"heads {heads}, the job is {state['status']}"
+        ):
+            break
+        kill(heads[0])
+        began = time.monotonic()
+
+        def runs_again(job: str = job, attempt: int = state["attempt"]) -> bool:
+            predicted = service.http.post("/v1/models/plain:predict", json={"instances": [{"indices": [1], "values": [1.0]}]})
+            stage.figures.expect(predicted.status_code == 200, f"a prediction was answered {predicted.status_code}")
+            stage.figures.expect(service.http.get("/healthz").status_code == 200, "the service is not alive")
+            now = ok(service.http.get(f"/v1/jobs/{job}"))
+            return now["status"] == "SUCCEEDED" or (now["attempt"] > attempt and now["phase"] == "TRAINING")
+
+        until(runs_again, "the job trains again", 240, 0.2)
+        stage.figures.recovery.append(time.monotonic() - began)
+        same_model(stage, ended(service.http, job, 240), plain["result"]["sha256"])
+        stage.figures.runs += 1
+    drained(stage, service)
+
+
+@row(
+    "F9",
+    "the object store is full",
+    "blocks of three times what the store of 80 MB holds go round",
+    "tests/test_ray_memory.py",
+    limit=400,
+)
+def store_full(stage: Stage) -> None:
+    lab = Lab(stage, rows=800, features=20_000, labels=3000)
+    how: dict[str, Any] = {"solver": "dsmlr", "params": {"epochs": 2, "order": "sync"}}
+    began = time.monotonic()
+    sha = lab.train("plain", how, "threads", 2).sha256
+    plain = time.monotonic() - began
+    with local_ray(num_cpus=2, object_store_memory=STORE):
+        began = time.monotonic()
+        found = lab.train("full", how, "ray", 2)
+        taken = time.monotonic() - began
+    stage.figures.expect(found.sha256 == sha, "with a full object store the model has other bits")
+    stage.figures.facts |= {
+        "slower": f"{taken / plain:.1f} x",
+        "weights_mb": round(20_000 * 3000 * 4 / 1e6),
+        "store_mb": STORE >> 20,
+    }
+    stage.figures.runs += 1
+
+
+@row(
+    "F22",
+    "Ray's messages are lost",
+    "RAY_testing_rpc_failure: one reply in five of PushTask is lost, and one request in ten",
+    limit=400,
+)
+def messages_lost(stage: Stage) -> None:
+    lab = Lab(stage)
+    sha = lab.train("plain", PPD, "threads", 2).sha256
+    loss = {"CoreWorkerService.grpc_client.PushTask": {"num_failures": -1, "req_failure_prob": 10, "resp_failure_prob": 20}}
+    with environment({"RAY_testing_rpc_failure": json.dumps(loss)}), local_ray(num_cpus=2, object_store_memory=STORE):
+        for turn in range(1 if stage.small else min(3, stage.runs)):
+            found = lab.train(f"r{turn}", PPD, "ray", 2)
+            stage.figures.expect(found.sha256 == sha, "with lost messages the model has other bits")
+            stage.figures.facts["seconds_of_work_lost"] = round(lab.lost(f"r{turn}"), 1)
+            stage.figures.runs += 1

@@ -55,7 +55,7 @@ class Stage(NamedTuple):
 def enter(arguments: list[str], plain: bool = False) -> None:
     """Run this command again in namespaces of its own, unless it is there already, or they are not allowed. Returns inside."""
     if os.environ.get(INSIDE) is None:
-        kind = None if plain else next((each for each in ([], ["-r", "-m"]) if _allowed(each)), None)
+        kind = None if plain else allowed()
         if kind is not None:
             words = [*kind, *SPACES, sys.executable, "-m", "tests.faults", *arguments]
             environment = {**os.environ, INSIDE: "user namespaces" if kind else "namespaces"}
@@ -143,6 +143,11 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def allowed() -> list[str] | None:
+    """What `unshare` needs beside SPACES to give us namespaces: nothing for root, a user namespace for others; None: it does not."""
+    return next((each for each in ([], ["-r"]) if _allowed(each)), None)
 
 
 def _allowed(kind: list[str]) -> bool:
