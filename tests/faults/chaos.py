@@ -21,7 +21,7 @@ from tests.faults import invariants
 from tests.faults.figures import Figures, percentile
 from tests.faults.rows_api import OCTETS
 from tests.faults.rows_store import postgres
-from tests.faults.service import Process, Service, attempts, runner_process, store_of
+from tests.faults.service import Process, Service, attempts, redact, runner_process, store_of
 from tests.faults.stage import Stage, kill, stage, until
 from tests.faults.work import MIDDLE, QUICK, SLOW, again, dataset, ended, ok
 from tests.live import text_model
@@ -265,6 +265,8 @@ def _drain(cast: Cast) -> dict[str, Any]:
     left = list(invariants.orphans(store, cast.home, {job.id for job in invariants.all_jobs(store)}))
     store.close()
     figures.facts["left_for_the_sweep"] = len(left)
+    for sentence in left:
+        figures.note(f"left for the sweep: {redact(sentence)}")
     for each in cast.processes:
         each.end()
     return {

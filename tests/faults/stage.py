@@ -146,7 +146,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
 
 
 def allowed() -> list[str] | None:
-    """What `unshare` needs beside SPACES to give us namespaces: nothing for root, a user namespace for others; None: it does not."""
+    """What `unshare` needs beside SPACES: nothing for root, a user namespace for others; None where it gives us no namespaces."""
     return next((each for each in ([], ["-r"]) if _allowed(each)), None)
 
 
