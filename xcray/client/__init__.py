@@ -28,9 +28,9 @@ Instance: TypeAlias = "str | Mapping[str, Any]"  # a text, or {"text"} or {"indi
 class Client:
     """A connection to a service. Safe for many threads.
 
-    url: where it is. key: a key of the service; else the one in XCRAY_KEY, else in the file that XCRAY_KEY_FILE names. timeout: seconds
-    for one answer. retries: how often a request that may be repeated safely is tried again. transport: an httpx transport instead
-    of the network.
+    url: where it is. key: a key of the service; else the one in XCRAY_KEY, else in the file that XCRAY_KEY_FILE names. timeout:
+    seconds for one answer. retries: how often a request that may be repeated safely is tried again. transport: an httpx transport
+    instead of the network.
     Every method raises the class of xcray.errors that the service names; Unavailable when nobody answers.
     """
 
