@@ -19,7 +19,7 @@ from xcray.jobs.store import JobStore
 from xcray.jobs.tally import LOOKS
 
 LOG: Final = logging.getLogger(__name__)
-STOPPING: Final = 1.5  # seconds beyond `stop_seconds`, in which the runner's own heart ends it
+STOPPING: Final = 0.8  # seconds beyond `stop_seconds`, in which the runner's own heart ends it
 TELL_SECONDS: Final = 5.0  # between two notes in the store that somebody looks at the queue
 ENDING: Final = 10.0  # the same for a runner whose job has ended: it writes its last words
 
