@@ -4,7 +4,7 @@
 
 A service as people run it, with models of random weights (20,000 features, 4,000 labels; one reads text). For each case `clients`
 connections send the same body again and again, each as soon as it was answered, from a process of their own; meanwhile /healthz and
-/readyz are asked ten times a second each, on new connections. Told: milliseconds p50, p99, most; how often the bodies were answered,
+/readyz are asked ten times a second each, on new connections. Told: milliseconds p50, p99, most; how often bodies were answered,
 and how. The bar is a p99 of 500 ms: kubelets wait a second by default.
 
 sparse  1,024 rows of features, 10 MB     strict  the same with a mistake at its end      wide   one row of two million values

@@ -53,6 +53,14 @@ class FigureTable:
             sums = tuple((row.name, json.loads(row.labels), row.value) for row in connection.execute(sa.select(COUNTERS)))
         return StoreFigures(dict.fromkeys(STATUSES, 0) | counted, waiting, running, sums)
 
+    def waited(self, job_id: str) -> tuple[float, float]:
+        """Unix seconds at which a RUNNING job was queued and claimed last; twice the same where its events do not say."""
+        events = sa.select(EVENTS.c.time).where(EVENTS.c.job_id == job_id, EVENTS.c.kind == "status").order_by(EVENTS.c.seq.desc())
+        with self._database.read() as connection:
+            times = [datetime.fromisoformat(time).timestamp() for time in connection.execute(events.limit(2)).scalars()]
+        claimed, queued = times if len(times) == 2 else (self._now(),) * 2
+        return min(queued, claimed), claimed
+
     def observe(self, heard: Heard) -> None:
         """Have `heard` told of every transaction from now on."""
         self._database.heard = heard

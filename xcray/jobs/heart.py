@@ -75,8 +75,10 @@ class Heart:
         give_back_seconds: float = GIVE_BACK_SECONDS,
         wanted: Path | None = None,
         log: Bound | None = None,
+        phase: Callable[[str], None] = lambda _: None,
         end_process: Callable[[int], None] = end_with_children,
     ) -> None:
+        """phase: hears of each phase as it begins."""
         self.flag, self.asked, self.fenced = flag, False, False
         self.overtime: str | None = None
         self._store, self._job_id, self._attempt = store, job_id, attempt
@@ -86,7 +88,7 @@ class Heart:
         self._kept: deque[tuple[str, dict[str, Any]]] = deque()  # events of which none is left out
         self._figures: dict[str, Any] = {}
         self._latest: dict[str, Any] | None = None
-        self._phase, self._tally = "", Tally()
+        self._phase, self._tally, self._tell_phase = "", Tally(), phase
         self._told: float | None = None
         self._counted = time.monotonic()  # running time up to here is in the store
         self._committed = False
@@ -115,6 +117,8 @@ class Heart:
         """Take a report of the training: phases and epochs are kept all, progress as often as the store is written."""
         data = event_of(progress)
         self._tally.hear(progress)
+        if progress.phase != self._phase:
+            self._tell_phase(progress.phase)
         with self._lock:
             if progress.phase != self._phase:
                 self._phase = progress.phase

@@ -7,6 +7,7 @@ or with nothing at all when a newer attempt owns the job.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import faulthandler
 import logging
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from xcray.errors import Fenced, Stopped, Unavailable, XcrayError
 from xcray.execution.pool import StopFlag
-from xcray.jobs import answering
+from xcray.jobs import answering, tracing
 from xcray.jobs.heart import Bound, Heart
 from xcray.jobs.home import Home
 from xcray.jobs.job import PREDICT, TRAIN, Job
@@ -34,7 +35,7 @@ from xcray.train import TrainResult, TrainSpec, train
 
 LOG: Final = logging.getLogger(__name__)
 FENCED: Final = "FENCED"  # what `run_attempt` returns when the job is another attempt's
-NOT_THE_SPECS: Final = ("dataset_id", "shown")  # what the service notes in a spec for itself
+NOT_THE_SPECS: Final = ("dataset_id", "shown", tracing.HEADER)  # what the service notes in a spec for itself
 PUBLISH: Final = "publish"
 LARGEST_FIGURE: Final = 4000  # characters of JSON that one entry of a report may take in a job's record
 
@@ -57,16 +58,33 @@ def run_attempt(
     training: stands for `xcray.train.train`. ray_address: the cluster for specs with pool "ray" that name none. flag: set it from
     outside (SIGTERM) to give the job back. heart_options: see `Heart`.
     """
-    flag = flag or StopFlag()
-    heart = Heart(store, job_id, attempt, flag, **heart_options)
+    flag, phases = flag or StopFlag(), tracing.Phases()
+    where: Callable[[str], None] = heart_options.pop("phase", lambda _: None)
+
+    def at(phase: str) -> None:
+        where(phase)
+        phases.at(phase)
+
+    heart = Heart(store, job_id, attempt, flag, phase=at, **heart_options)
     try:
         heart.start()
-        return _Attempt(store, home, store.current(job_id, attempt), heart, ray_address).run(training)
+        job = store.current(job_id, attempt)
+        with _traced(store, job), contextlib.closing(phases):
+            return _Attempt(store, home, job, heart, ray_address).run(training)
     except Fenced as error:
         LOG.warning("%s", error.message)
         return FENCED
     finally:
         heart.stop()
+
+
+def _traced(store: JobStore, job: Job) -> contextlib.AbstractContextManager[Any]:
+    """The span of an attempt, in the trace of the request that submitted the job; the wait before it is a span too."""
+    parent = job.spec.get(tracing.HEADER)
+    if tracing.is_on():
+        queued, claimed = store.waited(job.id)
+        tracing.happened("queue", claimed - queued, parent=parent, until=claimed, job_id=job.id)
+    return tracing.span("attempt", parent=parent, job_id=job.id, attempt=job.attempt, kind_of_job=job.kind)
 
 
 class _Attempt:
@@ -201,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--patience", type=float, default=3.0, help="seconds that the training has to stop by itself")
     parser.add_argument("--log-bytes", type=float, help="largest log of the job")
     chosen = parser.parse_args(arguments)
-    log_runner(chosen.log, Whereabouts(chosen.job, chosen.attempt))
+    whereabouts = Whereabouts(chosen.job, chosen.attempt)
+    log_runner(chosen.log, whereabouts)
+    tracing.switch_on("xcray-runner")
     faulthandler.enable()  # crashes of native code are traced too
     stand_back(chosen.nice)
     home, flag = Home(chosen.home), StopFlag()
@@ -209,12 +229,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = JobStore(chosen.store or home.store_url)
     log = Bound(home.log(chosen.job), int(chosen.log_bytes)) if chosen.log_bytes else None
     how: dict[str, Any] = {"lease_seconds": chosen.lease, "patience": chosen.patience, "log": log, "wanted": chosen.wanted}
+    how["phase"] = whereabouts.at
     try:
         end = run_attempt(store, home, chosen.job, chosen.attempt, ray_address=chosen.ray_address, flag=flag, **how)
     except XcrayError as error:  # the store itself can't be had: the lease will run out, and another attempt follows
         LOG.error("%s: %s", error.code, error.message)
         return 2
     finally:
+        tracing.switch_off()
         store.close()
     LOG.info("end: %s", end)
     return {FAILED: 1, FENCED: 3}.get(end, 0)

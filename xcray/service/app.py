@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 
 from xcray import __version__
 from xcray.errors import XcrayError
+from xcray.jobs import tracing
 from xcray.jobs.home import Home
 from xcray.jobs.leading import Post
 from xcray.jobs.store import JobStore
@@ -35,6 +36,7 @@ from xcray.service.settings import Settings
 from xcray.service.shadow import Shadows
 from xcray.service.state import Rooms, Supervising
 from xcray.service.store_figures import StoreCollector
+from xcray.service.tracing import TracedRequests, traced_store
 from xcray.service.uploads import UploadDesk
 from xcray.train import TrainSpec
 
@@ -72,16 +74,16 @@ def create_app(
     home = Home(settings.home)
     kept = store or JobStore(settings.store_url, upgrade=settings.store_upgrade)
     gauges = Gauges(StoreCollector(kept.figures), Disk(home.path, settings.disk_reserve_bytes))
-    kept.observe(gauges.stored)
+    kept.observe(gauges.stored if not tracing.switch_on("xcray") else traced_store(gauges.stored))
     registries = Registries(home, registry)
-    who = authenticate or _by_keys(kept, settings)
+    post = post_for(settings, kept)
     rooms = Rooms(
         settings=settings,
         home=home,
         store=kept,
         registries=registries,
         uploads=UploadDesk(home.path / "uploads", settings),
-        builder=building.Builder(home, kept, settings, gauges, build_command, post=(post := post_for(settings, kept))),
+        builder=building.Builder(home, kept, settings, gauges, build_command, post=post),
         predictors=PredictorCache(
             registries.of,
             gauges,
@@ -101,6 +103,13 @@ def create_app(
     )
     rooms.checks.setdefault("MODEL", rooms.predictors.check)
     rooms.readiness = readiness_of(rooms)
+    life = _life(store is None, _housekeeper(rooms, post, alone) if leads else None)
+    return _app(rooms, authenticate or _by_keys(kept, settings), life, whole)
+
+
+def _app(rooms: Rooms, authenticate: Callable[[Request], Awaitable[auth.Caller]], life: Any, whole: bool) -> FastAPI:
+    """Routes behind walls: the guard is the outermost."""
+    settings = rooms.settings
     app = FastAPI(
         title=TITLE,
         summary=SUMMARY,
@@ -109,15 +118,16 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=openapi.operation_id,
-        lifespan=_life(store is None, _housekeeper(rooms, post, alone) if leads else None),
+        lifespan=life,
     )
     app.state.rooms, app.state.settings = rooms, settings
     if whole:
         app.add_middleware(predict.PredictDoor)
-    app.add_middleware(
-        Gate, settings=settings, authenticate=who, limits=Limiter(settings), auditor=Auditor(kept, settings.audit_entries)
-    )
-    app.add_middleware(Guard, settings=settings, gauges=gauges)
+    auditor = Auditor(rooms.store, settings.audit_entries)
+    app.add_middleware(Gate, settings=settings, authenticate=authenticate, limits=Limiter(settings), auditor=auditor)
+    if tracing.is_on():
+        app.add_middleware(TracedRequests)
+    app.add_middleware(Guard, settings=settings, gauges=rooms.gauges)
     problems.install(app)
     for room in (predict, batch, datasets, jobs, models, inference, keys, health) if whole else (health,):
         app.include_router(room.router)
@@ -173,6 +183,7 @@ def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any
             rooms.desk.close()
             if own_store:
                 rooms.store.close()
+            tracing.switch_off()
             LOGGER.info("ended")
 
     return life

@@ -21,6 +21,7 @@ import numpy as np
 from xcray.arrays import csr
 from xcray.errors import Corrupt, NotFound, XcrayError
 from xcray.index.filters import LabelFilter
+from xcray.jobs.tracing import span
 from xcray.kernels.lists import NARROW
 from xcray.model.model import Model
 from xcray.model.registry import Registry
@@ -166,7 +167,8 @@ class Loader:
         registry = self.registry_of(tenant)
         begun = time.perf_counter()
         try:
-            loaded = self._opened(registry, key)
+            with span("model load", model=name, version=version):
+                loaded = self._opened(registry, key)
         except NotFound:
             raise
         except Exception as error:  # whatever is wrong with a model: it is this version's trouble, told and kept from the others

@@ -10,7 +10,8 @@ from typing import IO, Any, Final
 
 from xcray.jobs.logs import FORMS, Form
 
-REQUEST_ID: ContextVar[str] = ContextVar("xcray_request_id", default="-")
+NO_REQUEST: Final = "-"
+REQUEST_ID: ContextVar[str] = ContextVar("xcray_request_id", default=NO_REQUEST)
 LOGGER: Final = logging.getLogger("xcray")
 
 _ABOUT: ContextVar[dict[str, Any] | None] = ContextVar("xcray_about", default=None)

@@ -15,6 +15,7 @@ from fastapi import Request
 from xcray.arrays import CSR, Float64, csr
 from xcray.errors import InputError
 from xcray.index.answer import Answer
+from xcray.jobs.tracing import span
 from xcray.model.model import Model
 from xcray.service import quick
 from xcray.service.body import check_type, collect, parse
@@ -61,12 +62,14 @@ async def answer(request: Request, rooms: Rooms, asks: Wanted) -> bytes:
     settings = rooms.settings
     check_type(request, ("application/json",))
     body = await collect(request, settings.predict_body_bytes, settings.body_seconds)
-    asked = await _read(body, settings)
+    with span("parse", bytes=len(body)):
+        asked = await _read(body, settings)
     count(request.scope, len(asked.instances))
     weight = len(asked.instances) + len(body) / TYPICAL
     told = await answered(rooms, asks, asked, lambda model: taken(model, asked.instances), len(asked.instances), weight, begun)
     reply = partial(predict_reply, told.loaded, told.answer, asked.certificate, told.probabilities)
-    return reply() if told.answer.labels.size <= REPLY_INLINE else await heavily(reply)
+    with span("encode", labels=told.answer.labels.size):
+        return reply() if told.answer.labels.size <= REPLY_INLINE else await heavily(reply)
 
 
 async def answered(
@@ -80,11 +83,13 @@ async def answered(
     if asked.top_k > rooms.settings.max_top_k:
         raise InputError(f"top_k must be 1 to {rooms.settings.max_top_k}", code="K_RANGE", loc="top_k")
     with rooms.desk.place(n_rows):
-        loaded = await rooms.predictors.find(asks)
+        with span("find"):
+            loaded = await rooms.predictors.find(asks)
         shadow = rooms.predictors.shadow(asks)
         taking = partial(take, loaded.predictor.model)
         given = taking() if weight <= TAKE_INLINE else await heavily(taking)
-        found, probabilities = await _computed(rooms, loaded, asked, given, weight, begun)
+        with span("compute", rows=n_rows):
+            found, probabilities = await _computed(rooms, loaded, asked, given, weight, begun)
         rooms.gauges.searched(n_rows, int(found.labels_scored.sum()), int(found.postings_read.sum()), int(found.exact.sum()))
         rooms.gauges.predict_seconds.observe(time.perf_counter() - begun)
         if shadow is not None and shadow is not loaded:  # in the loop's next turn: by then the reply has left

@@ -21,6 +21,7 @@ from xcray.bulk.output import MANIFEST
 from xcray.bulk.spec import MOST_K, MOST_ROWS, sets_named
 from xcray.errors import NotFound, ParameterError
 from xcray.files import sync_directory
+from xcray.jobs import tracing
 from xcray.jobs.answering import INPUT, OUTPUT
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
 from xcray.model.registry import Registry
@@ -205,4 +206,4 @@ def _spec(rooms: Rooms, registry: Registry, asked: BatchRequest, path: Path, nam
     sets = sets_named([*(asked.allow or ()), *(asked.deny or ())], registry.sets(name))
     spec = BulkSpec.from_dict({**fields, **given, "pool": asked.pool or rooms.settings.pool, "label_sets": sets})
     shown = {"model": f"{name}:{version}", "input": asked.upload or asked.path}
-    return {**spec.as_dict(), "shown": shown}
+    return {**spec.as_dict(), "shown": shown, **tracing.carried()}

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from xcray.errors import InputError, NotFound
+from xcray.jobs import tracing
 from xcray.jobs.job import TRAIN, Job, body_digest
 from xcray.jobs.paging import page_start, page_token_after
 from xcray.jobs.states import TERMINAL
@@ -32,8 +33,18 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 TIMELINE_ENTRIES = 20_000  # at most, in a reply: about 4 MB
 MOMENT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$"
+_EVENT = {
+    "type": "object",
+    "description": "`data` is a JSON object: the time and what happened.",
+    "properties": {
+        "id": {"type": "string", "description": "For Last-Event-ID."},
+        "event": {"type": "string", "description": "status, phase, progress, epoch or stop."},
+        "data": {"type": "string"},
+        "retry": {"type": "integer"},
+    },
+}
 _EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    200: {"content": {"text/event-stream": {"schema": _EVENT}}},
     204: {"description": "Ended, and all was told."},
 }
 _LOGS: dict[int | str, dict[str, Any]] = {
@@ -52,7 +63,7 @@ Moment: TypeAlias = Annotated[
     Query(max_length=40, pattern=MOMENT, description="A time, such as 2026-01-31T12:00:00Z.", examples=["2026-01-31T12:00:00Z"]),
 ]
 _OWN = tuple(name for name in JobView.model_fields if name not in ("spec", "expires"))
-_HIDDEN = frozenset({"dataset_id", "ray_address", "shown"})
+_HIDDEN = frozenset({"dataset_id", "ray_address", "shown", tracing.HEADER})
 
 
 @router.post("", status_code=201, openapi_extra=described(JobRequest), responses=replayed(JobView), response_model=JobView)
@@ -69,7 +80,7 @@ def submit(
     if job is None:
         record = find(rooms, caller.tenant, asked.dataset)
         job, created = rooms.store.submit(
-            {**_spec(rooms, asked, record.path), "dataset_id": record.id},
+            {**_spec(rooms, asked, record.path), "dataset_id": record.id, **tracing.carried()},
             name=asked.name or asked.model,
             tenant=caller.tenant,
             idempotency_key=idempotency_key,
