@@ -270,6 +270,29 @@ def test_a_stop_that_was_asked_for_wins_over_lost_time(store, steady):
     assert [job.status for job in store.expire()] == [STOPPED]
 
 
+def test_many_jobs_are_stopped_at_once_each_as_if_alone(store):
+    jobs = [submit(store, f"n{number % 2}", model="m") for number in range(7)]
+    other = submit(store, tenant="other")
+    running = claim(store, most_running_of={"other": 0})
+    assert store.request_stop_all("default", name="n1") == 3
+    assert store.request_stop_all("default", name="n1") == 0
+    assert [store.get(job.id).status for job in jobs[1::2]] == [STOPPED] * 3
+    assert store.request_stop_all("default", status=PENDING, limit=2) == 2
+    assert store.request_stop_all("default", model="m") == 2  # one that waits, one that runs
+    assert store.request_stop_all("default") == 0
+    assert store.get(running.id).stop_requested
+    assert store.heartbeat(running.id, 1, lease_seconds=9) is True
+    assert store.get(other.id, "other").status == PENDING
+    stopped, alone = store.get(jobs[1].id), submit(store)
+    alone = store.request_stop(alone.id)
+    told = [[(event.seq, event.kind, event.data) for event in store.events(job.id)] for job in (stopped, alone)]
+    assert told[0] == told[1]
+    assert (stopped.events, stopped.finished) == (alone.events, alone.finished)
+    assert store.resume(stopped.id).status == PENDING
+    ended = [value for name, labels, value in store.counters() if labels.get("status") == STOPPED]
+    assert sum(ended) == 7.0
+
+
 # --- what is forgotten
 
 

@@ -29,6 +29,7 @@ from xcray.jobs.paging import page_start, page_token_after
 from xcray.jobs.rows import JOB_COLUMNS, change, find, job_of, move, note
 from xcray.jobs.schema import EVENTS, JOBS
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL
+from xcray.jobs.stopping import StopTable
 from xcray.jobs.upgrade import bring_up
 
 Events: TypeAlias = list[Event]  # the store has a method `list`
@@ -47,7 +48,7 @@ _FRESH: Final[dict[str, Any]] = {
 }
 
 
-class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, CounterTable, DutyTable):
+class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, CounterTable, DutyTable, StopTable):
     """Jobs, their events, data sets, keys and all else of the service, in one database that many processes share.
 
     Every method is one transaction and may be called from any thread. Raises Unavailable when the database can't answer, Refused
