@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from xcray.service.body import DESCRIBED
+from xcray.service.gate import OPEN
 from xcray.service.problems import MEDIA_TYPE
 from xcray.service.schemas import Problem
 from xcray.service.schemas.inference import InferenceProblem
@@ -43,7 +44,6 @@ TAGS: Final = {
     "open inference protocol": "The same answers for clients of the Open Inference Protocol, version 2.",
     "operations": "For whoever runs the service.",
 }
-OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready"})  # asked without a key
 HEADERS: Final[dict[str, Operation]] = {
     "X-Request-ID": {"description": "Names this request in the log.", "schema": {"type": "string"}},
     "ETag": {"description": "Changes with the content.", "schema": {"type": "string"}},

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from xcray import errors
 from xcray.errors import InputError, XcrayError, excerpt
@@ -23,6 +24,7 @@ from xcray.service.logs import LOGGER, REQUEST_ID, tell
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
 RENAMED = {"status": "state"}  # status, in a problem document, is HTTP's
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 SHOWN = 20  # errors of a body that a document lists
 
 STATUS_OF_CLASS: dict[type[XcrayError], int] = {
@@ -235,10 +237,20 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code
     kind = errors.NotFound if status == 404 else InputError
-    headers = {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
+    headers = {"Allow": ", ".join(_methods(request))} if status == 405 else {}
     detail = DETAIL_OF_STATUS.get(status, HTTPStatus(status).phrase.lower())
     found = document(status, CODE_OF_STATUS.get(status, "HTTP"), detail, kind=kind, headers=headers)
     return for_path(request.url.path, found)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods of all routes of a path: the framework names those of the first alone."""
+    path = {"type": "http", "path": request.scope["path"], "root_path": "", "headers": []}
+    found: set[str] = set()
+    for method in METHODS:
+        matched = [route.matches({**path, "method": method})[0] for route in request.app.routes]
+        found |= {method} if Match.FULL in matched else set()
+    return sorted(found)
 
 
 def unexpected(request: Request, error: Exception) -> Response:
