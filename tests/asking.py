@@ -1,0 +1,90 @@
+"""Requests to an app as bytes say them: no client between that tidies paths, headers or bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import Route
+
+from xcray.service.auditing import template_of
+
+
+class Told(NamedTuple):
+    """An answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        """The code of a problem; empty for what is none."""
+        try:
+            return str(json.loads(self.body)["code"])
+        except (ValueError, KeyError, TypeError):
+            return ""
+
+
+async def ask(
+    app: FastAPI,
+    method: str,
+    path: str,
+    *,
+    body: bytes = b"",
+    query: str = "",
+    headers: dict[str, str] | None = None,
+    raw: list[tuple[bytes, bytes]] | None = None,
+) -> Told:
+    """One request; `path` is what a server has decoded, `raw` are headers beside the usual ones."""
+    given = {"host": "127.0.0.1", "content-type": "application/json", **(headers or {})}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode("utf-8", "surrogatepass"),
+        "query_string": query.encode("utf-8", "surrogatepass"),
+        "root_path": "",
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in given.items()] + (raw or []),
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "state": {},
+    }
+    sent: list[Any] = []
+    given_once = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Any:
+        message = next(given_once, None)
+        return message if message is not None else await asyncio.sleep(3600)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    head = next(message for message in sent if message["type"] == "http.response.start")
+    told = b"".join(message.get("body", b"") for message in sent if message["type"] == "http.response.body")
+    return Told(head["status"], {name.decode().lower(): value.decode() for name, value in head["headers"]}, told)
+
+
+def operations(app: FastAPI) -> set[tuple[str, str]]:
+    """(method, template) of all that an app answers."""
+    return {(method, template_of(route)) for route in _routes(app.routes) for method in route.methods or () if method != "HEAD"}
+
+
+def _routes(found: Any) -> list[Route | APIRoute]:
+    """All routes, also those of routers within."""
+    out: list[Route | APIRoute] = []
+    for route in found:
+        inner = getattr(getattr(route, "original_router", route), "routes", None)
+        if inner is not None:
+            out += _routes(inner)
+        else:
+            assert isinstance(route, Route), f"an unknown kind of route: {route}"
+            out.append(route)
+    return out
