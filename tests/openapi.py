@@ -13,21 +13,24 @@ import argparse
 import json
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))  # as under pytest
 
 import schemathesis
-from fastapi import Request
+from fastapi import FastAPI, Request
 from live import plain_model, publish, serving, settings_for
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import Status, events, from_schema
 
+from xcray.jobs.home import Home
+from xcray.jobs.store import JobStore
 from xcray.service.app import create_app
 from xcray.service.auth import Caller, Unauthorised, bearer
 from xcray.service.state import Rooms
@@ -81,7 +84,15 @@ def service(folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
     stub = folder / "stub.py"
     stub.write_text(STUB)
     settings = settings_for(folder / "home", requests_per_minute=0)
-    app = create_app(settings, build_command=(sys.executable, str(stub)), authenticate=admin)
+    with closing(JobStore(Home(settings.home).store_url)) as store:
+        app = create_app(
+            settings, store=store, supervisor=Ender(store), build_command=(sys.executable, str(stub)), authenticate=admin
+        )
+        yield from _furnished(app, folder)
+
+
+def _furnished(app: FastAPI, folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
+    """The app served, with models, data sets and jobs."""
     rooms: Rooms = app.state.rooms
     registry = rooms.registry_of("default")
     publish(registry, "docs", folder / "one", seed=1)
@@ -93,9 +104,6 @@ def service(folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
     data = rooms.store.add_dataset("news", str(folder / "data"), stats={"n_labels": 4})
     spec = {"dataset": data.path, "dataset_id": data.id, "solver": "ppdsparse"}
     ids = [rooms.store.submit(spec, name=f"job {n}", dataset_id=data.id)[0].id for n in range(4)]
-    ended = rooms.store.claim("tests", lease_seconds=3600)
-    assert ended is not None
-    rooms.store.finish(ended.id, ended.attempt, "FAILED", reason="MEMORY", message="too large")
     with serving(app) as url:
         yield (
             app.openapi(),
@@ -109,6 +117,29 @@ def service(folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
         )
 
 
+class Ender:
+    """A supervisor whose jobs end as soon as they begin, so that no event stream lasts."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store, self._over = store, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._over.set()
+        self._thread.join(20)
+
+    def _run(self) -> None:
+        """Claim and fail, one after the other."""
+        while not self._over.wait(0.05):
+            while (job := self._store.claim("tests", lease_seconds=3600)) is not None:
+                self._store.finish(job.id, job.attempt, "FAILED", reason="MEMORY", message="too large")
+
+
 async def admin(request: Request) -> Caller:
     """Who bears the key may do everything; a key of the store could be revoked by one of the requests."""
     if bearer(request).decode("latin-1") != KEY:
@@ -116,8 +147,11 @@ async def admin(request: Request) -> Caller:
     return Caller()
 
 
-def explore(description: dict[str, Any], url: str, known: Known, *, examples: int, seed: int, steps: int = 6) -> Found:
-    """Send about `examples` requests of each kind to each operation, chains of `steps`, and check every answer."""
+def explore(description: dict[str, Any], url: str, known: Known, *, examples: int, seed: int, whole: bool = True) -> Found:
+    """Send about `examples` requests to each operation and follow as many chains of links, and check every answer.
+
+    whole: with the boundary values of every parameter, some thousand requests.
+    """
     config = SchemathesisConfig.from_dict(
         {
             "seed": seed,
@@ -133,7 +167,7 @@ def explore(description: dict[str, Any], url: str, known: Known, *, examples: in
                 "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", "503"]},
             },
             "generation": {"max-examples": examples, "deterministic": True, "no-shrink": True, "database": "none"},
-            "phases": {"stateful": {"max-steps": steps}},
+            "phases": {"coverage": {"enabled": whole}, "stateful": {"max-steps": 6}},
         }
     )
     schema = schemathesis.openapi.from_dict(description, config=config)
