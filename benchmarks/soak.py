@@ -215,12 +215,9 @@ def tell(found: dict[str, Any]) -> None:
             f"{told['service_fds']:.0f} descriptors, {told['service_threads']:.0f} threads, {told['all_processes']:.0f} processes"
         )
     for kind, each in found["latencies_ms"].items():
-        print(
-            f"{kind:12s} {found['requests'][kind]:8,d}   p50 {each['p50']:9.2f}  p99 {each['p99']:9.2f}  max {each['max']:9.2f} ms"
-        )
-    print(
-        f"{found['swaps']} swaps, {found['versions_seen']} versions seen, {found['mixed']} mixed, errors {found['errors'] or 'none'}"
-    )
+        times = "  ".join(f"{name} {each[name]:9.2f}" for name in ("p50", "p99", "max"))
+        print(f"{kind:12s} {found['requests'][kind]:8,d}   {times} ms")
+    print(f"{found['swaps']} swaps, {found['versions_seen']} versions seen, {found['mixed']} mixed; errors: {found['errors'] or 0}")
 
 
 def picture(found: dict[str, Any], path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gc
 import os
 import shutil
@@ -224,12 +226,38 @@ def test_a_new_process_takes_an_earlier_version(place: Place, tmp_path: Path) ->
 
 
 def test_a_registry_that_can_not_be_read_hinders_nobody_who_answers(place: Place) -> None:
-    assert place.cache.get(wanted("docs")).version == 2
-    (place.registry.root / "docs" / "aliases.json").write_text("{")
-    place.registry.root.joinpath("docs", "versions").touch()
-    assert place.cache.get(wanted("docs")).version == 2
-    with pytest.raises(Corrupt):
-        place.cache.get(wanted("docs@prod"))
+    path = place.registry.root / "docs" / "aliases.json"
+    place.registry.set_alias("docs", "prod", 1)
+    assert place.cache.get(wanted("docs@prod")).version == 1
+    whole = path.read_text()
+    path.write_text("{")
+    assert place.cache.get(wanted("docs@prod")).version == 1
+    with pytest.raises(Unavailable, match="not as they should be"):
+        place.cache.check()
+    with pytest.raises(Corrupt) as told:
+        place.cache.get(wanted("docs@beta"))
+    assert told.value.code == "REGISTRY"
+    path.write_text(whole)
+    place.cache.look()
+    place.cache.check()
+
+
+def test_a_file_system_that_answers_nothing_hinders_nobody_who_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def find(reference: str) -> int:
+        return (await place.cache.find(wanted(reference))).version
+
+    assert asyncio.run(find("docs")) == 2
+    monkeypatch.setattr("xcray.model.registry.SETTLED", -1e9)
+    assert asyncio.run(find("docs")) == 2
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(Registry, "stamp", broken)
+    assert asyncio.run(find("docs")) == 2
+    with pytest.raises(Corrupt) as told:
+        asyncio.run(find("docs@prod"))
+    assert told.value.code == "REGISTRY"
 
 
 def test_unreadable_files_are_no_internal_error(place: Place, tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ class PredictorCache:
         if place is None:
             with self._lock:
                 place = self._places.setdefault(key, Place(*key, self._registry_of(wanted.tenant), self._clock))
+                place.used = self._uses = self._uses + 1
                 while len(self._places) > PLACES:
                     self._places.pop(min(self._places, key=lambda each: self._places[each].used))
         return place

@@ -85,7 +85,10 @@ class Place:
     def settled(self) -> bool:
         """Whether nothing has changed since `serving` was made: two questions to the file system."""
         stamp = self._seen[0]
-        return stamp is not None and self.changed is None and self.registry.stamp(self.name) == stamp
+        try:
+            return stamp is not None and self.changed is None and self.registry.stamp(self.name) == stamp
+        except OSError:  # `relocate` says what that means
+            return False
 
     def relocate(self, again: bool = False) -> Route:
         """Read where it leads, if that may have changed, or `again`. Raises NotFound, ParameterError.
