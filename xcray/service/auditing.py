@@ -29,6 +29,7 @@ ACTIONS: Final[dict[tuple[str, str], str]] = {
     ("POST", "/v1/jobs"): "job.submit",
     ("POST", "/v1/models/{reference}:batchPredict"): "job.submit",
     ("POST", f"{_JOB}/stop"): "job.stop",
+    ("POST", "/v1/jobs:stop"): "job.stop_all",
     ("POST", f"{_JOB}/resume"): "job.resume",
     ("DELETE", _JOB): "job.delete",
     ("DELETE", _MODEL + "/versions/{version}"): "version.delete",

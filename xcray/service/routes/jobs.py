@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,12 +26,14 @@ from xcray.service.body import described, json_body
 from xcray.service.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
 from xcray.service.idempotency import REPLAYED, IdempotencyKey, replayed
 from xcray.service.routes.datasets import find
-from xcray.service.schemas import ClassPage, JobPage, JobRequest, JobView, TimelineView
+from xcray.service.schemas import ClassPage, JobPage, JobRequest, JobView, StopRequest, StopView, TimelineView
 from xcray.service.state import Rooms, rooms_of
 from xcray.train.timeline import document, read_timeline
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+STOPPED_AT_ONCE = 500  # jobs that stop in one transaction: others write in between
+STOP_SECONDS = 5.0  # a request that stops many is answered after so long, and may be sent again
 TIMELINE_ENTRIES = 20_000  # at most, in a reply: about 4 MB
 MOMENT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$"
 _EVENT = {
@@ -122,6 +125,18 @@ def index(
         page_token=page_token,
     )
     return reply(request, {"jobs": [members(job) for job in jobs], "next_page_token": token})
+
+
+@router.post(":stop", openapi_extra=described(StopRequest))
+def stop_all(request: Request, caller: Submitter, asked: Annotated[StopRequest, Depends(json_body(StopRequest))]) -> StopView:
+    """Stop many: all jobs that wait or run and fit what is named; {} means every one. Ask again while `more`."""
+    stopped, deadline = 0, time.monotonic() + STOP_SECONDS
+    while True:
+        found = rooms_of(request).store.request_stop_all(caller.tenant, **asked.model_dump(), limit=STOPPED_AT_ONCE)
+        stopped, more = stopped + found, found == STOPPED_AT_ONCE
+        if not more or time.monotonic() >= deadline:
+            break
+    return StopView(stopped=stopped, more=more)
 
 
 @router.get("/{job_id}", response_model=JobView, responses=NOT_MODIFIED)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from xcray.service.schemas.base import Problem, Strict, View
 from xcray.service.schemas.datasets import DatasetPage, DatasetRequest, DatasetView, UploadView
-from xcray.service.schemas.jobs import AttemptSpan, BatchSpan, ClassPage, JobPage, JobRequest, JobView, TimelineView, WorkerSpan
+from xcray.service.schemas.jobs import (
+    AttemptSpan,
+    BatchSpan,
+    ClassPage,
+    JobPage,
+    JobRequest,
+    JobView,
+    StopRequest,
+    StopView,
+    TimelineView,
+    WorkerSpan,
+)
 from xcray.service.schemas.models import (
     AliasRequest,
     LoadView,
@@ -73,6 +84,8 @@ __all__ = [
     "ShareRequest",
     "ShareView",
     "StateView",
+    "StopRequest",
+    "StopView",
     "Strict",
     "TimelineView",
     "UploadView",

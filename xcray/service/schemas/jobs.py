@@ -80,6 +80,23 @@ class JobView(View):
     max_attempts: int | None
 
 
+class StopRequest(Strict):
+    """Which jobs to stop: those that wait or run and fit all that is named."""
+
+    status: Literal["PENDING", "RUNNING"] | None = None
+    kind: Literal["train", "predict"] | None = None
+    name: str | None = Field(None, min_length=1, max_length=128)
+    model: str | None = Field(None, min_length=1, max_length=128)
+    dataset: str | None = Field(None, min_length=1, max_length=64, description="The id of a data set.")
+
+
+class StopView(View):
+    """How many jobs were asked to stop; `more`: ask again, there may be more of them."""
+
+    stopped: int
+    more: bool
+
+
 class JobPage(View):
     """Newest first."""
 
