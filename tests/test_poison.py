@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from xcray.errors import Unavailable
 from xcray.execution.ray_keeper import descendants
 from xcray.jobs import launch
 from xcray.jobs.home import Home
@@ -236,3 +237,33 @@ def test_a_tenant_runs_no_more_than_its_keys_and_the_operator_allow(store: JobSt
     claimed = [store.claim("test", lease_seconds=60, cap=10, most_running_of=quota) for _ in range(4)]
     assert {job.id for job in claimed if job} == {jobs[0], jobs[1], jobs[3]}
     assert store.get(jobs[0], "one").status == RUNNING
+
+
+LOCKS = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_runner_stopped_in_the_middle_of_a_write_does_not_lock_the_store_for_ever(
+    home: Home, poison: Callable[[str, str], None], tiny: Any
+) -> None:
+    """The embedded store has one writer at a time. When that one is stopped by a signal, nobody can even take its job away."""
+    store = JobStore(home.store_url, busy_seconds=0.1)
+    job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
+    poison(job_id, LOCKS.replace("sys.argv[1]", repr(str(home.path / "xcray.db"))))
+    launcher = ProcessLauncher(home, still_seconds=0.5)
+    supervisor = Supervisor(store, launcher, tick_seconds=0.02)
+    supervisor.start()
+    first = until(lambda: launcher._started.get(Ended(job_id, 1)))
+    until(lambda: first.poll() is None and state(first.pid) == "T")
+    with pytest.raises(Unavailable):
+        store.request_stop(job_id)
+    assert store.get(job_id).status == RUNNING  # it can be read
+    poison(job_id, None)  # type: ignore[arg-type]  # from now on the real runner
+    until(lambda: store.get(job_id).status in TERMINAL)
+    assert (store.get(job_id).status, store.get(job_id).attempt) == (SUCCEEDED, 2), home.log(job_id).read_text()
+    supervisor.stop()
+    store.close()

@@ -68,11 +68,14 @@ class ProcessLauncher:
         nice: int = 0,
         options: Sequence[str] = (),
         log_bytes: int = LOG_BYTES,
+        still_seconds: float = 20.0,
     ) -> None:
         """nice: how far runners stand back for other processes, 0 to 19. options: more arguments of theirs. log_bytes: largest
-        log of a job that ended without bounding it itself."""
+        log of a job that ended without bounding it itself. still_seconds: a runner that a signal has stopped (SIGSTOP) for so long
+        is ended: its lease is over, and it may stand in the middle of a write that locks the embedded store for everybody."""
         self._home, self._store_url, self._nice, self._options = home, store_url or home.store_url, nice, tuple(options)
-        self._log_bytes = log_bytes
+        self._log_bytes, self._still_seconds = log_bytes, still_seconds
+        self._still: dict[Ended, float] = {}  # since when: monotonic seconds
         self._started: dict[Ended, subprocess.Popen[bytes]] = {}
 
     def launch(self, job: Job) -> None:
@@ -95,7 +98,14 @@ class ProcessLauncher:
         _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None] + [process]
 
     def tend(self) -> list[Ended]:
-        """Runners that have ended; their processes are collected, and the log says how those ended that could not say it."""
+        """Runners that have ended; their processes are collected, and the log says how those ended that could not say it. Those
+        that stand still are ended."""
+        now = time.monotonic()
+        self._still = {key: self._still.get(key, now) for key in self.runners() if is_stopped(self._started[key].pid)}
+        for key, since in self._still.items():
+            if now - since > self._still_seconds:
+                LOG.warning("job %s: the runner of attempt %d was stopped by a signal: ending its processes", *key)
+                self.end(key)
         ended = [key for key, process in list(self._started.items()) if process.poll() is not None]
         for key in ended:
             code = self._started.pop(key).returncode
@@ -197,6 +207,14 @@ class RayJobLauncher:
             if status in ("FAILED", "STOPPED"):
                 _keep_log(info, name, self._home.log(key.job_id))
         return ended
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process; where the system does not tell, False."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 def command(home: Home, store_url: str, job: Job) -> list[str]:

@@ -63,6 +63,7 @@ class Supervisor:
         self._stop_seconds, self._launch_attempts, self._quota = stop_seconds, launch_attempts, quota
         self._owner = owner or process_name()
         self._unwanted: dict[Ended, float] = {}  # runners of ours, since when nobody wants them: monotonic seconds
+        self._gone: list[Ended] = []  # runners that have ended, of which the store does not know yet
         self._launches: list[_Launch] = []
         self._hands = ThreadPoolExecutor(max(1, cap), thread_name_prefix="xcray-launch")
         self._tell = 0.0  # when to say next that somebody looks at the queue
@@ -82,10 +83,12 @@ class Supervisor:
 
     def step(self) -> None:
         """One tick: take jobs from vanished runners, look after launches, claim and launch what there is room for."""
+        self._gone += self._launcher.tend()  # first of all: a runner that stands still may be what locks the store
+        while self._gone:
+            self._collect(*self._gone[0])
+            del self._gone[0]  # after it: what the store did not hear is told again
         for lost in self._store.expire(max_attempts=self._max_attempts):
             LOG.warning("job %s lost its runner: now %s", lost.id, lost.status)
-        for ended in self._launcher.tend():
-            self._collect(ended.job_id, ended.attempt)
         self._launches = [launch for launch in self._launches if self._look(launch)]
         self._end_unwanted()
         if self._quota is not None:

@@ -58,7 +58,9 @@ def supervision(settings: Settings, home: Home, store: JobStore) -> Iterator[tup
     """
     cluster, checks = _cluster(settings, home)
     url, options = settings.store_url, runner_options(settings)
-    here = ProcessLauncher(home, url, nice=settings.job_nice, options=options, log_bytes=settings.job_log_bytes)
+    here = ProcessLauncher(
+        home, url, nice=settings.job_nice, options=options, log_bytes=settings.job_log_bytes, still_seconds=settings.lease_seconds
+    )
     launcher = LauncherByPool(RayJobLauncher(home, cluster, url, options=options), here)
     try:
         yield (
