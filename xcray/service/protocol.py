@@ -87,6 +87,12 @@ class BoundedProtocol(HttpToolsProtocol):
         elif len(self.pipeline) > AHEAD:
             self._refuse(429)
 
+    def on_message_begin(self) -> None:
+        """A head begins, perhaps in the same bytes that ended a message."""
+        if self._head_begun is None:
+            self._head_begun = self.loop.time()
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         """A head is whole."""
         self._since = 0
