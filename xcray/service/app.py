@@ -127,7 +127,7 @@ def _app(rooms: Rooms, authenticate: Callable[[Request], Awaitable[auth.Caller]]
     app.add_middleware(Gate, settings=settings, authenticate=authenticate, limits=Limiter(settings), auditor=auditor)
     if tracing.is_on():
         app.add_middleware(TracedRequests)
-    app.add_middleware(Guard, settings=settings, gauges=rooms.gauges)
+    app.add_middleware(Guard, settings=settings, gauges=rooms.gauges, draining=lambda: rooms.draining)
     problems.install(app)
     for room in (predict, batch, datasets, jobs, models, inference, keys, health) if whole else (health,):
         app.include_router(room.router)

@@ -175,7 +175,9 @@ class Builder:
                 request = await asyncio.to_thread(read_json, folder / "request.json")
                 asked = await asyncio.to_thread(self._asked, folder, request)
                 await asyncio.to_thread(_sweep_target, Path(request["target"]))
+                begun = time.monotonic()
                 code = await self._child(asked)
+                self._gauges.build_seconds.observe(time.monotonic() - begun)
                 outcome = await asyncio.to_thread(_outcome, asked, code)
                 await asyncio.to_thread(self._record, dataset_id, request["tenant"], outcome)
             except XcrayError as error:  # the store is away, or the request was removed: the next start takes it up

@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from typing import Final
 
 from xcray.errors import Refused, Unavailable
 from xcray.jobs.figures import StoreFigures
 from xcray.jobs.tally import LOOKS
 from xcray.service.readiness import Check, Readiness
 from xcray.service.state import Rooms
+
+BUILDS: Final = 4  # times the processor seconds of a build: one may take twice that by the clock
 
 
 def readiness_of(rooms: Rooms) -> Readiness:
@@ -27,7 +30,8 @@ def readiness_of(rooms: Rooms) -> Readiness:
         **rooms.needs,
     }
     idle = Idle(lambda: rooms.store.figures(), rooms.settings.runner_silence_seconds)
-    return Readiness(needed, {"RUNNER": idle.check, **rooms.checks}, lambda: rooms.draining)
+    others: dict[str, Check] = {"RUNNER": idle.check, "BUILDER": lambda: _check_builds(rooms), **rooms.checks}
+    return Readiness(needed, others, lambda: rooms.draining)
 
 
 class Idle:
@@ -47,6 +51,13 @@ class Idle:
             self._seen, self._since = looks, now
         elif now - self._since > self._silence:
             raise Unavailable("jobs wait and no runner looks at the queue: start `xcray runner`", code="RUNNER")
+
+
+def _check_builds(rooms: Rooms) -> None:
+    """Raise Unavailable when a data set was accepted so long ago that its build would have ended twice."""
+    oldest = min((path.stat().st_mtime for path in (rooms.home.path / "builds").glob("ds_*")), default=None)
+    if oldest is not None and time.time() - oldest > BUILDS * rooms.settings.build_seconds:
+        raise Unavailable("data sets wait to be built for very long: is there a process that leads?", code="BUILDER")
 
 
 def _check_disk(rooms: Rooms) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -79,7 +79,6 @@ class Gauges:
         self.build_seconds = self._histogram("xcray_dataset_build_seconds", "seconds to build a data set", long=True)
         self.store_seconds = self._histogram("xcray_store_seconds", "seconds of a transaction of the store", "door")
         self.store_errors = self._counter("xcray_store_errors", "transactions that the store did not answer", "door")
-        self.audited = self._counter("xcray_audit_records", "entries of the audit log written")
         self.loop_lag = self._histogram("xcray_loop_lag_seconds", "seconds that the event loop was late")
 
     def text(self) -> bytes:
@@ -159,12 +158,3 @@ def process_figures(registry: CollectorRegistry) -> None:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
-
-
-def figures_of(*collectors: Collector) -> Callable[[], bytes]:
-    """What a process without an app shows: the collectors' figures and its own memory, in Prometheus' text format."""
-    registry = CollectorRegistry()
-    for collector in collectors:
-        registry.register(collector)
-    process_figures(registry)
-    return lambda: generate_latest(registry)

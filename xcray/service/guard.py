@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -34,8 +35,9 @@ KEY_WORDS = frozenset({"token", "key", "api_key", "apikey", "access_token"})
 class Guard:
     """ASGI middleware around the whole app."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, gauges: Gauges) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, settings: Settings, gauges: Gauges, draining: Callable[[], bool] = lambda: False) -> None:
+        """draining: while it says so, every answer asks its client to close the connection and to come back elsewhere."""
+        self._app, self._draining = app, draining
         self._hosts = settings.hosts
         self._header_bytes = settings.header_bytes
         self._gauges = gauges
@@ -48,7 +50,7 @@ class Guard:
             return
         head = _Head.of(scope["headers"])
         request_id = head.request_id if GIVEN_ID.fullmatch(head.request_id) else new_request_id()
-        about, answer = begin_request(request_id), _Answer(send, request_id, self._browsers, head.origin)
+        about, answer = begin_request(request_id), _Answer(send, request_id, self._browsers, head.origin, self._draining)
         started = time.perf_counter()
         self._gauges.under_way.inc()
         try:
@@ -144,8 +146,9 @@ class _Head(NamedTuple):
 class _Answer:
     """`send`, with the headers that every answer bears; remembers the status."""
 
-    def __init__(self, send: Send, request_id: str, browsers: Browsers, origin: str | None) -> None:
-        self._send = send
+    def __init__(self, send: Send, request_id: str, browsers: Browsers, origin: str | None, last: Callable[[], bool]) -> None:
+        """last: whether the connection shall close after this answer."""
+        self._send, self._last = send, last
         self._request_id = request_id
         self._browsers, self._origin = browsers, origin
         self.status = 0
@@ -165,6 +168,8 @@ class _Answer:
             headers += [pair for pair in self._browsers.always if pair[0] not in given]
             headers += self._browsers.for_page(self._origin)
             headers.append((b"x-request-id", self._request_id.encode()))
+            if self._last():
+                headers.append((b"connection", b"close"))
             message["headers"] = headers
         await self._send(message)
 

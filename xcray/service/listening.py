@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import socket
+import struct
 import sys
 from typing import Any
 
 from xcray.errors import Conflict, ParameterError
 from xcray.service.settings import Settings
 
+_SO_ATTACH_FILTER = 26
+_BPF_RETURN = 0x06
 SPREAD = sys.platform == "linux"  # there, sockets bound with SO_REUSEPORT share new connections evenly
 
 
@@ -49,6 +54,20 @@ def reserve(settings: Settings) -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind(address)
     return held
+
+
+def admit_no_more(listener: socket.socket) -> None:
+    """Let no new connection begin at a listening socket, while those that wait in its queue can still be accepted.
+
+    Closing it would reset those: their clients are connected already, as far as they know. So Linux drops the first packet of new
+    connections by a filter (BPF: "return 0"); clients send it again a second later, when nobody listens any more. Elsewhere this
+    does nothing.
+    """
+    if sys.platform != "linux":
+        return
+    drop = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RETURN, 0, 0, 0))
+    with contextlib.suppress(OSError):  # a kernel that takes no filters: then as elsewhere
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(drop)))
 
 
 def _address(settings: Settings) -> tuple[socket.AddressFamily, socket.SocketKind, int, Any]:

@@ -5,6 +5,7 @@ Both until SIGTERM or Ctrl-C. See `places` for who may be beside whom.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -26,7 +27,7 @@ from xcray.files import write_json
 from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.service.app import create_app
-from xcray.service.listening import listen, reserve
+from xcray.service.listening import admit_no_more, listen, reserve
 from xcray.service.logs import LOGGER, log_to
 from xcray.service.places import Place, take_place
 from xcray.service.protocol import BoundedProtocol, Bounds
@@ -35,6 +36,7 @@ from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms, Supervising
 from xcray.service.workers import keep
 
+SETTLE = 0.1  # seconds in which connections that were made last are accepted and say what they want
 KEEP_ALIVE = 75  # seconds an idle connection may stay
 
 
@@ -164,6 +166,13 @@ class Server(uvicorn.Server):
         else:
             self._rooms.draining = True
             self._told = time.monotonic()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let nobody in any more, then finish with those who are: also with connections that were made and not yet accepted."""
+        for listener in sockets or []:
+            admit_no_more(listener)
+        await asyncio.sleep(SETTLE)
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
