@@ -48,15 +48,24 @@ def fetch(uri: str, settings: Settings, resolve: Resolve | None = None) -> Itera
     timer.start()
     try:
         yield from _blocks(connection, path, settings.upload_bytes)
-    except (OSError, http.client.HTTPException) as error:
+        if ended.is_set():  # what was cut off can look as if it had ended
+            raise _slow(settings)
+    except (OSError, http.client.HTTPException, InputError) as error:
         if ended.is_set():
-            message = f"the file did not arrive within {settings.dataset_uri_seconds:g} s: send it by POST /v1/uploads"
-            raise InputError(message, code="URI_SLOW") from None
+            raise _slow(settings) from None
+        if isinstance(error, InputError):
+            raise
         LOGGER.warning("a file can't be fetched", extra={"host": host, "detail": str(error)})
         raise Unavailable(f"{host} did not give the file: check the URI, or try again later", code="URI_UNREACHABLE") from None
     finally:
         timer.cancel()
         connection.close()
+
+
+def _slow(settings: Settings) -> InputError:
+    """The error for a file that takes too long."""
+    seconds = settings.dataset_uri_seconds
+    return InputError(f"the file did not arrive within {seconds:g} s: send it by POST /v1/uploads", code="URI_SLOW")
 
 
 def check_uri(uri: str, prefixes: tuple[str, ...]) -> tuple[str, str, int, str]:
@@ -138,6 +147,8 @@ def _blocks(connection: _Pinned, path: str, most: int) -> Iterator[bytes]:
     if (reply.getheader("content-encoding") or "identity").lower() != "identity":
         raise InputError(f"{connection.host} answered with an encoding nobody asked for", code="URI_ANSWER")
     declared, size = reply.length, 0
+    if declared is None and not reply.chunked:
+        raise InputError(f"{connection.host} does not say where the file ends: it could be cut off unseen", code="URI_ANSWER")
     if declared is not None and declared > most:
         raise ParameterError(f"the file has {declared:,} bytes, at most {most:,} are fetched", code="BODY_TOO_LARGE")
     while block := reply.read1(BLOCK):
