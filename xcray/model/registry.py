@@ -9,11 +9,11 @@ readers need no lock. A number is given out once, even when its version is delet
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,14 +25,13 @@ from xcray.errors import Conflict, NotFound, ParameterError, excerpt
 from xcray.files import (
     NAME,
     check_name,
-    discard_directory,
-    publish_directory,
     read_json,
     staging_directory,
     sync_directory,
     verify_files,
     write_json,
 )
+from xcray.model.arrival import move_in
 from xcray.model.calibration import CALIBRATION
 from xcray.model.directory import MANIFEST, read_manifest
 from xcray.model.label_sets import Known, LabelSets
@@ -70,6 +69,7 @@ class Registry:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         self._known: Known = {}
+        self._held = threading.local()
 
     def publish(self, name: str, staged: str | Path) -> int:
         """Move a finished model directory in as the next version of `name`; returns its number.
@@ -82,7 +82,7 @@ class Registry:
         (home / "versions").mkdir(parents=True, exist_ok=True)
         with _locked(home):
             number = self._highest(name) + 1
-            _move_in(staged, home / "versions" / str(number))
+            move_in(staged, home / "versions" / str(number))
             state = self._state(name)
             digests = {**state["digests"], str(number): manifest["sha256"]}
             self._write_state(name, {**state, "highest": number, "digests": digests})
@@ -286,6 +286,16 @@ class Registry:
 
         self._alter(name, change, "unload", reference=reference)
 
+    @contextmanager
+    def changing(self, name: str) -> Iterator[None]:
+        """Look at a name and change it as one: nobody else changes it in between. Raises NotFound when there is no such model."""
+        with self._change(name):
+            self._mine().add(name)
+            try:
+                yield
+            finally:
+                self._mine().discard(name)
+
     def history(self, name: str) -> list[dict[str, Any]]:
         """All changes to a name, oldest first: at (UTC), action, and what it was about (version, alias, set)."""
         path = self._home(name) / "history.jsonl"
@@ -344,8 +354,18 @@ class Registry:
         home = self._home(name)
         if not home.is_dir():
             raise NotFound(f"there is no model {name!r}; there are: {', '.join(self.names()) or 'none'}")
-        with _locked(home):
+        if name in self._mine():
             yield home
+        else:
+            with _locked(home):
+                yield home
+
+    def _mine(self) -> set[str]:
+        """Names that this thread has locked by `changing`."""
+        if not hasattr(self._held, "names"):
+            self._held.names = set()
+        names: set[str] = self._held.names
+        return names
 
 
 @contextmanager
@@ -354,30 +374,6 @@ def _locked(home: Path) -> Iterator[None]:
     with open(home / ".lock", "ab") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-
-
-def _move_in(staged: Path, target: Path) -> None:
-    """Rename a directory to `target`; from another file system by a copy that is complete before it is visible."""
-    try:
-        publish_directory(staged, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        aside = staging_directory(target)
-        try:
-            _copy_durably(staged, aside)
-            publish_directory(aside, target)
-        finally:
-            discard_directory(aside)
-        discard_directory(staged)
-
-
-def _copy_durably(source: Path, target: Path) -> None:
-    """Copy a tree and sync each file."""
-    shutil.copytree(source, target, dirs_exist_ok=True)
-    for path in (p for p in target.rglob("*") if p.is_file()):
-        with open(path, "rb") as handle:
-            os.fsync(handle.fileno())
 
 
 def _note(home: Path, action: str, **facts: Any) -> None:

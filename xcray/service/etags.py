@@ -71,9 +71,11 @@ def reply(
     return Response(body, status, media_type=media_type, headers={"ETag": etag, **(headers or {})})
 
 
-def expect(request: Request, etag: str) -> None:
-    """Raise Changed when the request's If-Match names another state than this one."""
+def expect(request: Request, etag: str, *, part: str | None = None) -> None:
+    """Raise Changed when the request's If-Match names another state than this one. part: compare ETags up to that character."""
     given = header(request, b"if-match")
+    if given is not None and part is not None:
+        given, etag = (",".join(each.partition(part)[0] for each in text.split(",")) for text in (given, etag))
     if given is not None and not _named(given, etag, weak=False):
         raise Changed("it has changed since you read it: read it again, and decide again", etag=etag)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from xcray.errors import Corrupt, NotFound, ParameterError
@@ -18,6 +19,7 @@ from xcray.model.routing import Route, Share
 from xcray.predict.labels import unknown
 from xcray.service.auth import ModelReader, Reader, Submitter
 from xcray.service.body import described, json_body
+from xcray.service.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag_of, written
 from xcray.service.schemas import (
     AliasRequest,
     LoadView,
@@ -39,55 +41,67 @@ from xcray.service.state import Rooms, rooms_of
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
+SETTLED = "."  # in the ETag of a model: what stands before it is the same in every process
 _CARD: dict[int | str, dict[str, Any]] = {200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}}
 
 
-@router.get("")
-def index(request: Request, caller: ModelReader) -> ModelPage:
+@router.get("", response_model=ModelPage, responses=NOT_MODIFIED)
+def index(request: Request, caller: ModelReader, if_none_match: IfNoneMatch = None) -> Response:
     """All models, by name."""
     rooms = rooms_of(request)
-    return ModelPage(models=[_model(rooms, caller.tenant, name) for name in rooms.registry_of(caller.tenant).names()])
+    return reply(
+        request, ModelPage(models=[_model(rooms, caller.tenant, name) for name in rooms.registry_of(caller.tenant).names()])
+    )
 
 
-@router.get("/{name:modelname}")
-def show(request: Request, caller: ModelReader, name: str) -> ModelView:
+@router.get("/{name:modelname}", response_model=ModelView, responses=NOT_MODIFIED)
+def show(request: Request, caller: ModelReader, name: str, if_none_match: IfNoneMatch = None) -> Response:
     """One model: versions and aliases."""
-    return _model(rooms_of(request), caller.tenant, name)
+    view = _model(rooms_of(request), caller.tenant, name)
+    return reply(request, view, _etag(view))
 
 
-@router.get("/{name:modelname}/versions/{version:int}")
-def show_version(request: Request, caller: ModelReader, name: str, version: int) -> VersionView:
+@router.get("/{name:modelname}/versions/{version:int}", response_model=VersionView, responses=NOT_MODIFIED)
+def show_version(request: Request, caller: ModelReader, name: str, version: int, if_none_match: IfNoneMatch = None) -> Response:
     """One version: sizes, measures, where it came from."""
-    return _version(rooms_of(request).registry_of(caller.tenant).describe(name, version))
+    return reply(request, _version(rooms_of(request).registry_of(caller.tenant).describe(name, version)))
 
 
-@router.get("/{name:modelname}/versions/{version:int}/card", responses=_CARD, response_class=PlainTextResponse)
-def card(request: Request, caller: ModelReader, name: str, version: int) -> PlainTextResponse:
+@router.get("/{name:modelname}/versions/{version:int}/card", responses={**_CARD, **NOT_MODIFIED}, response_class=PlainTextResponse)
+def card(request: Request, caller: ModelReader, name: str, version: int, if_none_match: IfNoneMatch = None) -> Response:
     """The model card, in Markdown."""
     path = rooms_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
-    return PlainTextResponse(card_of(read_manifest(path)), media_type="text/markdown")
+    return reply(request, card_of(read_manifest(path)).encode(), media_type="text/markdown; charset=utf-8")
 
 
 @router.delete("/{name:modelname}/versions/{version:int}", status_code=204)
-def delete_version(request: Request, caller: Submitter, name: str, version: int) -> None:
+def delete_version(request: Request, caller: Submitter, name: str, version: int, if_match: IfMatch = None) -> None:
     """Delete a version that no alias names; its number is not used again."""
     rooms = rooms_of(request)
-    rooms.registry_of(caller.tenant).delete(name, version)
+    with _as_seen(request, caller.tenant, name):
+        rooms.registry_of(caller.tenant).delete(name, version)
     rooms.predictors.moved(caller.tenant, name)
 
 
-@router.put("/{name:modelname}/aliases/{alias:modelname}", openapi_extra=described(AliasRequest))
+@router.put("/{name:modelname}/aliases/{alias:modelname}", openapi_extra=described(AliasRequest), response_model=ModelView)
 def set_alias(
-    request: Request, caller: Submitter, name: str, alias: str, asked: Annotated[AliasRequest, Depends(json_body(AliasRequest))]
-) -> ModelView:
+    request: Request,
+    caller: Submitter,
+    name: str,
+    alias: str,
+    asked: Annotated[AliasRequest, Depends(json_body(AliasRequest))],
+    if_match: IfMatch = None,
+) -> Response:
     """Lead an alias to a version, or to several by weights, perhaps with a shadow. The next request already sees it; where requests
     use the alias now, the versions are loaded first, and one that can't be is refused."""
     rooms = rooms_of(request)
     route = _route(asked)
     rooms.predictors.prepare(caller.tenant, name, alias, route)
-    rooms.registry_of(caller.tenant).set_route(name, alias, route)
+    with _as_seen(request, caller.tenant, name):
+        rooms.registry_of(caller.tenant).set_route(name, alias, route)
     rooms.predictors.moved(caller.tenant, name)
-    return _model(rooms, caller.tenant, name)
+    view = _model(rooms, caller.tenant, name)
+    return reply(request, view, _etag(view))
 
 
 @router.get("/{name:modelname}/aliases/{alias:modelname}/shadow")
@@ -115,47 +129,78 @@ def unload(request: Request, caller: Submitter, reference: str) -> None:
 
 
 @router.delete("/{name:modelname}/aliases/{alias:modelname}", status_code=204)
-def delete_alias(request: Request, caller: Submitter, name: str, alias: str) -> None:
+def delete_alias(request: Request, caller: Submitter, name: str, alias: str, if_match: IfMatch = None) -> None:
     """Remove an alias; the version stays."""
     rooms = rooms_of(request)
-    rooms.registry_of(caller.tenant).delete_alias(name, alias)
+    with _as_seen(request, caller.tenant, name):
+        rooms.registry_of(caller.tenant).delete_alias(name, alias)
     rooms.predictors.moved(caller.tenant, name)
 
 
-@router.get("/{name:modelname}/sets")
-def sets(request: Request, caller: ModelReader, name: str) -> SetPage:
+@router.get("/{name:modelname}/sets", response_model=SetPage, responses=NOT_MODIFIED)
+def sets(request: Request, caller: ModelReader, name: str, if_none_match: IfNoneMatch = None) -> Response:
     """The sets of labels that requests may name as set:NAME in allow and deny lists."""
     registry = rooms_of(request).registry_of(caller.tenant)
     found = registry.sets(_known(registry, name))
-    return SetPage(sets=[_summary(found.get(one)) for one in found.names()])
+    return reply(request, SetPage(sets=[_summary(found.get(one)) for one in found.names()]))
 
 
-@router.get("/{name:modelname}/sets/{set:modelname}")
+@router.get("/{name:modelname}/sets/{set:modelname}", response_model=SetView, responses=NOT_MODIFIED)
 def show_set(
-    request: Request, caller: ModelReader, name: str, set: str, version: Annotated[int | None, Query(ge=1)] = None
-) -> SetView:
+    request: Request,
+    caller: ModelReader,
+    name: str,
+    set: str,
+    version: Annotated[int | None, Query(ge=1, le=2**31)] = None,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
     """One set, and which of its labels a version lacks."""
-    return _set(rooms_of(request).registry_of(caller.tenant), name, set, version)
+    return reply(request, _set(rooms_of(request).registry_of(caller.tenant), name, set, version))
 
 
-@router.put("/{name:modelname}/sets/{set:modelname}", openapi_extra=described(SetRequest))
+@router.put("/{name:modelname}/sets/{set:modelname}", openapi_extra=described(SetRequest), response_model=SetView)
 def put_set(
     request: Request,
     caller: Submitter,
     name: str,
     set: str,
     asked: Annotated[SetRequest, Depends(json_body(SetRequest, "predict_body_bytes"))],
-) -> SetView:
+    if_match: IfMatch = None,
+) -> Response:
     """Keep labels under a name; the next request already sees them, whatever version it asks."""
     registry = rooms_of(request).registry_of(caller.tenant)
-    registry.sets(_known(registry, name)).put(set, asked.labels)
-    return _set(registry, name, set, None)
+    with _as_seen(request, caller.tenant, name, set):
+        registry.sets(_known(registry, name)).put(set, asked.labels)
+    return reply(request, _set(registry, name, set, None))
 
 
 @router.delete("/{name:modelname}/sets/{set:modelname}", status_code=204)
-def delete_set(request: Request, caller: Submitter, name: str, set: str) -> None:
+def delete_set(request: Request, caller: Submitter, name: str, set: str, if_match: IfMatch = None) -> None:
     """Remove a set; requests that name it are then refused."""
-    rooms_of(request).registry_of(caller.tenant).sets(name).delete(set)
+    with _as_seen(request, caller.tenant, name, set):
+        rooms_of(request).registry_of(caller.tenant).sets(name).delete(set)
+
+
+@contextmanager
+def _as_seen(request: Request, tenant: str, name: str, set: str | None = None) -> Iterator[None]:
+    """Change a model, or one of its sets, as the caller saw it, when an If-Match says so. Raises Changed."""
+    if "if-match" not in request.headers:
+        yield
+        return
+    rooms = rooms_of(request)
+    registry = rooms.registry_of(tenant)
+    with registry.changing(name):
+        if set is None:
+            expect(request, _etag(_model(rooms, tenant, name)), part=SETTLED)
+        else:
+            expect(request, tag_of(written(_set(registry, name, set, None))))
+        yield
+
+
+def _etag(view: ModelView) -> str:
+    """Of what is the same in every process; and behind that of what this process holds, which no change depends on."""
+    settled = tag_of(written(view.model_copy(update={"states": []})))
+    return f"{settled[:-1]}{SETTLED}{tag_of(written(view))[1:]}"
 
 
 def _known(registry: Registry, name: str) -> str:

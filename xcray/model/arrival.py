@@ -1,0 +1,34 @@
+"""A finished model directory comes into its place at once and whole, from whatever file system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from xcray.files import discard_directory, publish_directory, staging_directory
+
+
+def move_in(staged: Path, target: Path) -> None:
+    """Rename a directory to `target`; from another file system by a copy that is complete before it is visible."""
+    try:
+        publish_directory(staged, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        aside = staging_directory(target)
+        try:
+            _copy_durably(staged, aside)
+            publish_directory(aside, target)
+        finally:
+            discard_directory(aside)
+        discard_directory(staged)
+
+
+def _copy_durably(source: Path, target: Path) -> None:
+    """Copy a tree and sync each file."""
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    for path in (p for p in target.rglob("*") if p.is_file()):
+        with open(path, "rb") as handle:
+            os.fsync(handle.fileno())
