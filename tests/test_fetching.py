@@ -224,14 +224,15 @@ def test_what_is_no_file_is_not_taken(own_home: Path, canary: Canary) -> None:
     assert canary.came == 0
 
 
-def test_what_comes_too_slowly_is_given_up(own_home: Path) -> None:
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"])
+def test_what_comes_too_slowly_is_given_up(own_home: Path, begun: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ended = threading.Event()
 
         def drip() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                connection.sendall(begun)
                 while not ended.wait(0.02):
                     try:
                         connection.sendall(b"x")

@@ -8,6 +8,7 @@ used, names and passwords in URIs refused; sizes, silences and the whole time ar
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import re
@@ -15,7 +16,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -42,16 +42,15 @@ def fetch(uri: str, settings: Settings, resolve: Resolve | None = None) -> Itera
     scheme, host, port, path = check_uri(uri, settings.dataset_uris)
     address = _address(host, port, settings.dataset_uris_private, resolve or _resolve)
     connection = _Pinned(scheme, host, port, address)
-    ended = threading.Event()
-    timer = threading.Timer(settings.dataset_uri_seconds, _cut, (connection, ended))
+    timer = threading.Timer(settings.dataset_uri_seconds, connection.cut)
     timer.daemon = True
     timer.start()
     try:
         yield from _blocks(connection, path, settings.upload_bytes)
-        if ended.is_set():  # what was cut off can look as if it had ended
+        if connection.is_cut.is_set():  # what was cut off can look as if it had ended
             raise _slow(settings)
     except (OSError, http.client.HTTPException, InputError) as error:
-        if ended.is_set():
+        if connection.is_cut.is_set():
             raise _slow(settings) from None
         if isinstance(error, InputError):
             raise
@@ -126,6 +125,8 @@ class _Pinned(http.client.HTTPConnection):
 
     def __init__(self, scheme: str, host: str, port: int, address: str) -> None:
         super().__init__(host, port, timeout=SILENCE_SECONDS)
+        self.is_cut = threading.Event()
+        self._own: socket.socket | None = None  # http.client lets go of it once an answer begins
         self._address, self._tls = address, ssl.create_default_context() if scheme == "https" else None
         if port == PORTS[scheme]:
             self.default_port = port  # so that the Host header names none
@@ -134,36 +135,43 @@ class _Pinned(http.client.HTTPConnection):
         """Connect to the address, whatever the host's name means by now."""
         plain = socket.create_connection((self._address, self.port), CONNECT_SECONDS)
         plain.settimeout(SILENCE_SECONDS)
-        self.sock = plain if self._tls is None else self._tls.wrap_socket(plain, server_hostname=self.host)
+        try:
+            self.sock = self._own = plain if self._tls is None else self._tls.wrap_socket(plain, server_hostname=self.host)
+        except OSError:
+            plain.close()
+            raise
+        if self.is_cut.is_set():
+            raise TimeoutError
+
+    def cut(self) -> None:
+        """Time is up: whatever waits for bytes hears the end."""
+        self.is_cut.set()
+        if self._own is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                self._own.shutdown(socket.SHUT_RDWR)
 
 
 def _blocks(connection: _Pinned, path: str, most: int) -> Iterator[bytes]:
     """What is answered, when it is a file as it is and not too large."""
     connection.request("GET", path, headers={"Accept-Encoding": "identity", "User-Agent": "xcray", "Connection": "close"})
     reply = connection.getresponse()
-    if reply.status != 200:
-        moved = " and redirects are not followed" if 300 <= reply.status < 400 else ""
-        raise InputError(f"{connection.host} answered {reply.status}{moved}: name the file itself", code="URI_ANSWER")
-    if (reply.getheader("content-encoding") or "identity").lower() != "identity":
-        raise InputError(f"{connection.host} answered with an encoding nobody asked for", code="URI_ANSWER")
-    declared, size = reply.length, 0
-    if declared is None and not reply.chunked:
-        raise InputError(f"{connection.host} does not say where the file ends: it could be cut off unseen", code="URI_ANSWER")
-    if declared is not None and declared > most:
-        raise ParameterError(f"the file has {declared:,} bytes, at most {most:,} are fetched", code="BODY_TOO_LARGE")
-    while block := reply.read1(BLOCK):
-        size += len(block)
-        if size > most:
-            raise ParameterError(f"the file has more than {most:,} bytes, which is the most that is fetched", code="BODY_TOO_LARGE")
-        yield block
-    if declared is not None and size != declared:
-        raise InputError(f"{connection.host} sent {size:,} bytes of {declared:,}: try again", code="URI_ANSWER")
-
-
-def _cut(connection: _Pinned, ended: threading.Event) -> None:
-    """Time is up."""
-    ended.set()
-    sock = connection.sock
-    if sock is not None:
-        with suppress(OSError):  # it has ended by itself
-            sock.shutdown(socket.SHUT_RDWR)
+    with contextlib.closing(reply):
+        if reply.status != 200:
+            moved = " and redirects are not followed" if 300 <= reply.status < 400 else ""
+            raise InputError(f"{connection.host} answered {reply.status}{moved}: name the file itself", code="URI_ANSWER")
+        if (reply.getheader("content-encoding") or "identity").lower() != "identity":
+            raise InputError(f"{connection.host} answered with an encoding nobody asked for", code="URI_ANSWER")
+        declared, size = reply.length, 0
+        if declared is None and not reply.chunked:
+            raise InputError(f"{connection.host} does not say where the file ends: it could be cut off unseen", code="URI_ANSWER")
+        if declared is not None and declared > most:
+            raise ParameterError(f"the file has {declared:,} bytes, at most {most:,} are fetched", code="BODY_TOO_LARGE")
+        while block := reply.read1(BLOCK):
+            size += len(block)
+            if size > most:
+                raise ParameterError(
+                    f"the file has more than {most:,} bytes, which is the most that is fetched", code="BODY_TOO_LARGE"
+                )
+            yield block
+        if declared is not None and size != declared:
+            raise InputError(f"{connection.host} sent {size:,} bytes of {declared:,}: try again", code="URI_ANSWER")
