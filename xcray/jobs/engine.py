@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, TimeoutErr
 
 from xcray.errors import ParameterError, Unavailable, lacking
 from xcray.jobs.patience import connector
-from xcray.jobs.troubles import Again, in_words
+from xcray.jobs.troubles import SILENT, Again, in_words, is_silence
 
 LOG: Final = logging.getLogger(__name__)
 SQLITE: Final = "sqlite"
@@ -56,13 +56,15 @@ class Database:
         self._engine = _engine_of(parsed, busy_seconds)
         self._turn = threading.Lock()
         self._busy_seconds = busy_seconds
+        self._silent = False  # the database gave no answer when it was asked last
+        self._probe = threading.Lock()
         self._reader = self._engine.execution_options(xcray_read=True)
         self.heard: Heard = lambda door, seconds, answered: None
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A write transaction: committed and on disk when the block ends, undone when it raises."""
-        with self._timed("write"), self._our_turn(), self._words(), self._engine.connect() as connection:
+        with self._timed("write"), self._our_turn(), self._answering(), self._words(), self._engine.connect() as connection:
             with connection.begin() as transaction:
                 yield connection
                 with self._words(committing=True):
@@ -71,7 +73,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A read transaction: one snapshot, waits for nobody."""
-        with self._timed("read"), self._words(), self._reader.begin() as connection:
+        with self._timed("read"), self._answering(), self._words(), self._reader.begin() as connection:
             yield connection
 
     def alone(self, connection: Connection, what: str) -> None:
@@ -114,6 +116,25 @@ class Database:
             self._turn.release()
 
     @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """While the database is silent one caller at a time finds out whether it still is; all others hear so at once.
+
+        Otherwise each would wait for as long, and a service would have no thread left for anything else.
+        """
+        if not self._silent:
+            yield
+            return
+        if not self._probe.acquire(blocking=False):
+            raise Unavailable(SILENT[1], code=SILENT[0])
+        try:
+            with self._words(), self._reader.begin() as connection:
+                connection.execute(sa.select(1))
+            self._silent = False
+        finally:
+            self._probe.release()
+        yield
+
+    @contextmanager
     def _words(self, *, committing: bool = False) -> Iterator[None]:
         """The driver's troubles as errors of ours, without SQL, parameters, hosts or paths in the message."""
         try:
@@ -121,6 +142,7 @@ class Database:
         except IntegrityError:
             raise
         except (DBAPIError, TimeoutError) as error:
+            self._silent = self._silent or is_silence(error)
             raise in_words(error, committing=committing) from error
 
 

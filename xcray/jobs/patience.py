@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-CONNECT_SECONDS: Final = 5
+CONNECT_SECONDS: Final = (2, 5)  # libpq takes no less than 2 in earnest
 LEAST_SECONDS: Final = 1.0
 
 
@@ -39,7 +39,11 @@ def connector(busy_seconds: float) -> Callable[[Any, Any, Any, dict[str, Any]], 
     options = " ".join(f"-c {limit}={milliseconds}" for limit in limits)
 
     def connect(_dialect: Any, _record: Any, _arguments: Any, named: dict[str, Any]) -> Any:
-        wished = {"connect_timeout": CONNECT_SECONDS, "application_name": "xcray", **named}
+        wished = {
+            "connect_timeout": int(min(max(longest, CONNECT_SECONDS[0]), CONNECT_SECONDS[1])),
+            "application_name": "xcray",
+            **named,
+        }
         wished["options"] = f"{options} {named.get('options', '')}".strip()
         return Patient.connect(**wished)
 

@@ -12,6 +12,7 @@ from xcray.errors import Corrupt, InputError, Refused, Unavailable, XcrayError
 
 LOG: Final = logging.getLogger(__name__)
 STORE: Final = "STORE"
+LONGEST: Final = 300  # characters of a driver's complaint in a log
 
 FULL: Final = ("DISK_FULL", "the disk of the job store is full: make room")
 READ_ONLY: Final = ("STORE_READ_ONLY", "the job store can only be read now: let the service write to it")
@@ -52,17 +53,30 @@ def in_words(error: DBAPIError | TimeoutError, *, committing: bool = False) -> X
     """The error for a driver's; whether its transaction may be done again depends on `committing`: then nobody knows its end."""
     driver: Any = getattr(error, "orig", None)
     LOG.warning("store: %s %s", type(driver or error).__name__, _code_of(driver))
+    if is_silence(error):
+        LOG.warning("store: %s", str(driver).partition("\n")[0][:LONGEST])  # hosts and users are for operators only
     if driver is None:
         return Unavailable("the job store can't answer now (no free connection): try again", code=STORE)
     known = _known(driver)
     if known is None and _is_foreign(driver):
         return InputError("the job store can't hold this: a text has a character that it does not know (NUL?)", code="UNICODE")
-    gone = getattr(error, "connection_invalidated", False)
-    code, sentence = known or (SILENT if gone else (STORE, "the job store can't answer now: try again; its log says more"))
+    gone = getattr(error, "connection_invalidated", False) and not is_silence(error)
+    code, sentence = known or (
+        SILENT if gone or is_silence(error) else (STORE, "the job store can't answer now: try again; its log says more")
+    )
     if _state(driver) in UNDONE or (gone and not committing):
         return Again(sentence if known else SILENT[1], code=STORE)
     kinds: dict[str, type[XcrayError]] = {"DISK_FULL": Refused, "STORE_CORRUPT": Corrupt}
     return kinds.get(code, Unavailable)(sentence, code=code)
+
+
+def is_silence(error: DBAPIError | TimeoutError) -> bool:
+    """Whether PostgreSQL, or what lies between, did not answer at all: not when it was called, or for too long."""
+    driver: Any = getattr(error, "orig", None)
+    name = type(driver).__name__
+    if name not in ("OperationalError", "ConnectionTimeout", "_WaitTimeout") or hasattr(driver, "sqlite_errorcode"):
+        return False
+    return not _state(driver) and ("Timeout" in name or not getattr(error, "connection_invalidated", False))
 
 
 def _known(driver: Any) -> tuple[str, str] | None:
