@@ -40,6 +40,7 @@ REST: Final = 15.0  # seconds without a request before the last look: what linge
 MORE_FDS: Final = 5  # that may be open at the end beyond those when warm: a connection to the store, a log
 SETTINGS: Final = {
     "XCRAY_KEEP_JOBS": "200",
+    "XCRAY_MAX_RUNNING_JOBS": "2",
     "XCRAY_LINGER_SECONDS": "5",
     "XCRAY_DISK_RESERVE_BYTES": "0",
     "XCRAY_LOG_LEVEL": "warning",
