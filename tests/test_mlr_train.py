@@ -28,6 +28,7 @@ from xcray.errors import Conflict, InputError, ParameterError, Refused, Stopped
 from xcray.execution import rotate
 from xcray.execution.blas import one_core_each
 from xcray.execution.pool import StopFlag
+from xcray.files import read_table
 from xcray.jobs.home import Home
 from xcray.jobs.runner import run_attempt
 from xcray.jobs.states import PENDING, SUCCEEDED
@@ -41,7 +42,7 @@ from xcray.train import TrainSpec, circulating, rounds, train
 from xcray.train.path import PathSpec
 from xcray.train.pictures import draw_report
 from xcray.train.relabel import remove_labels, retrain_labels
-from xcray.train.together import thinned
+from xcray.train.together import EPOCHS, keep_history, thinned
 
 GRID = {"shards": 4, "blocks": 3}
 LAM = 1e-3
@@ -188,6 +189,21 @@ def test_a_node_that_is_lost_costs_the_rounds_since_the_weights_were_kept(
     epochs = [each["epoch"] for each in result.report["history"]]
     assert epochs == list(range(1, len(epochs) + 1))
     assert result.report["objective"] == pytest.approx(trained["lc"].report["objective"], rel=1e-4)
+
+
+def test_the_whole_of_a_long_history_lies_beside_the_model(tmp_path: Path) -> None:
+    entries = [{"epoch": n, "objective": 1.0 / (n + 1), **({"held_out": 0.5} if n % 2 else {})} for n in range(1200)]
+    report: dict[str, Any] = {"history": entries}
+    keep_history(report, tmp_path)
+    assert len(report["history"]) <= 501
+    assert (report["history"][0], report["history"][-1]) == (entries[0], entries[-1])
+    whole = read_table(tmp_path / EPOCHS)
+    assert whole.num_rows == 1200
+    assert whole.slice(7, 2).to_pylist() == [{**entries[7]}, {**entries[8], "held_out": None}]
+    short: dict[str, Any] = {"history": entries[:500]}
+    keep_history(short, tmp_path / "nowhere")
+    assert short == {"history": entries[:500]}
+    keep_history({"classes": 3}, tmp_path / "nowhere")
 
 
 def test_long_histories_are_thinned() -> None:

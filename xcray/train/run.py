@@ -29,6 +29,7 @@ from xcray.train.probabilities import calibrated, held_out
 from xcray.train.report import by_frequency
 from xcray.train.spec import TrainSpec
 from xcray.train.timeline import plain
+from xcray.train.together import keep_history
 from xcray.train.watch import Watch
 from xcray.train.way import Desk, Setting
 from xcray.train.ways import way_of
@@ -129,6 +130,7 @@ class _Run:
         """Everything of the model that is not its arrays, and the rename."""
         timeline = read_streams(self.run_dir)
         report = self._report(block, staging.path, balance(timeline, self.way.workers), measures)
+        keep_history(report, staging.path)
         model = write_model(
             staging.target,
             staged=staging,

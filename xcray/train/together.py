@@ -16,6 +16,7 @@ from xcray.arrays import Float64
 from xcray.errors import Unavailable
 from xcray.execution.local_team import ThreadTeam
 from xcray.execution.team import HandWork, Team
+from xcray.files import write_table
 from xcray.solvers.block import Block
 from xcray.train.preflight import workers_of
 from xcray.train.report import class_table
@@ -23,6 +24,7 @@ from xcray.train.spec import TrainSpec, link_of
 from xcray.train.way import Desk, Setting
 
 ENTRIES: Final = 500  # of a history, in a report
+EPOCHS: Final = "epochs.arrow"  # of the model's directory: the whole of a long history
 FOLDER: Final = "rests"  # of the run directory, where checkpoints are
 TOLD: Final = ("epoch", "objective", "held_out", "P@1")  # of a history's entry, in progress and events
 
@@ -92,7 +94,7 @@ def outcome(found: Mapping[str, Any], block: Block, measures: Mapping[str, float
         "stopped": found["reason"],
         **({"held_out": last["held_out"]} if last.get("held_out") is not None else {}),
         **({"export": export} if export else {}),
-        "history": thinned(found["history"]),
+        "history": [dict(entry) for entry in found["history"]],
     }
 
 
@@ -102,6 +104,19 @@ def compared(full: Mapping[str, Any], published: Mapping[str, float]) -> dict[st
     return {
         name: {"full": full[name], "published": published[name], "loss": round(full[name] - published[name], 6)} for name in both
     }
+
+
+def keep_history(report: dict[str, Any], folder: Path) -> None:
+    """Where the history of a report is long, leave ENTRIES of it there, and write all of it to epochs.arrow in `folder`.
+
+    A row an entry, a column a name; an entry without that name has null there.
+    """
+    history = report.get("history", ())
+    if len(history) <= ENTRIES:
+        return
+    names = dict.fromkeys(name for entry in history for name in entry)
+    write_table(folder / EPOCHS, pa.table({name: [entry.get(name) for entry in history] for name in names}))
+    report["history"] = thinned(history)
 
 
 def thinned(history: Sequence[Mapping[str, Any]], most: int = ENTRIES) -> list[dict[str, Any]]:
