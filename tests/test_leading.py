@@ -162,7 +162,7 @@ def test_a_build_passes_to_the_next_leader_and_what_the_old_one_finds_is_dropped
 ) -> None:
     async def story() -> None:
         first, second = (House(home, store, post, stub) for store, post in zip(stores, posts(stores, clock), strict=True))
-        record = second.builder.accept("default", "a", "pydocs", {}, {}, take=True)
+        record, _ = second.builder.accept("default", "a", "pydocs", {}, {}, take=True)
         folder = home.path / "builds" / record.id
         (folder / "wait").touch()
         await until((folder / "begun-1.json").exists, first, second)  # only the first one has the post
@@ -187,7 +187,7 @@ def test_a_build_passes_to_the_next_leader_and_what_the_old_one_finds_is_dropped
 def test_who_keeps_the_house_alone_takes_up_what_was_left_and_sweeps(stores: list[JobStore], home: Home, stub: Path) -> None:
     async def story() -> None:
         before = House(home, stores[0], OnlyOne(), stub)
-        record = before.builder.accept("default", "a", "pydocs", {}, {}, take=True)  # and the process dies
+        record, _ = before.builder.accept("default", "a", "pydocs", {}, {}, take=True)  # and the process dies
         (home.path / "uploads" / ".upl_half.part").mkdir()
         house = House(home, stores[1], OnlyOne(), stub, alone=True)
         await until(lambda: stores[1].get_dataset(record.id).status == READY, house)

@@ -76,8 +76,8 @@ class Builder:
         take: bool,
         key: str | None = None,
         digest: str | None = None,
-    ) -> DatasetRecord:
-        """Record a data set as BUILDING, durably; `begin` starts the work.
+    ) -> tuple[DatasetRecord, bool]:
+        """Record a data set as BUILDING, durably; `begin` starts the work. The record, and whether it is new.
 
         sources: files by part; `take` moves them in, else they are read where they lie. key, digest: of the request; when another
         with the same key came first, the record that it made.
@@ -105,9 +105,10 @@ class Builder:
         record = self._store.add_dataset(
             name, target, tenant=tenant, status=BUILDING, stats=stats, dataset_id=dataset_id, idempotency_key=key, digest=digest
         )
-        if record.id != dataset_id:  # the same key came through another door
+        created = record.id == dataset_id
+        if not created:  # the same key came through another door
             self._remove(dataset_id)
-        return record
+        return record, created
 
     def begin(self, dataset_id: str) -> None:
         """Start the work on an accepted data set, or leave it to the leader. Called on the event loop."""

@@ -15,7 +15,7 @@ from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ParameterError, Refused
 from xcray.files import check_name
-from xcray.jobs.job import DatasetRecord, body_digest
+from xcray.jobs.job import DatasetRecord, body_digest, new_id
 from xcray.service import building
 from xcray.service.auth import Caller, Reader, Submitter
 from xcray.service.body import check_type, described, json_body
@@ -235,18 +235,25 @@ def _accepted(
     if known is not None:
         return known, False
     _check_quota(rooms, tenant)
-    record = rooms.builder.accept(tenant, name, format, options, sources, take=take and bool(sources), key=key, digest=digest)
-    return record, True
+    return rooms.builder.accept(tenant, name, format, options, sources, take=take and bool(sources), key=key, digest=digest)
 
 
 def _register(rooms: Rooms, tenant: str, name: str, path: Path, key: str | None, digest: str | None) -> tuple[DatasetRecord, bool]:
     """Record a data set directory where it lies."""
     _check_quota(rooms, tenant)
     stats = {"format": "dataset", **statistics(Dataset.open(path))}
+    own = new_id("ds")
     record = rooms.store.add_dataset(
-        name, str(path), tenant=tenant, status=building.READY, stats=stats, idempotency_key=key, digest=digest
+        name,
+        str(path),
+        tenant=tenant,
+        status=building.READY,
+        stats=stats,
+        dataset_id=own,
+        idempotency_key=key,
+        digest=digest,
     )
-    return record, True
+    return record, record.id == own
 
 
 def _check_quota(rooms: Rooms, tenant: str) -> None:

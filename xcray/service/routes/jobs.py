@@ -285,7 +285,9 @@ def _seconds(place: str, moment: str | None) -> float | None:
     if moment is None:
         return None
     try:
-        return datetime.fromisoformat(moment).timestamp()
+        seconds = datetime.fromisoformat(moment).timestamp()
+        datetime.fromtimestamp(seconds, UTC)  # in another zone it can lie before the year 1
+        return seconds
     except (ValueError, OverflowError):
         raise InputError(f"query: {place} is no time: write it like 2026-01-31T12:00:00Z", code="TIME", loc=place) from None
 
