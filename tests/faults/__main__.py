@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def main(given: list[str]) -> int:
     parser.add_argument("--small", action="store_true", help="the quick form of the test suite")
     parser.add_argument("--plain", action="store_true", help="no namespaces, also where they are allowed")
     parser.add_argument("--page", type=Path, help="all: write the table between the marks of this page")
+    parser.add_argument("--at-once", type=int, default=1, help="all: rows played side by side; their seconds suffer")
     parser.add_argument("--only", default="", help="all: these rows, with commas")
     parser.add_argument("--minutes", type=float, default=5.0, help="chaos: how long")
     parser.add_argument("--store", choices=("postgres", "sqlite"), default="postgres", help="chaos: which store")
@@ -77,22 +79,11 @@ def told(figures: Figures, to: Path | None) -> int:
 
 def everything(chosen: Any) -> int:
     """Each row in a process and namespaces of its own; one JSON line a row, and the table into a page when one is named."""
-    began, lines = time.monotonic(), []
+    began = time.monotonic()
     wanted = set(chosen.only.split(",")) if chosen.only else set(ROWS)
-    for row in in_order():
-        if row.number not in wanted:
-            continue
-        words = [sys.executable, "-m", "tests.faults", row.number, "--runs", str(chosen.runs), "--seed", str(chosen.seed)]
-        words += ["--small"] * chosen.small + ["--plain"] * chosen.plain
-        try:
-            done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, timeout=row.limit, text=True, env=dict(os.environ))
-            line = (done.stdout.splitlines() or [""])[-1]
-        except subprocess.TimeoutExpired:
-            line = ""
-        figures = json.loads(line) if line.startswith("{") else _hung(row)
-        lines.append(figures)
-        said = "kept" if figures["ok"] else f"BROKEN: {figures['broken']}"
-        print(f"{row.number:4s} {figures['seconds']:6.1f} s  {said}", flush=True)
+    rows = [each for each in in_order() if each.number in wanted]
+    with ThreadPoolExecutor(chosen.at_once) as pool:
+        lines = [*pool.map(lambda row: _alone(row, chosen), rows)]
     if chosen.json is not None:
         chosen.json.write_text("".join(json.dumps(each, sort_keys=True) + "\n" for each in lines))
     if chosen.page is not None:
@@ -100,6 +91,21 @@ def everything(chosen: Any) -> int:
     bad = [each["row"] for each in lines if not each["ok"]]
     print(json.dumps({"rows": len(lines), "broken": bad, "seconds": round(time.monotonic() - began), "load": os.getloadavg()[0]}))
     return 1 if bad else 0
+
+
+def _alone(row: Row, chosen: Any) -> dict[str, Any]:
+    """The figures of one row, played by a process of its own."""
+    words = [sys.executable, "-m", "tests.faults", row.number, "--runs", str(chosen.runs), "--seed", str(chosen.seed)]
+    words += ["--small"] * chosen.small + ["--plain"] * chosen.plain
+    try:
+        done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, timeout=row.limit, text=True, env=dict(os.environ))
+        line = (done.stdout.splitlines() or [""])[-1]
+    except subprocess.TimeoutExpired:
+        line = ""
+    figures = json.loads(line) if line.startswith("{") else _hung(row)
+    said = "kept" if figures["ok"] else f"BROKEN: {figures['broken']}"
+    print(f"{row.number:4s} {figures['seconds']:6.1f} s  {said}", flush=True)
+    return dict(figures)
 
 
 def _hung(row: Row) -> dict[str, Any]:

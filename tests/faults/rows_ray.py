@@ -97,7 +97,7 @@ def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
     lab = Lab(stage, **sizes)
     sha = lab.train("plain", how, "threads", 2).sha256
     with local_ray(num_cpus=2, object_store_memory=STORE):
-        for turn in range(stage.runs):
+        for turn in range(min(stage.runs, 3)):
             killer = Killer(stage, f"k{turn}", (0.1, 0.5, 0.9)[turn % 3], kill)
             found = lab.train(f"k{turn}", how, "ray", 2, killer)
             stage.figures.expect(killer.done, "the training ended before anybody was killed")
@@ -175,7 +175,7 @@ def raylet_killed(stage: Stage) -> None:
     lab = Lab(stage)
     sha = lab.train("plain", PPD, "threads", 2).sha256
     with environment(SOON), local_ray(num_cpus=1, object_store_memory=STORE) as address:
-        for turn in range(1 if stage.small else min(2, stage.runs)):
+        for turn in range(min(1, stage.runs)):
             with one_more_node(address) as node:
                 raylets = named([node.pid], "raylet")
                 killer = Killer(stage, f"n{turn}", 0.3, lambda _, found=raylets: [kill(pid) for pid in found] and None)
@@ -200,7 +200,7 @@ def head_killed(stage: Stage) -> None:
     data = dataset(service.http, stage.ledger, **MIDDLE)
     plain = ended(service.http, submit(service.http, stage.ledger, data, "plain", "plain", **SLOW))
     how = {**SLOW, "pool": "ray", "workers": 2}
-    for turn in range(1 if stage.small else min(2, stage.runs)):
+    for turn in range(min(1, stage.runs)):
         job = submit(service.http, stage.ledger, data, "m", f"h{turn}", **how)
         state = at_share(service.http, job, 0.2)
         heads = named([os.getpid()], "gcs_server")
@@ -260,7 +260,7 @@ def messages_lost(stage: Stage) -> None:
     sha = lab.train("plain", PPD, "threads", 2).sha256
     loss = {"CoreWorkerService.grpc_client.PushTask": {"num_failures": -1, "req_failure_prob": 10, "resp_failure_prob": 20}}
     with environment({"RAY_testing_rpc_failure": json.dumps(loss)}), local_ray(num_cpus=2, object_store_memory=STORE):
-        for turn in range(1 if stage.small else min(3, stage.runs)):
+        for turn in range(min(1, stage.runs)):
             found = lab.train(f"r{turn}", PPD, "ray", 2)
             stage.figures.expect(found.sha256 == sha, "with lost messages the model has other bits")
             stage.figures.facts["seconds_of_work_lost"] = round(lab.lost(f"r{turn}"), 1)

@@ -112,7 +112,7 @@ def runner_killed(stage: Stage) -> None:
 )
 def stopped(stage: Stage) -> None:
     service, data, sha = working(stage, lease_seconds=4.0)
-    for turn in range(stage.runs if stage.small else min(stage.runs, 3)):
+    for turn in range(min(stage.runs, 2)):
         job, attempt, pid = hit(stage, service, data, f"s{turn}", SHARES[turn % 2])
         kill(pid, signal.SIGSTOP)
         with stage.figures.recovering():
@@ -180,7 +180,7 @@ def _stopped_writer(stage: Stage, service: Service) -> None:
 )
 def asked_to_end(stage: Stage) -> None:
     service, data, sha = working(stage, drain_seconds=1.0)
-    for turn in range(stage.runs):
+    for turn in range(min(stage.runs, 3)):
         job, attempt, pid = hit(stage, service, data, f"t{turn}", 0.5)
         lost = max(0.0, time.time() - newest_part(service, job))
         kill(pid, signal.SIGTERM)
@@ -239,8 +239,8 @@ def _in_flight(stage: Stage, service: Service) -> None:
 )
 def cancelled(stage: Stage) -> None:
     service, data, _ = working(stage)
-    for turn in range(stage.runs):
-        for moment in ("queued", "starting", "kernel", "merging", "ended"):
+    for turn in range(min(stage.runs, 2)):
+        for moment in ("queued", "kernel") if stage.small else ("queued", "starting", "kernel", "merging", "ended"):
             _stop_at(stage, service, data, moment, f"{moment}{turn}")
             stage.figures.runs += 1
     store = JobStore(f"sqlite:///{stage.folder / 'races.db'}")

@@ -87,5 +87,5 @@ def _ask(http: httpx.Client, reference: str) -> dict[str, Any]:
 def soak(stage: Stage) -> None:
     from tests.faults import chaos
 
-    played = chaos.on_stage(stage, minutes=0.1 if stage.small else 0.5, store="sqlite")
+    played = chaos.on_stage(stage, minutes=0.1 if stage.small else 0.3, store="sqlite")
     stage.figures.facts |= played

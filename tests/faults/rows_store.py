@@ -86,7 +86,7 @@ def _jumping_service(stage: Stage) -> None:
     file.write_text("+0")
     fake = {"LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": file, "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     service, data, sha = working(stage, lease_seconds=4.0, **fake)
-    for turn, jump in enumerate(("+1d", "-1d", "+1h", "-5m")):
+    for turn, jump in enumerate(("+1d", "-1d")):
         job = submit(service.http, stage.ledger, data, "m", f"j{turn}", **SLOW)
         at_share(service.http, job, 0.3)
         file.write_text(jump)
@@ -150,11 +150,11 @@ def _claims(stage: Stage, url: str, jobs: int) -> None:
     "tests/test_store.py",
 )
 def replicas(stage: Stage) -> None:
-    _claims(stage, f"sqlite:///{stage.folder / 'claims.db'}", 100 if stage.small else 500 * stage.runs)
+    _claims(stage, f"sqlite:///{stage.folder / 'claims.db'}", 100 if stage.small else 200 * stage.runs)
     server = postgres(stage)
     if server is None:
         return
-    _claims(stage, server.database(), 100 if stage.small else 500 * stage.runs)
+    _claims(stage, server.database(), 100 if stage.small else 200 * stage.runs)
     home, url = Home(stage.folder / "home"), server.database()
     apis = [Service(stage, f"api{i}", home.path, ("--no-runner",), store=url) for i in range(2)]
     for each in apis:
@@ -368,16 +368,17 @@ def database_away(stage: Stage) -> None:
     if server is None:
         raise FileNotFoundError("F24 needs PostgreSQL's binaries (apt-get install postgresql)")
     service, data, sha = working(stage, store=server.database())
-    for turn in range(1 if stage.small else min(stage.runs, 3)):
-        job = submit(service.http, stage.ledger, data, "m", f"p{turn}", **SLOW)
-        at_share(service.http, job, 0.1)
-        with server.paused():
-            _answers_without(stage, service, data, 3.0 if stage.small else 30.0, turn)
-        _back(stage, service, job, sha)
+    for turn in range(1 if stage.small else min(stage.runs, 2)):
+        if not turn and not stage.small:  # each request takes as long as its patience: once
+            job = submit(service.http, stage.ledger, data, "m", f"p{turn}", **SLOW)
+            at_share(service.http, job, 0.1)
+            with server.paused():
+                _answers_without(stage, service, data, 30.0, turn)
+            _back(stage, service, job, sha)
         job = submit(service.http, stage.ledger, data, "m", f"q{turn}", **SLOW)
         at_share(service.http, job, 0.1)
         server.kill()
-        _answers_without(stage, service, data, 1.0 if stage.small else 5.0, turn)
+        _answers_without(stage, service, data, 1.0 if stage.small else 5.0, turn + 10)
         server.start()
         _back(stage, service, job, sha)
     store = JobStore(str(service.settings["store"]))

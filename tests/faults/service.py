@@ -98,7 +98,7 @@ class Service(Process):
         self.url = f"http://127.0.0.1:{self.port}"
         serve = (*MAIN, "serve", "--home", str(self.home.path), "--port", str(self.port), *words)
         super().__init__(stage, name, serve, {"poll_seconds": 0.05, **settings})
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=120)
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
 
     def up(self, seconds: float = 90.0) -> float:
         """Start, and wait until it is ready; the seconds that took."""
