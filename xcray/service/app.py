@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from xcray.service.auditing import Auditor
 from xcray.service.checks import readiness_of
 from xcray.service.desk import Desk
 from xcray.service.gate import Gate
-from xcray.service.gauges import Disk, Gauges
+from xcray.service.gauges import Disk, Failing, Gauges
 from xcray.service.guard import Guard
 from xcray.service.housekeeping import Housekeeper
 from xcray.service.limits import Limiter
@@ -103,6 +104,7 @@ def create_app(
     )
     rooms.checks.setdefault("MODEL", rooms.predictors.check)
     rooms.readiness = readiness_of(rooms)
+    gauges.add(Failing(rooms.readiness.failing))
     life = _life(store is None, _housekeeper(rooms, post, alone) if leads else None)
     return _app(rooms, authenticate or _by_keys(kept, settings), life, whole)
 
@@ -192,7 +194,9 @@ def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any
 async def _tend(rooms: Rooms, house: Housekeeper | None) -> None:
     """What other processes of the home bring about: models they delete, data sets they accept or delete, a post that is free."""
     for turn in itertools.count():
+        begun = time.monotonic()
         await asyncio.sleep(TEND_SECONDS)
+        rooms.gauges.loop_lag.observe(max(0.0, time.monotonic() - begun - TEND_SECONDS))
         try:
             if house is not None:
                 await house.turn()

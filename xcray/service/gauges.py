@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -25,14 +34,17 @@ REPLICA: Final = "Of this replica: "
 REFUSED: Final = frozenset({401, 403, 408, 413, 429, 431, 503, 507})  # statuses whose reasons are counted
 MOST_CODES: Final = 40  # codes of refusals that are told apart; they are constants of this program, and still: no more
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, that says only when a process began
+
 
 class Gauges:
     """The figures of one app; each app has its own registry. Counters end in _total when they are shown."""
 
     def __init__(self, *more: Collector) -> None:
         """more: collectors whose figures are read when somebody asks, see `store_figures` and `Disk`."""
-        self._registry, self._more = CollectorRegistry(), more
+        self._registry, self._more = CollectorRegistry(), list(more)
         self._codes: set[str] = set()
+        self.labels: dict[str, tuple[str, ...]] = {}  # of each figure, by its name
         self._requests()
         self._predictions()
         self._models()
@@ -91,6 +103,11 @@ class Gauges:
             together.register(collector)
         return generate_latest(together)
 
+    def add(self, collector: Collector) -> None:
+        """Show one more collector's figures."""
+        self._more.append(collector)
+        self._registry.register(collector)
+
     def families(self) -> Iterator[Metric]:
         """All figures, as they are now: what a page of documentation lists."""
         yield from self._registry.collect()
@@ -119,6 +136,7 @@ class Gauges:
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         """A figure that only rises."""
+        self.labels[name] = labels
         return Counter(name, f"{REPLICA}{what}.", labels, registry=self._registry)
 
     def _gauge(self, name: str, what: str) -> Gauge:
@@ -127,8 +145,27 @@ class Gauges:
 
     def _histogram(self, name: str, what: str, *labels: str, long: bool = False) -> Histogram:
         """How long things take; `long`: those that may take minutes."""
+        self.labels[name] = labels
         buckets = LONG_SECONDS if long else SECONDS
         return Histogram(name, f"{REPLICA}{what}.", labels, buckets=buckets, registry=self._registry)
+
+
+class Failing(Collector):
+    """Which checks of readiness fail."""
+
+    def __init__(self, failing: Callable[[], Mapping[str, bool]]) -> None:
+        self._failing = failing
+
+    def collect(self) -> Iterable[Metric]:
+        """One figure for each check."""
+        family = GaugeMetricFamily("xcray_check_failing", f"{REPLICA}1 while a check of readiness fails.", labels=["check"])
+        for code, fails in self._failing().items():
+            family.add_metric([code], fails)
+        return [family]
+
+    def describe(self) -> Iterable[Metric]:
+        """Its name: which checks there are is known later."""
+        return [GaugeMetricFamily("xcray_check_failing", "")]
 
 
 class Disk(Collector):

@@ -55,6 +55,11 @@ class Readiness:
         reasons += [code for code, check in self._needed.items() if not self._holds(code, check)]
         return Standing(reasons, [code for code, check in self._others.items() if not self._holds(code, check)])
 
+    def failing(self) -> dict[str, bool]:
+        """Each check, and whether it failed when last looked at."""
+        checks = {**self._needed, **self._others}
+        return {DRAINING: self._draining(), **{code: not self._holds(code, check) for code, check in checks.items()}}
+
     async def watch(self) -> None:
         """Look every few seconds, so that findings are fresh and changes are logged, until cancelled."""
         while True:
@@ -65,7 +70,8 @@ class Readiness:
         """Whether a check has passed lately and does not hang; a change is logged."""
         found = check.found()
         holds = found.error is None and found.age < STALE and found.waiting < HANGS
-        if self._known.get(code, True) != holds:
+        looked = found.waiting >= HANGS or found.age < STALE  # else nothing is known yet, and there is nothing to say
+        if looked and self._known.get(code, True) != holds:
             why = f"no answer for {found.waiting:.1f} s" if found.error is None else str(found.error)
             LOGGER.log(20 if holds else 30, "a check passes again" if holds else "a check fails", extra={"check": code, "why": why})
             self._known[code] = holds

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from xcray.execution.progress import ANSWERED, CLASSES, EPOCHS, ROWS, SECONDS
 from xcray.jobs import tally
 from xcray.jobs.figures import StoreFigures
+from xcray.service.gauges import REPLICA
 from xcray.service.lately import Lately
 
 STORE: Final = "Of the store: "
@@ -42,7 +43,8 @@ class StoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The newest figures; none but their age while there are none."""
         found = self._lately.soon(self._fresh, self._patience)
-        yield _gauge("xcray_store_figures_age_seconds", "seconds since these figures were read", found.age)
+        what = f"{REPLICA}seconds since figures of the store were read."
+        yield GaugeMetricFamily("xcray_store_figures_age_seconds", what, found.age)
         if found.value is not None:
             yield from families(found.value)
 

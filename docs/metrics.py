@@ -1,0 +1,52 @@
+"""The table of figures in observing.md, from the code: `python docs/metrics.py` writes it anew; a test compares.
+
+The figures of a replica are those of `xcray.service.gauges`, those of the store `xcray.service.store_figures`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client import Metric
+
+from xcray.jobs.figures import StoreFigures
+from xcray.service.gauges import REPLICA, Disk, Failing, Gauges
+from xcray.service.store_figures import COUNTERS, STORE, StoreCollector, families
+
+PAGE = Path(__file__).parent / "observing.md"
+BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
+PROCESS = ("process_", "python_")
+
+
+def figures() -> list[tuple[Metric, tuple[str, ...]]]:
+    """All figures of xcray's own with their labels, in the order in which they are shown."""
+    empty = StoreFigures({}, 0.0, ())
+    gauges = Gauges(Disk(Path("/"), 0), Failing(dict))
+    labels = {**gauges.labels, **{name: of for name, (_, of) in COUNTERS.items()}, "xcray_jobs": ("status",)}
+    labels["xcray_check_failing"] = ("check",)
+    replica = [each for each in gauges.families() if not each.name.startswith(PROCESS)]
+    age = next(iter(StoreCollector(lambda: empty).collect()))
+    shown = [*replica, age, *families(empty)]
+    return [(each, labels.get(each.name, labels.get(f"{each.name}_total", ()))) for each in shown]
+
+
+def table() -> str:
+    """The table, in Markdown."""
+    lines = ["| figure | kind | of | what |", "|---|---|---|---|"]
+    for metric, labels in figures():
+        scope = "store" if metric.documentation.startswith(STORE) else "replica"
+        what = metric.documentation.removeprefix(REPLICA).removeprefix(STORE).removesuffix(".")
+        name = metric.name + ("_total" if metric.type == "counter" else "") + (f"{{{','.join(labels)}}}" if labels else "")
+        lines.append(f"| `{name}` | {metric.type} | {scope} | {what} |")
+    return "\n".join(lines) + "\n"
+
+
+def written(page: str) -> str:
+    """The page with the table as it is now."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + "\n" + table() + "\n" + END + after
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
