@@ -1,7 +1,7 @@
 """How much of a job's history the store keeps: what a person can read, however long the job runs.
 
 Series are thinned evenly, everything else is cut at its old end. The whole series of a training lies in Arrow files: batches in
-timeline.arrow, epochs in epochs.arrow, of its run folder and then of its model.
+timeline.arrow of its model, epochs in epochs.arrow where they are more than a report holds.
 """
 
 from __future__ import annotations
