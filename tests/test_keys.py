@@ -159,6 +159,29 @@ def test_a_revoked_key_is_refused_within_five_seconds() -> None:
     run(test)
 
 
+def test_all_replicas_hear_of_a_revocation(tmp_path: Path) -> None:
+    """Two services on one store: what one of them revokes, both refuse within the time that anything is believed."""
+    url = f"sqlite:///{tmp_path / 'xcray.db'}"
+    stores = [JobStore(url), JobStore(url)]
+    made = new_token()
+    stores[0].add_key("default", "n", ["read"], made.digest, key_id=made.key_id)
+    clock = Clock()
+
+    async def test() -> None:
+        replicas = [Authenticator(store, steady=clock) for store in stores]
+        for who in replicas:
+            assert (await who(request_with(f"Bearer {made.token}"))).key_id == made.key_id
+        stores[0].revoke_key(made.key_id)
+        clock.seconds += STALE
+        for who in replicas:
+            with pytest.raises(Unauthorised, match="revoked"):
+                await who(request_with(f"Bearer {made.token}"))
+
+    asyncio.run(test())
+    for store in stores:
+        store.close()
+
+
 def test_what_is_no_longer_fresh_is_asked_behind_the_scenes() -> None:
     async def test(place: Place) -> None:
         made = place.keys.add()

@@ -1,0 +1,160 @@
+"""Secrets stay where they belong (T2, T14): a service with keys and a Ray token trains, and neither is found anywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from xcray.cli.main import main
+from xcray.execution.ray_cluster import ClusterInfo
+from xcray.jobs import launch
+from xcray.jobs.home import Home
+from xcray.jobs.job import Job
+from xcray.jobs.launch import RayJobLauncher
+from xcray.jobs.store import JobStore
+
+CANARY = "canary-b9f1c2d4e6a80735"
+LINES = '{"text": "read rows of a csv file", "labels": ["csv"]}\n{"text": "write a json file", "labels": ["json"]}\n' * 4
+
+
+class Watch:
+    """What everybody may see of a process and its descendants (command lines), and what they were handed (environments)."""
+
+    def __init__(self, root: int) -> None:
+        self.seen: set[bytes] = set()
+        self.pids: set[int] = set()
+        self._root = root
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.02):
+            family = {self._root} | self.pids
+            for entry in Path("/proc").iterdir():
+                if not entry.name.isdecimal():
+                    continue
+                try:
+                    parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                    if parent in family or int(entry.name) in family:
+                        self.pids.add(int(entry.name))
+                        self.seen |= {(entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()}
+                except (OSError, IndexError):
+                    continue  # it has ended
+
+    def end(self) -> set[bytes]:
+        """All that was seen."""
+        self._ended.set()
+        self._thread.join(10)
+        return self.seen
+
+
+def test_neither_keys_nor_tokens_are_found_anywhere(own_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "create", "--scopes", "admin", "--json"]) == 0
+    key = json.loads(capsys.readouterr().out)["key"]
+    token = tmp_path / "token"
+    token.write_text(CANARY)
+    environment = {**os.environ, "XCRAY_HOME": str(own_home), "XCRAY_RAY_TOKEN_PATH": str(token), "XCRAY_DISK_RESERVE_BYTES": "0"}
+    log = tmp_path / "serve.log"
+    with open(log, "wb") as out:
+        command = [sys.executable, "-m", "xcray", "serve", "--port", "0", "--log-level", "debug"]
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+    watch = Watch(process.pid)
+    try:
+        replies = work(url_of(own_home, process), key)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        seen = watch.end()
+    assert len(watch.pids) >= 3, "the service, a build and a runner"
+    places = {str(path): path.read_bytes() for path in own_home.rglob("*") if path.is_file()}
+    places |= {"log": log.read_bytes(), "replies": b"".join(replies)} | {f"process {n}": told for n, told in enumerate(seen)}
+    assert len(places) > 20
+    for secret in (CANARY, key, key.split("_", 2)[2]):
+        assert [place for place, content in places.items() if secret.encode() in content] == []
+
+
+def url_of(home: Path, process: subprocess.Popen[bytes]) -> str:
+    """Where the service says it is."""
+    for _ in range(3000):
+        assert process.poll() is None
+        if (home / "serve.json").is_file():
+            return str(json.loads((home / "serve.json").read_text())["url"])
+        time.sleep(0.02)
+    raise AssertionError("the service did not start")
+
+
+def work(url: str, key: str) -> list[bytes]:
+    """Build, train, look at everything; all replies."""
+    replies: list[bytes] = []
+    with httpx.Client(base_url=url, trust_env=False, timeout=180, headers={"Authorization": f"Bearer {key}"}) as http:
+
+        def ask(method: str, path: str, **how: Any) -> Any:
+            answer = http.request(method, path, **how)
+            replies.append(answer.content + str(answer.headers).encode())
+            assert answer.status_code < 300, answer.text
+            return answer.json() if answer.headers.get("content-type") == "application/json" else answer.text
+
+        octets = {"Content-Type": "application/octet-stream"}
+        data = ask("POST", "/v1/datasets?name=docs&format=jsonl", content=LINES, headers=octets)
+        settled(lambda: ask("GET", f"/v1/datasets/{data['id']}")["status"], "READY")
+        job = ask("POST", "/v1/jobs", json={"dataset": "docs", "model": "docs", "pool": "serial"})
+        settled(lambda: ask("GET", f"/v1/jobs/{job['id']}")["status"], "SUCCEEDED")
+        for path in ("logs", "timeline", "events"):
+            ask("GET", f"/v1/jobs/{job['id']}/{path}")
+        for path in ("/v1/audit", "/v1/keys", "/metrics", "/openapi.json", "/readyz", "/v1/models"):
+            ask("GET", path)
+    return replies
+
+
+def settled(look: Any, wanted: str) -> None:
+    """Wait until something has this status."""
+    for _ in range(2400):
+        found = look()
+        if found == wanted:
+            return
+        assert found not in ("FAILED", "STOPPED"), found
+        time.sleep(0.05)
+    raise AssertionError(f"never {wanted}")
+
+
+def test_rays_token_goes_by_header_alone(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = tmp_path / "token"
+    token.write_text(CANARY)
+    info = ClusterInfo("127.0.0.1:1", "http://127.0.0.1:2", token, 0)
+    asked: list[Any] = []
+
+    class Dashboard:
+        """Ray's, as far as launching goes."""
+
+        def submit_job(self, **how: Any) -> None:
+            """See Ray."""
+            asked.append(how)
+
+    class Joined:
+        """A cluster that is there."""
+
+        def ensure(self) -> ClusterInfo:
+            """See `Cluster`."""
+            return info
+
+    monkeypatch.setattr(launch, "_client", lambda _: Dashboard())
+    store = JobStore(Home(own_home).store_url)
+    store.submit({"pool": "ray"}, name="n", job_id="job_a")
+    job: Job | None = store.claim("me", lease_seconds=10)
+    assert job is not None
+    RayJobLauncher(Home(own_home), Joined()).launch(job)  # type: ignore[arg-type]  # the one method that launching needs
+    assert CANARY not in json.dumps(asked, default=str)
+    assert CANARY not in json.dumps(vars(job), default=str) + repr(info)
+    assert CANARY in info.headers.popitem()[1]
+    store.close()
