@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 from badinput import json_lines, parquet, svmlight, tables, xc
+from badinput.memory import CASES
 
 from xcray.data.build import BuildOptions, build
 from xcray.data.check import check
@@ -172,6 +176,17 @@ def test_options_are_checked(options: dict[str, Any]) -> None:
 
 
 ROOT = Path(__file__).parent.parent
+
+
+def test_memory_follows_what_is_read_not_what_is_claimed(tmp_path: Path) -> None:
+    """With little room: headers and footers that claim much, a line of 2 GB, bombs of gzip and of dictionaries."""
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT)])
+    command = [sys.executable, "-m", "badinput.memory", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [each["id"] for each in told] == list(CASES)
+    assert all(each["grown_mb"] < 100 for each in told), told
 
 
 def codes_of(folder: str) -> set[str]:

@@ -41,8 +41,11 @@ class Bad(NamedTuple):
 
     @property
     def over_http(self) -> bool:
-        """Whether a stranger may ask for it: paths of the server, and what the server itself declares, are closed to them."""
-        return not CLOSED & set(self.options)
+        """Whether a stranger may ask for it: paths of the server, and what the server itself declares, are closed to them,
+
+        and files have the names that it gives them.
+        """
+        return not self.name and not CLOSED & set(self.options)
 
 
 class Good(NamedTuple):

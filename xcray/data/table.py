@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ class Fields(NamedTuple):
 def read_fields(source: Source, tally: Tally, delimiter: str, quoted: bool) -> Iterator[Fields]:
     """Rows of a table; a row may run over several lines when a quoted field does. Blank lines are no rows.
 
-    Bad rows are told to the tally; a quote that is never closed ends the reading, with the line it was opened on.
+    Bad rows are told to the tally; a quote that is never closed, or too late, ends the reading, with the line it was opened on.
     """
     limit = source.options.max_field_bytes
     row: _Row | None = None
@@ -44,6 +45,8 @@ def read_fields(source: Source, tally: Tally, delimiter: str, quoted: bool) -> I
                     )
                 yield Fields(values, start)
         except DataError as error:
+            if row is not None and error.code == "FIELD_TOO_LONG":
+                raise  # where its row ends nobody knows
             row = None
             tally.bad(error)
     if row is not None:
@@ -56,7 +59,7 @@ class _Row:
     def __init__(self, source: Source, delimiter: str, start: int) -> None:
         self.source, self.delimiter, self.start = source, delimiter, start
         self.values: list[str] = []
-        self.open: list[str] | None = None
+        self.open: io.StringIO | None = None  # its pieces; as strings of their own they would take twenty times the memory
         self.opened = (start, 1)
         self.held = 0
 
@@ -71,7 +74,7 @@ class _Row:
                 if pos > len(line.text):
                     return True
             elif line.text.startswith('"', pos):
-                self.open, self.opened, self.held = [], (line.number, pos + 1), 0
+                self.open, self.opened, self.held = io.StringIO(), (line.number, pos + 1), 0
                 pos += 1
             else:
                 pos = self._plain(line, pos)
@@ -96,14 +99,14 @@ class _Row:
         self.values.append(field)
         return None if end < 0 else end + 1
 
-    def _close(self, line: TextLine, pos: int, pieces: list[str]) -> int | None:
+    def _close(self, line: TextLine, pos: int, pieces: io.StringIO) -> int | None:
         """Take text up to the closing quote: None when it is not on this line, else the place after the delimiter."""
         text = line.text
         end = text.find('"', pos)
         while end >= 0 and text.startswith('"', end + 1):
             end = text.find('"', end + 2)
         piece = text[pos:] + "\n" if end < 0 else text[pos:end]
-        pieces.append(piece)
+        pieces.write(piece)
         self.held += len(piece)
         if self.held > self.source.options.max_field_bytes:
             limit, (number, column) = self.source.options.max_field_bytes, self.opened
@@ -113,7 +116,7 @@ class _Row:
             )
         if end < 0:
             return None
-        self.values.append("".join(pieces).replace('""', '"'))
+        self.values.append(pieces.getvalue().replace('""', '"'))
         self.open = None
         if end + 1 < len(text) and not text.startswith(self.delimiter, end + 1):
             problem = "text after the closing quote of a field"

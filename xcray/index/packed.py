@@ -132,6 +132,8 @@ def read(path: Path, shape: tuple[int, int]) -> tuple[Lists, Int32]:
     sound = sound and (starts.dtype, order.dtype, blocks.dtype) == (np.uint32, np.int32, np.uint8)
     if not sound or width != label_width(n_labels) or len(blocks) != int(starts[-1]) * UNIT + 8 or not least >= 0:
         raise Corrupt(f"index/{path.name} holds lists of other types or another shape than {shape}", file=path.name)
+    if n_labels and not 0 <= order.min() <= order.max() < n_labels:
+        raise Corrupt(f"index/{path.name} orders labels that the model does not have", file=path.name)
     return Lists(blocks, starts, width, n_labels, least), order
 
 

@@ -227,13 +227,22 @@ def _check_claims(manifest: dict[str, Any]) -> None:
             {LISTS} if manifest["schema_version"] > FIRST_VERSION else set()
         )
         files = needed <= set(manifest["files"])
-        safe = all(not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts for name in manifest["files"])
+        safe = all(_is_listed(name, entry) for name, entry in manifest["files"].items())
         numbers = all(type(size) is int and size >= 0 for size in sizes) and max(n_labels, n_features) <= LARGEST
         room = manifest["files"]["weights.arrow"]["bytes"] >= 8 * nnz and manifest["files"]["bias.arrow"]["bytes"] >= 4 * n_labels
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"{MANIFEST} lacks what a model needs: {error!r}", file=MANIFEST) from None
     if not (files and safe and numbers and room and nnz <= n_labels * n_features):
         raise Corrupt(f"{MANIFEST} claims {n_labels} labels, {n_features} features, {nnz} weights; its files can't hold these")
+
+
+def _is_listed(name: str, entry: Any) -> bool:
+    """Whether the manifest names a file below the directory, with its size and checksum."""
+    parts = PurePosixPath(name).parts
+    safe = (
+        not PurePosixPath(name).is_absolute() and ".." not in parts and "\0" not in name and max(map(len, parts), default=256) < 256
+    )
+    return safe and type(entry["bytes"]) is int and type(entry["sha256"]) is str
 
 
 def _check_sizes(path: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:

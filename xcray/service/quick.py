@@ -26,6 +26,7 @@ from xcray.service.schemas.base import (
     TEXT_LIMIT,
 )
 
+MOST_LABELS = 2**53  # more than anybody asks for; the strict reader looks at larger ones
 _Index = Annotated[int, msgspec.Meta(ge=0, le=INDEX_LIMIT)]
 _Value = Annotated[float, msgspec.Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=TEXT_LIMIT)]
@@ -72,7 +73,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
     """`schemas.PredictRequest`; None: not given."""
 
     instances: Annotated[list[_Instance], msgspec.Meta(min_length=1)]
-    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS)] | None = None
     allow: _Labels | None = None
     deny: _Labels | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0.0, le=MOST_MILLISECONDS)] | None = None
