@@ -328,6 +328,10 @@ def test_loads_are_held_and_followed_by_every_process(place: Place, tmp_path: Pa
     assert place.cache.held("default") == set()
     other.look()
     assert other.held("default") == {("a", 1)}
+    place.cache.load("default", "docs")
+    place.cache.unload("default", "docs:2")  # what `docs` means now
+    assert place.cache.held("default") == set()
+    assert place.registry.kept("docs")[0] == []
     assert other.get(wanted("docs")).version == 2  # the next request loads it again
     with pytest.raises(NotFound):
         place.cache.load("default", "nothing")

@@ -234,8 +234,9 @@ class Registry:
             holders = [alias for alias in state["aliases"] if version in needed(state, alias)]
             if holders:
                 raise Conflict(f"{name}:{version} is in use as {', '.join(holders)}; move or delete the alias first")
-            kept = {part: {n: told for n, told in state[part].items() if n != str(version)} for part in ("digests", "corrupt")}
-            self._write_state(name, {**state, **kept, "highest": self._highest(name)})
+            for part, entry in (("digests", str(version)), ("corrupt", str(version)), ("unloads", f"{name}:{version}")):
+                state[part].pop(entry, None)
+            self._write_state(name, {**state, "highest": self._highest(name)})
             gone = staging_directory(path)
             os.rename(path, gone)  # at once out of sight; processes that mapped it keep their pages
             sync_directory(path.parent)
@@ -277,14 +278,27 @@ class Registry:
         self._alter(name, change, "load", reference=reference)
 
     def let_go(self, reference: str) -> None:
-        """Have every process drop what a reference stands for; of a bare name all its versions. Raises NotFound, ParameterError."""
-        name, _ = self.route(reference)
+        """Have every process drop what a reference stands for; of a bare name all its versions, of a version every name for it.
+
+        Raises NotFound, ParameterError.
+        """
+        name, route = self.route(reference)
+
+        def stays(kept: str) -> bool:
+            return reference not in (name, kept) and not (":" in reference and route.primary in self._versions_of(kept))
 
         def change(state: dict[str, Any]) -> None:
-            state["kept"] = [] if reference == name else [each for each in state["kept"] if each != reference]
+            state["kept"] = [each for each in state["kept"] if stays(each)]
             state["unloads"][reference] = int(state["unloads"].get(reference, 0)) + 1
 
         self._alter(name, change, "unload", reference=reference)
+
+    def _versions_of(self, reference: str) -> tuple[int, ...]:
+        """The versions that a reference leads to; none when it leads nowhere any more."""
+        try:
+            return self.route(reference)[1].versions
+        except NotFound:
+            return ()
 
     @contextmanager
     def changing(self, name: str) -> Iterator[None]:

@@ -123,7 +123,7 @@ class PredictorCache:
         """
         self._registry_of(tenant).let_go(reference)
         for place in self._places_of(tenant, reference.partition(":")[0].partition("@")[0]):
-            if reference in (place.name, place.reference):
+            if reference in place.stands_for():
                 self._remove(place)
         self._let_go(0.0)
 
@@ -300,9 +300,8 @@ class PredictorCache:
     def _asked_to_go(self, place: Place) -> bool:
         """Whether somebody asked, since it was last looked at, that what it stands for be let go."""
         _, unloads = place.registry.kept(place.name)
-        times = sum(unloads.get(reference, 0) for reference in {place.name, place.reference})
-        before, place.unloads = place.unloads, times
-        return before is not None and times > before
+        before, place.unloads = place.unloads, {reference: unloads.get(reference, 0) for reference in place.stands_for()}
+        return before is not None and any(times > before.get(reference, times) for reference, times in place.unloads.items())
 
     def _look_for_kept(self) -> None:
         """Have what shall be held answer before anybody asks."""

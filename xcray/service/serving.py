@@ -69,7 +69,7 @@ class Place:
         self.hindered: XcrayError | OSError | None = None  # why its route can't be read
         self.swapping = False
         self.used = 0
-        self.unloads: int | None = None
+        self.unloads: dict[str, int] | None = None
         self._seen: tuple[tuple[int, ...] | None, Route | None] = (None, None)  # read together, so replaced together
 
     @property
@@ -123,6 +123,10 @@ class Place:
     def overdue(self, seconds: float) -> bool:
         """Whether the old versions have answered so long that requests had better wait for the new one."""
         return self.changed is not None and self._clock() - self.changed > seconds
+
+    def stands_for(self) -> set[str]:
+        """The references by which it may be asked to go: its own, the bare name, and those of the versions that answer."""
+        return {self.name, self.reference, *(f"{name}:{version}" for _, name, version in self.holds())}
 
     def holds(self) -> set[Key]:
         """The versions that answer here."""
