@@ -4,9 +4,23 @@
 const at = (id) => document.getElementById(id);
 const count = (n) => (n === undefined || n === null ? "" : n.toLocaleString("en"));
 
+// A key lives in this tab only, and goes by header only.
+function key(asked) {
+  if (asked && !key.open) {
+    key.open = true;
+    const given = window.prompt("This service asks for a key (xck_...):");
+    if (given) sessionStorage.setItem("key", given.trim());
+    key.open = given === null;  // who cancels is not asked again
+  }
+  const known = sessionStorage.getItem("key");
+  return known ? { Authorization: `Bearer ${known}` } : {};
+}
+
 async function ask(path, body) {
-  const how = body ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
-  const answer = await fetch(path, how);
+  const how = body ? { method: "POST", body: JSON.stringify(body) } : {};
+  const type = body ? { "Content-Type": "application/json" } : {};
+  let answer = await fetch(path, { ...how, headers: { ...type, ...key(false) } });
+  if (answer.status === 401) answer = await fetch(path, { ...how, headers: { ...type, ...key(true) } });
   const value = await answer.json();
   if (!answer.ok) throw new Error(value.detail || answer.statusText);
   return value;
