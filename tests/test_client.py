@@ -17,7 +17,7 @@ from live import LABELS, TEXTS, plain_model, serving, settings_for, text_model
 from xcray import errors
 from xcray.client import Client
 from xcray.client.connection import KINDS
-from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError, Unavailable, XcrayError
+from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError, Refused, Unavailable, XcrayError
 from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.model.model import Model
 from xcray.predict import Predictor
@@ -225,11 +225,96 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_key() -> None:
     assert asked[0].headers["authorization"] == "Bearer secret"
 
 
-def test_what_may_not_be_repeated_is_not() -> None:
-    client, asked = played(lost)
+def test_all_that_makes_something_bears_a_key_of_its_own(tmp_path: Path) -> None:
+    """So that a lost answer, asked for again, does not make it twice."""
+    file = tmp_path / "rows.svm"
+    file.write_text("1 1:1\n")
+    seen = set()
+    for calls, make in (
+        (2, lambda client: client.datasets.upload(file, name="a", format="svmlight")),
+        (1, lambda client: client.datasets.build("a", "pydocs")),
+        (1, lambda client: client.datasets.register("/data/a", name="a")),
+        (1, lambda client: client.jobs.submit(dataset="d", model="m")),
+        (2, lambda client: client.jobs.predict("m", format="svmlight", file=file)),
+    ):
+        client, asked = played(lost, busy, job_made, lost, busy, job_made)
+        make(client)
+        keys = [request.headers["idempotency-key"] for request in asked]
+        assert len(keys) == 3 * calls
+        assert [len(set(keys[part : part + 3])) for part in range(0, len(keys), 3)] == [1] * calls
+        seen |= set(keys)
+    assert len(seen) == 7
+
+
+def test_a_deletion_whose_answer_was_lost_is_done() -> None:
+    def gone(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(404, json={"kind": "NotFound", "code": "NOT_FOUND", "detail": "there is no job"})
+
+    client, asked = played(lost, gone)
+    client.jobs.delete("job_1")
+    assert len(asked) == 2
+    client, asked = played(gone)
+    with pytest.raises(NotFound):
+        client.jobs.delete("job_1")
+    client, asked = played(busy, gone)  # nothing was lost: it was never there
+    with pytest.raises(NotFound):
+        client.jobs.delete("job_1")
+
+
+def test_the_service_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never before that, and not all at the same moment; who would have to wait too long hears it at once."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+
+    def later(status: int, seconds: int, **problem: Any) -> Callable[[httpx.Request], httpx.Response]:
+        return lambda _: httpx.Response(status, headers={"Retry-After": f"{seconds}"}, **problem)
+
+    limited = {"kind": "Unavailable", "code": "RATE_LIMIT", "detail": "too often"}
+    for _ in range(20):
+        client, _asked = played(later(429, 7, json=limited), later(503, 3, text="a proxy"), later(429, 2, text="a proxy"), job_made)
+        assert client.jobs.submit(dataset="d", model="m")["id"] == "job_1"
+    by_try = [waited[place::3] for place in range(3)]
+    for told, waits in zip((7, 3, 2), by_try, strict=True):
+        assert told < min(waits) < max(waits) < told + 2
+        assert len(set(waits)) > 10
+    client, asked = played(later(429, 61, json=limited))
     with pytest.raises(Unavailable) as caught:
-        client.datasets.build("a", "pydocs")
-    assert (len(asked), caught.value.code) == (1, "NO_SERVER")
+        client.jobs.submit(dataset="d", model="m")
+    assert (len(asked), caught.value.details["retry_after"]) == (1, 61)
+    refused = {"kind": "Refused", "code": "QUOTA", "detail": "100 of your jobs wait already"}
+    client, asked = played(later(429, 1, json=refused))
+    with pytest.raises(Refused):
+        client.jobs.submit(dataset="d", model="m")
+    assert len(asked) == 1
+
+
+def test_jobs_are_listed_by_what_they_are(place: Place) -> None:
+    client = place.client
+    ids = [
+        client.jobs.submit(dataset="ready", model=f"list{n % 2}", name=f"listed {n}", timeout_seconds=60)["id"] for n in range(6)
+    ]
+    client.jobs.stop(ids[2])
+    assert [job["id"] for job in client.jobs.list(model="list0", page=2)] == [ids[4], ids[2], ids[0]]
+    assert [job["id"] for job in client.jobs.list(model="list0", status=["STOPPED", "FAILED"])] == [ids[2]]
+    assert [job["timeout_seconds"] for job in client.jobs.list(name="listed 3", kind="train")] == [60]
+    assert list(client.jobs.list(created_before="2000-01-01T00:00:00Z")) == []
+    for job_id in ids:
+        client.jobs.stop(job_id)
+
+
+def test_a_log_is_followed_to_its_end(place: Place) -> None:
+    job = place.client.jobs.submit(dataset="ready", model="followed")
+    log = place.rooms.home.log(job["id"])
+    log.write_text("one\ntwo\nthree\n")
+    pieces = place.client.jobs.follow_logs(job["id"], tail=2, pause=0.01)
+    assert next(pieces) == "two\nthree\n"
+    with open(log, "a") as out:
+        out.write("four\n")
+    assert next(pieces) == "four\n"
+    with open(log, "a") as out:
+        out.write("five\n")
+    place.client.jobs.stop(job["id"])
+    assert list(pieces) == ["five\n"]
 
 
 def test_nobody_there() -> None:
@@ -243,7 +328,7 @@ def test_nobody_there() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (httpx.Response(502, text="<html>Bad Gateway</html>"), Unavailable),
+        (httpx.Response(502, text="<html>Bad Gateway</html>", headers={"Retry-After": "61"}), Unavailable),
         (httpx.Response(403, json=["no"]), InputError),
         (httpx.Response(500, json={"kind": "excerpt", "code": "X", "detail": "y"}), XcrayError),
         (httpx.Response(503, json={"kind": "Corrupt", "code": "CORRUPT", "detail": "y", "message": "z"}), Corrupt),

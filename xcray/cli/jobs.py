@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from xcray.cli.progress import Reporter, line_of, reporter, step_of
 from xcray.cli.report import Picture, told
 from xcray.cli.server import ServerChoice, client_of
 from xcray.cli.train import Parameters, partial_line, show_measures
+from xcray.errors import InputError
 
 if TYPE_CHECKING:
     from xcray.client import Client
@@ -46,6 +48,9 @@ def submit(
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Fit probabilities too, on the held-out part.")] = False,
     name: Annotated[str | None, typer.Option(help="A readable name. [default: the model's]")] = None,
     priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
+    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Running time allowed, as 90m; then it FAILED.")] = None,
+    expires: Annotated[str | None, typer.Option(metavar="TIME", help="Time from now to have ended, as 2d; else it FAILED.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(min=1, help="How often its runner may vanish before it FAILED.")] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same one again gives the same job.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and show its progress.")] = False,
     server: ServerChoice = None,
@@ -54,6 +59,7 @@ def submit(
     """Queue a training."""
     spec: dict[str, Any] = {"dataset": dataset, "model": model, "solver": solver, "params": read(solver, param), "workers": workers}
     more = {"pool": pool, "name": name, "priority": priority or None, "max_seconds": max_seconds, "calibrate": calibrate or None}
+    more |= {"timeout_seconds": seconds_of(timeout), "expires_seconds": seconds_of(expires), "max_attempts": max_attempts}
     if memory_limit is not None:
         from xcray.execution.memory import parse_bytes
 
@@ -69,6 +75,31 @@ def submit(
         output.say(f"{job['id']} {job['status']}; xcray jobs watch {job['id']}")
 
 
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds_of(given: str | None) -> float | None:
+    """90, 90s, 15m, 2h or 7d as seconds. Raises InputError."""
+    if given is None:
+        return None
+    number, unit = (given[:-1], given[-1]) if given[-1:] in UNITS else (given, "s")
+    try:
+        seconds = float(number) * UNITS[unit]
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise InputError(f"{given[:40]!r} is no time: write it like 90s, 15m, 2h or 7d", code="TIME")
+    return seconds
+
+
+def moment_of(given: str | None) -> str | None:
+    """A time, or how long ago it is, as the service reads it. Raises InputError."""
+    if given is None or "T" in given:
+        return given
+    ago = datetime.now(UTC) - timedelta(seconds=seconds_of(given) or 0.0)
+    return ago.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def read(solver: str, given: list[str] | None) -> dict[str, Any]:
     """Parameters with the types the solver declares: a request carries numbers, not strings. Raises ParameterError."""
     from xcray.solvers import make_solver
@@ -80,14 +111,24 @@ def read(solver: str, given: list[str] | None) -> dict[str, Any]:
 
 @app.command("list")
 def index(
-    status: Annotated[str | None, typer.Option(help="Only those that are PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.")] = None,
+    status: Annotated[
+        list[str] | None, typer.Option(help="Only PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED ones; may be given again.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Only train, or predict.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only those of this name.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only those that make or ask this model.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Only those of this data set, by its id.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only those submitted since: 2h or 7d ago, or 2026-01-31T12:00:00Z.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, newest first.")] = 50,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
     """Jobs, newest first."""
+    wanted = {"kind": kind, "name": name, "model": model, "dataset": dataset, "created_after": moment_of(since)}
     with client_of(server) as client:
-        jobs = list(islice(client.jobs.list(status=status), limit))
+        jobs = list(islice(client.jobs.list(status=status, page=limit, **wanted), limit))
     if json:
         output.emit({"jobs": jobs})
         return
@@ -184,15 +225,29 @@ def show(job: Mapping[str, Any]) -> None:
 def logs(
     job: JobId,
     tail: Annotated[int, typer.Option(min=1, max=10_000, help="The last so many lines.")] = 200,
+    follow: Annotated[bool, typer.Option("--follow", help="Stay, and show more lines until the job has ended.")] = False,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
     """The last lines of a job's log."""
     with client_of(server) as client:
-        text = client.jobs.logs(job, tail=tail)
+        if not follow:
+            text = client.jobs.logs(job, tail=tail)
+        else:
+            text = ""
+            for piece in client.jobs.follow_logs(job, tail=tail):
+                if json:
+                    text += piece
+                else:
+                    told_lines(piece)
     if json:
         output.emit({"job": job, "lines": text.splitlines()})
-        return
+    elif not follow:
+        told_lines(text)
+
+
+def told_lines(text: str) -> None:
+    """Lines of a log."""
     for line in text.splitlines():
         output.say(line)
 

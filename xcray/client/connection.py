@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import ssl
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -14,12 +16,14 @@ import httpx
 
 from xcray import errors
 from xcray.client.results import Event
-from xcray.errors import InputError, Unavailable, XcrayError
+from xcray.errors import InputError, NotFound, Unavailable, XcrayError
 
 BLOCK: Final = 1 << 20
 KEY: Final = "XCRAY_KEY"
 KEY_FILE: Final = "XCRAY_KEY_FILE"
-LONGEST_PAUSE: Final = 5.0  # seconds between tries
+LONGEST_PAUSE: Final = 5.0  # seconds between tries, unless the service says more
+PATIENCE: Final = 60.0  # seconds; whoever is told to wait longer hears the error
+REPEATABLE: Final = frozenset({"GET", "PUT", "DELETE"})
 STREAM_SILENCE: Final = 60.0  # seconds; the service speaks every 15
 LOCAL: Final = ("127.0.0.1", "localhost", "::1")
 TOLD: Final = frozenset({"type", "title", "detail", "code", "kind", "hint", "message"})  # of a problem, beside its details
@@ -56,7 +60,11 @@ class Connection:
         key = key_of(key)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         trust_env = parsed.host not in LOCAL  # a proxy of the environment can't reach our own machine
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, transport=transport, trust_env=trust_env)
+        authorities = os.environ.get("SSL_CERT_FILE")  # also for our own machine, where httpx would not look
+        verify = ssl.create_default_context(cafile=authorities) if authorities and parsed.scheme == "https" else True
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=timeout, transport=transport, trust_env=trust_env, verify=verify
+        )
         self._retries = retries
 
     def close(self) -> None:
@@ -75,23 +83,51 @@ class Connection:
         again: bool = False,
     ) -> Any:
         """One request: JSON, text, or None for an empty answer. `content`: a file as the body. `again`: it may be repeated."""
-        tries = self._retries if again or method in ("GET", "PUT") else 0
+        return _content(self._respond(method, path, body=body, content=content, query=query, headers=headers, again=again))
+
+    def create(self, path: str, *, key: str | None = None, **request: Any) -> Any:
+        """A POST that makes something, under an idempotency key of its own when none is given: a lost answer does no harm."""
+        return self.ask("POST", path, headers={"Idempotency-Key": key or uuid.uuid4().hex}, again=True, **request)
+
+    def text(self, path: str, query: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
+        """A text and the headers that came with it."""
+        found = self._respond("GET", path, query=query)
+        return found.text, found.headers
+
+    def _respond(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        content: Path | None = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        again: bool = False,
+    ) -> httpx.Response:
+        """A good answer, asked for until it comes or patience ends. Raises the class of xcray.errors that fits."""
+        tries = self._retries if again or method in REPEATABLE else 0
         params = {name: value for name, value in (query or {}).items() if value is not None}
+        lost = False
         for left in range(tries, -1, -1):
             try:
                 if content is None:
-                    found = self._http.request(method, path, params=params, json=body, headers=headers)
-                else:
-                    found = self._send_file(method, path, params, content)
-                return _answer(found)
+                    return _good(self._http.request(method, path, params=params, json=body, headers=headers))
+                return _good(self._send_file(method, path, params, content, headers))
             except httpx.HTTPError as error:
+                lost = True
                 if not left:
                     raise self._unreachable(error) from error
                 time.sleep(_pause(tries - left))
-            except Unavailable as error:
-                if not left:
+            except NotFound:
+                if method != "DELETE" or not lost:
                     raise
-                time.sleep(min(LONGEST_PAUSE, float(error.details.get("retry_after", _pause(tries - left)))))
+                return httpx.Response(204)  # the answer to an earlier try was lost: it is done
+            except Unavailable as error:
+                told = float(error.details.get("retry_after", 0.0))
+                if not left or told > PATIENCE:
+                    raise
+                time.sleep(_later(told, tries - left))
         raise AssertionError("the last try returns or raises")
 
     def fetch(self, path: str, to: Path) -> None:
@@ -132,9 +168,11 @@ class Connection:
                     raise self._unreachable(error) if isinstance(error, httpx.HTTPError) else error from error
                 time.sleep(_pause(failures))
 
-    def _send_file(self, method: str, path: str, params: Mapping[str, Any], content: Path) -> httpx.Response:
+    def _send_file(
+        self, method: str, path: str, params: Mapping[str, Any], content: Path, more: Mapping[str, str] | None
+    ) -> httpx.Response:
         """A file as the body, read as it is sent."""
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(content.stat().st_size)}
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(content.stat().st_size), **(more or {})}
         with open(content, "rb") as source:
             blocks = iter(lambda: source.read(BLOCK), b"")
             return self._http.request(method, path, params=params, content=blocks, headers=headers)
@@ -165,10 +203,20 @@ def _pause(failures: int) -> float:
     return float(min(LONGEST_PAUSE, 0.1 * 2**failures) * random.uniform(0.5, 1.0))
 
 
-def _answer(found: httpx.Response) -> Any:
-    """The content of an answer, or its problem raised."""
+def _later(told: float, failures: int) -> float:
+    """Seconds to wait when the service says `told`: never less, and spread, so that all who were told the same come one by one."""
+    return told + _pause(failures) if told else _pause(failures)
+
+
+def _good(found: httpx.Response) -> httpx.Response:
+    """An answer without a problem; a problem is raised."""
     if found.is_error:
         _raise(found)
+    return found
+
+
+def _content(found: httpx.Response) -> Any:
+    """The content of an answer."""
     if found.status_code == 204 or not found.content:
         return None
     return found.json() if found.headers.get("content-type", "").startswith("application/json") else found.text
@@ -176,17 +224,17 @@ def _answer(found: httpx.Response) -> Any:
 
 def _raise(found: httpx.Response) -> NoReturn:
     """Raise the class of xcray.errors that a problem document names."""
+    told = found.headers.get("retry-after", "")
+    wait: dict[str, Any] = {"retry_after": int(told)} if told.isdecimal() else {}
     try:
         problem = found.json()
         kind = KINDS.get(problem["kind"], XcrayError)
         message, code = str(problem["detail"]), str(problem["code"])
     except (ValueError, KeyError, TypeError):  # not ours: a proxy's, perhaps
-        other = Unavailable if found.status_code >= 500 else InputError
-        raise other(f"{found.request.url.host} answered {found.status_code} {found.reason_phrase}", code="HTTP") from None
+        other = Unavailable if found.status_code >= 500 or found.status_code == 429 else InputError
+        raise other(f"{found.request.url.host} answered {found.status_code} {found.reason_phrase}", code="HTTP", **wait) from None
     details = {name: value for name, value in problem.items() if name not in TOLD}
-    if found.headers.get("retry-after", "").isdecimal():
-        details["retry_after"] = int(found.headers["retry-after"])
-    raise kind(message, code=code, hint=problem.get("hint"), **details)
+    raise kind(message, code=code, hint=problem.get("hint"), **{**details, **wait})
 
 
 def _events(lines: Iterator[str]) -> Iterator[Event]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -26,7 +25,7 @@ class Noun:
         if not file.is_file():
             raise NotFound(f"there is no file {file}")
         query = {"sha256": sha256_file(file)}
-        return str(self._connection.ask("POST", "/v1/uploads", content=file, query=query)["id"])
+        return str(self._connection.create("/v1/uploads", content=file, query=query)["id"])
 
     def _pages(self, path: str, key: str, query: Mapping[str, Any] | None = None) -> Iterator[Any]:
         """All entries of a list, page after page."""
@@ -91,9 +90,10 @@ class Datasets(Noun):
 
     def _create(self, body: Mapping[str, Any]) -> Dataset:
         """POST /v1/datasets."""
-        return cast(Dataset, self._connection.ask("POST", "/v1/datasets", body=body))
+        return cast(Dataset, self._connection.create("/v1/datasets", body=body))
 
 
+ENDED: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 MANIFEST: Final = "_manifest.json"  # of the files of a batch prediction
 
 
@@ -113,12 +113,11 @@ class Jobs(Noun):
         """Queue a training.
 
         dataset: id or name; model: the name to publish under; params: of the solver; more: name, pool, workers, max_seconds,
-            memory_limit, calibrate, ks, priority.
+            memory_limit, calibrate, ks, priority, timeout_seconds, expires_seconds, max_attempts.
         A key is made when none is given, so that a lost answer does not become a second job.
         """
         body = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {}), **more}
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        return cast(Job, self._connection.ask("POST", "/v1/jobs", body=body, headers=headers, again=True))
+        return cast(Job, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
 
     def predict(
         self,
@@ -134,15 +133,14 @@ class Jobs(Noun):
 
         model: name, name@alias or name:version; format: parquet, svmlight, xc, jsonl or text; more: top_k, allow, deny,
             probabilities, certificate, text_columns, indices_column, values_column, id_column, zero_based, on_error, part_rows,
-            pool, workers, name, priority.
+            pool, workers, name, priority, timeout_seconds, expires_seconds, max_attempts.
         """
         if (file is None) == (path is None):
             raise InputError("give a file to send, or a path of the server; one of them", code="INPUT")
         given = {"path": path} if file is None else {"upload": self._upload(Path(file))}
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         body = {"format": format, **given, **more}
         place = f"/v1/models/{reference_of(model)}:batchPredict"
-        return cast(Job, self._connection.ask("POST", place, body=body, headers=headers, again=True))
+        return cast(Job, self._connection.create(place, key=idempotency_key, body=body))
 
     def output(self, job_id: str) -> Output:
         """What a batch prediction made: its files and what was skipped."""
@@ -168,9 +166,25 @@ class Jobs(Noun):
             discard_directory(staged)
         return target
 
-    def list(self, *, status: str | None = None) -> Iterator[Job]:
-        """Jobs, newest first; only those of a status when it is given."""
-        return self._pages("/v1/jobs", "jobs", {"status": status})
+    def list(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        kind: str | None = None,
+        name: str | None = None,
+        model: str | None = None,
+        dataset: str | None = None,
+        created_after: str | None = None,
+        created_before: str | None = None,
+        page: int = 100,
+    ) -> Iterator[Job]:
+        """Jobs, newest first: those that fit all that is given; fetched so many at a time.
+
+        status: one or several; kind: train or predict; dataset: an id; created_after, created_before: as 2026-01-31T12:00:00Z.
+        """
+        wanted = {"status": status, "kind": kind, "name": name, "model": model, "dataset": dataset}
+        times = {"created_after": created_after, "created_before": created_before}
+        return self._pages("/v1/jobs", "jobs", {**wanted, **times, "limit": page})
 
     def get(self, job_id: str) -> Job:
         """One job."""
@@ -190,6 +204,20 @@ class Jobs(Noun):
     def logs(self, job_id: str, *, tail: int = 200) -> str:
         """The last lines of its log."""
         return self._connection.ask("GET", f"{self._path(job_id)}/logs", query={"tail": tail}) or ""
+
+    def follow_logs(self, job_id: str, *, tail: int = 200, pause: float = 1.0) -> Iterator[str]:
+        """Its log from the last lines on, in pieces as they are written, until it has ended. pause: seconds between two looks."""
+        path = f"{self._path(job_id)}/logs"
+        text, headers = self._connection.text(path, {"tail": tail})
+        while True:
+            if text:
+                yield text
+            ended = self.get(job_id)["status"] in ENDED  # before the look: what was written until then is seen
+            text, headers = self._connection.text(path, {"offset": headers["log-next-offset"]})
+            if ended and not text:
+                return
+            if not text:
+                time.sleep(pause)
 
     def timeline(self, job_id: str, *, limit: int = 5000) -> Timeline:
         """Which worker did what when, in at most `limit` entries (neighbours of a worker become one); so far, while it runs."""

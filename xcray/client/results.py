@@ -34,6 +34,9 @@ class Job(TypedDict):
     started: str | None
     finished: str | None
     kind: str
+    timeout_seconds: float | None
+    expires: str | None
+    max_attempts: int | None
 
 
 class Output(TypedDict):
