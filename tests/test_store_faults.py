@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 import sqlalchemy as sa
+from postgres import binaries
 from sqlalchemy.exc import OperationalError
 from storing import SPEC, claim, raw, submit
 
@@ -233,6 +234,23 @@ def away(postgres):
 def test_a_backup_of_postgresql_is_refused_with_the_mend(away, tmp_path):
     with pytest.raises(ParameterError, match="pg_dump"):
         back_up(away[0].url, tmp_path / "copy.db")
+
+
+def test_a_dump_of_postgresql_restores(away, tmp_path):
+    store, server = away
+    before = [submit(store, f"n{number}", idempotency_key=f"k{number}") for number in range(5)]
+    running = claim(store)
+    tools, dump, fresh = binaries(), tmp_path / "xcray.dump", server.database()
+    subprocess.run([tools / "pg_dump", "--format=custom", f"--file={dump}", store.url], check=True)
+    submit(store, "after the dump")
+    subprocess.run([tools / "pg_restore", "--clean", "--if-exists", f"--dbname={fresh}", dump], check=True)
+    restored = JobStore(fresh, upgrade=False)
+    assert [job.id for job in restored.list()[0]] == [job.id for job in reversed(before)]
+    assert restored.get(running.id).status == RUNNING
+    assert submit(restored, "n3", idempotency_key="k3").id == before[3].id
+    assert submit(restored, "new").id not in {job.id for job in before}  # numbers go on where they were
+    assert claim(restored).name == "n1"
+    restored.close()
 
 
 def test_a_server_that_is_silent_makes_it_unavailable_for_a_while(away):
