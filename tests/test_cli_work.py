@@ -253,8 +253,10 @@ def test_the_whole_story_over_rest(
     assert run("data", "list") == 0
     assert dataset["id"] in capsys.readouterr().out
     submit = ("jobs", "submit", dataset["id"], "--model", "things", "-p", "lam=0.01", "--key", "once")
+    submit += ("--timeout", "90m", "--expires", "2d", "--max-attempts", "2")
     assert run(*submit, "--json") == 0
     job = read(capsys)
+    assert (job["timeout_seconds"], job["max_attempts"], job["expires"] > job["created"]) == (5400, 2, True)
     assert job["spec"]["params"] == {"lam": 0.01} or job["spec"]["params"]["lam"] == 0.01
     assert run("jobs", "watch", job["id"]) == 0
     captured = capsys.readouterr()
@@ -263,10 +265,23 @@ def test_the_whole_story_over_rest(
     assert read(capsys)["id"] == job["id"]  # the same key: the same job
     assert run("jobs", "get", job["id"], "--json") == 0
     assert read(capsys)["result"]["sha256"] == sha256_of(place)
-    assert run("jobs", "list", "--status", "SUCCEEDED") == 0
-    assert job["id"] in capsys.readouterr().out
+    for found, wanted in (
+        (True, ("--status", "SUCCEEDED")),
+        (True, ("--status", "FAILED", "--status", "SUCCEEDED", "--kind", "train", "--model", "things", "--since", "1h")),
+        (True, ("--since", "2000-01-01T00:00:00Z", "--dataset", dataset["id"])),
+        (False, ("--name", "others")),
+        (False, ("--kind", "predict", "--since", "1h")),
+    ):
+        assert run("jobs", "list", *wanted) == 0
+        assert (job["id"] in capsys.readouterr().out) == found
+    for wrong in (("--since", "yesterday"), ("--since", "-1h"), ("--status", "DONE"), ("--since", "TODAY")):
+        assert run("jobs", "list", *wrong) == 2
+    capsys.readouterr()
     assert run("jobs", "logs", job["id"], "--json") == 0
-    assert read(capsys)["job"] == job["id"]
+    log = read(capsys)
+    assert log["job"] == job["id"]
+    assert run("jobs", "logs", job["id"], "--follow") == 0
+    assert capsys.readouterr().out.splitlines() == log["lines"]
     assert run("models", "list") == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("things\t1\tlatest=1")
     assert run("models", "alias", "things", "best", 1, "--json") == 0
