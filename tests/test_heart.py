@@ -25,7 +25,7 @@ from xcray.jobs.runner import FENCED, run_attempt
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
-from xcray.train import TrainResult
+from xcray.train import Progress, TrainResult
 
 SPEC = {"dataset": "/nowhere", "name": "pydocs", "pool": "threads"}
 QUICK: dict[str, Any] = {"lease_seconds": 60.0, "beat_seconds": 0.05, "report_seconds": 0.02, "listen_seconds": 0.02}
@@ -168,6 +168,26 @@ def test_a_fenced_attempt_that_publishes_says_nothing_and_is_ended(
     monkeypatch.setattr(PublishDesk, "publish", stuck)
     assert run_attempt(store, home, job.id, 1, training=good, end_process=ends, patience=0.05, **QUICK) == FENCED
     assert (store.get(job.id).status, store.get(job.id).attempt) == (RUNNING, 2)
+
+
+def test_who_stood_still_asks_before_it_goes_on(store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads of a stopped process stand still; the one that works may be the first to go on, with another's job in hand."""
+    job, after = claimed(store), []
+
+    def training(spec: Any, *, progress: Callable[[Progress], None], **more: Any) -> TrainResult:
+        told = Progress("TRAINING", 1, 2, 0.1, 1.0, 1.0, "")
+        progress(told)
+        store.lose(job.id, 1, max_attempts=9)
+        store.claim("test", lease_seconds=60)
+        now = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: now() + 61.0)
+        progress(told)
+        after.append("went on")
+        return good(spec, **more)
+
+    how = {**QUICK, "listen_seconds": 60.0, "beat_seconds": 60.0, "patience": 60.0}
+    assert run_attempt(store, home, job.id, 1, training=training, **how) == FENCED
+    assert not after
 
 
 def test_a_store_that_takes_no_writes_delays_no_stop(store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ class Heart:
         self._told: float | None = None
         self._counted = time.monotonic()  # running time up to here is in the store
         self._committed = False
+        self._awake = self._counted  # when the second thread last ran
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._threads = [
@@ -114,7 +115,16 @@ class Heart:
         self._quietly(self._report)
 
     def progress(self, progress: Progress) -> None:
-        """Take a report of the training: phases and epochs are kept all, progress as often as the store is written."""
+        """Take a report of the training: phases and epochs are kept all, progress as often as the store is written.
+
+        Raises Stopped in a process that stood still for longer than its lease and is not the running attempt any more: what
+        it has in hand must not come to where the next attempt works.
+        """
+        if time.monotonic() - self._awake > self._lease:
+            self._awake = time.monotonic()
+            self._quietly(self.beat)
+            if self.fenced:
+                raise Stopped("this process stood still, and another attempt has its job")
         data = event_of(progress)
         self._tally.hear(progress)
         if progress.phase != self._phase:
@@ -161,6 +171,7 @@ class Heart:
     def _listen(self) -> None:
         """The second thread: hears, and sees to it that what was heard happens."""
         while not self._ending.wait(min(self._listen_seconds, self._patience)):
+            self._awake = time.monotonic()
             self._quietly(self._hear)
             self._lose_patience()
             if self._log is not None and bound_log(*self._log):
