@@ -1,8 +1,10 @@
 """The contract of the job store, on every database it knows: what becomes of a job, from submit to its end."""
 
+import itertools
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import pytest
 from storing import SPEC, Clock, claim, raw, submit
@@ -249,7 +251,7 @@ def test_the_history_of_a_job_stays_bounded_while_it_runs(store, short_history, 
     kept = [e.data["done"] for e in events if e.kind == kind]
     assert 25 <= len(kept) <= 51
     assert (kept[0], kept[-1]) == (0, total - 1)
-    assert max(after - before for before, after in pairwise(kept)) <= 3 * total / 50  # evenly: no part of it is lost
+    assert max(after - before for before, after in itertools.pairwise(kept)) <= 3 * total / 50  # evenly: no part of it is lost
     assert [e.data["status"] for e in events if e.kind == "status"] == [PENDING, RUNNING, SUCCEEDED]
 
 
@@ -445,3 +447,40 @@ def test_a_full_queue_of_a_tenant_refuses_one_more_however_many_come(store):
     claim(store)
     assert submit(store, idempotency_key="k", most_queued=5).status == PENDING
     assert submit(store, idempotency_key="k", most_queued=5).name == "a"  # asked again, it is no new one
+
+
+WORKER = """
+import sys
+from xcray.jobs.store import JobStore
+store, claimed = JobStore(sys.argv[1]), 0
+sys.stdin.readline()
+for _ in range(5):
+    print("submitted", store.submit({"a": 1}, name="shared", idempotency_key="k")[1])
+while (job := store.claim("worker", lease_seconds=60)) is not None:
+    print("claimed", job.id, job.attempt)
+    store.append(job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1})
+    store.finish(job.id, job.attempt, "SUCCEEDED", result={})
+"""
+
+
+def test_processes_never_claim_one_job_twice_nor_lose_a_write(store_url):
+    store = JobStore(store_url)
+    ids = {submit(store).id for _ in range(40)}
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, store_url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    lines = list(itertools.chain.from_iterable(worker.communicate(timeout=60)[0].splitlines() for worker in workers))
+    assert [worker.returncode for worker in workers] == [0] * 4
+    claimed = [line.split()[1] for line in lines if line.startswith("claimed")]
+    assert len(claimed) == len(set(claimed)) == 41
+    assert ids < set(claimed)
+    assert lines.count("submitted True") == 1
+    assert lines.count("submitted False") == 19
+    assert store.counts()[SUCCEEDED] == 41
+    for job_id in claimed:
+        assert [e.seq for e in store.events(job_id)] == [1, 2, 3, 4]
+    store.close()

@@ -1,12 +1,17 @@
 """Any sequence of calls on the job store, beside a model of a dictionary a job: what one says, the other says too."""
 
+import argparse
 import itertools
+import json
+import tempfile
+import time
 from collections import Counter
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule, run_state_machine_as_test
+from postgres import private_postgres
 from storing import Clock, claim, submit
 
 from xcray.errors import Conflict, Fenced, NotFound
@@ -207,8 +212,30 @@ def play(empty_store, examples, steps=30):
 
 def test_any_sequence_of_calls_agrees_with_the_model_on_sqlite(tmp_path):
     numbers = itertools.count()
-    play(lambda: f"sqlite:///{tmp_path / str(next(numbers))}.db", 40)
+    play(lambda: f"sqlite:///{tmp_path / str(next(numbers))}.db", 30)
 
 
 def test_any_sequence_of_calls_agrees_with_the_model_on_postgresql(postgres):
-    play(postgres.emptied, 10)
+    play(postgres.emptied, 8)
+
+
+def main() -> None:
+    """By hand, for longer: python tests/test_store_machine.py [--examples 2000] [--steps 50] [--postgresql]."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--examples", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--postgresql", action="store_true")
+    chosen, begun = parser.parse_args(), time.monotonic()
+    if chosen.postgresql:
+        with private_postgres() as server:
+            play(server.emptied, chosen.examples, chosen.steps)
+    else:
+        numbers = itertools.count()
+        with tempfile.TemporaryDirectory() as folder:
+            play(lambda: f"sqlite:///{folder}/{next(numbers)}.db", chosen.examples, chosen.steps)
+    figures = {"store": "postgresql" if chosen.postgresql else "sqlite", "examples": chosen.examples, "steps": chosen.steps}
+    print(json.dumps({**figures, "seconds": round(time.monotonic() - begun, 1), "disagreements": 0}))
+
+
+if __name__ == "__main__":
+    main()
