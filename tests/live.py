@@ -37,6 +37,7 @@ def serving(app: FastAPI) -> Iterator[str]:
     """The URL of an app while it is served."""
     settings: Settings = app.state.settings
     ready = threading.Event()
+    app.state.rooms.readiness.patience = 10.0  # however loaded the machine, checks that answer are heard
     with closing(listen(settings.model_copy(update={"port": 0}))) as listener:
         server = Server(app, settings, ready.set)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)

@@ -34,17 +34,24 @@ class Standing(NamedTuple):
 class Readiness:
     """Looks after the checks of one process."""
 
-    def __init__(self, needed: Mapping[str, Check], others: Mapping[str, Check], draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        needed: Mapping[str, Check],
+        others: Mapping[str, Check],
+        draining: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """needed: by code, what must hold for requests to be answered; others: what only some of them, or trainings, need."""
-        self._needed = {code: Lately(f"xcray-check-{code}", check) for code, check in needed.items()}
-        self._others = {code: Lately(f"xcray-check-{code}", check) for code, check in others.items()}
+        self._needed = {code: Lately(f"xcray-check-{code}", check, clock) for code, check in needed.items()}
+        self._others = {code: Lately(f"xcray-check-{code}", check, clock) for code, check in others.items()}
         self._draining = draining
+        self.patience = PATIENCE
         self._known: dict[str, bool] = {}
 
     async def look(self) -> Standing:
-        """How things stand: as found now where that is found at once, else as found last. Returns within PATIENCE seconds."""
+        """How things stand: as found now where that is found at once, else as found last. Returns within `patience` seconds."""
         questions = [each.wonder() for each in (*self._needed.values(), *self._others.values())]
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + self.patience
         while not all(question.is_set() for question in questions) and time.monotonic() < until:
             await asyncio.sleep(STEP)
         return self.standing()

@@ -1,0 +1,163 @@
+"""Readiness that means ready: each reason, told at once whatever hangs, and liveness that depends on nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from live import client_of, publish, settings_for
+
+from xcray.errors import Unavailable
+from xcray.jobs.figures import StoreFigures
+from xcray.jobs.tally import LOOKS
+from xcray.model.registry import Registry
+from xcray.service import preloading
+from xcray.service.app import create_app
+from xcray.service.checks import Idle
+from xcray.service.readiness import HANGS, STALE, Readiness
+
+
+class Clock:
+    """Steady seconds of the test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def told(http: httpx.Client) -> dict[str, Any]:
+    """What /readyz says."""
+    answer = http.get("/readyz")
+    found = dict(answer.json())
+    assert answer.status_code == (200 if found["ready"] else 503)
+    assert found["ready"] == (not found["reasons"])
+    return found
+
+
+def eventually(http: httpx.Client, **wanted: Any) -> None:
+    """It comes to say so."""
+    for _ in range(600):
+        found = told(http)
+        if all(found[name] == value for name, value in wanted.items()):
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError(found)
+
+
+def test_what_hangs_has_failed_and_holds_up_nobody() -> None:
+    clock, held, draining = Clock(), threading.Event(), [False]
+    readiness = Readiness({"STORE": lambda: held.wait(60) and None}, {"RAY": lambda: None}, lambda: draining[0], clock)
+    while "RAY" in readiness.standing().degraded:
+        assert "STORE" in asyncio.run(readiness.look()).reasons  # not known yet: not ready
+    for _ in range(3):
+        clock.now += HANGS
+        assert asyncio.run(readiness.look()).reasons == ["STORE"]
+    assert sum(thread.name == "xcray-check-STORE" for thread in threading.enumerate()) == 1
+    held.set()
+    while readiness.standing().reasons:
+        threading.Event().wait(0.01)
+    draining[0] = True
+    assert readiness.standing() == (["DRAINING"], [])
+    clock.now += STALE  # nobody looked for long: what was found then says nothing now
+    assert readiness.standing() == (["DRAINING", "STORE"], ["RAY"])
+    assert readiness.failing() == {"DRAINING": True, "STORE": True, "RAY": True}
+
+
+def test_a_check_that_takes_a_moment_counts_as_it_was_found_last() -> None:
+    clock, turn, fails = Clock(), threading.Semaphore(1), [False]
+
+    def check() -> None:
+        turn.acquire(timeout=60)
+        if fails[0]:
+            raise Unavailable("no")
+
+    readiness = Readiness({"STORE": check}, {}, lambda: False, clock)
+    readiness.patience = 10.0
+    assert asyncio.run(readiness.look()).reasons == []
+    readiness.patience = 0.05
+    fails[0] = True
+    assert asyncio.run(readiness.look()).reasons == []  # under way, for less than HANGS
+    clock.now += HANGS
+    assert readiness.standing().reasons == ["STORE"]
+    fails[0] = False
+    turn.release()
+    while readiness.standing().reasons:
+        threading.Event().wait(0.01)
+
+
+def test_a_store_that_stands_still_makes_it_unready_and_not_dead(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    store, held = app.state.rooms.store, threading.Event()
+    with client_of(app) as http:
+        assert told(http) == {"ready": True, "reasons": [], "degraded": []}
+        app.state.rooms.readiness.patience = 0.05
+        ping, figures = store.ping, store.figures
+        store.ping = store.figures = lambda: held.wait(60) and None
+        eventually(http, reasons=["STORE"], degraded=["RUNNER"])  # whether anybody runs jobs can't be known either
+        assert http.get("/healthz").json()["status"] == "ok"
+        assert http.get("/metrics").status_code == 200
+        store.ping, store.figures = ping, figures
+        held.set()
+        eventually(http, ready=True, degraded=[])
+
+
+def test_a_store_that_a_newer_xcray_has_changed(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    with client_of(app) as http:
+        assert told(http)["ready"]
+        with app.state.rooms.store._database.write() as connection:
+            found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+            connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+        assert told(http)["reasons"] == ["SCHEMA"]
+        with app.state.rooms.store._database.write() as connection:
+            connection.execute(sa.text("UPDATE alembic_version SET version_num = '0001'"))
+        assert told(http)["reasons"] == ["SCHEMA"]
+        with app.state.rooms.store._database.write() as connection:
+            connection.execute(sa.text("UPDATE alembic_version SET version_num = :found"), {"found": found})
+        assert told(http)["ready"]
+
+
+def test_models_that_are_wanted_before_requests_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preloading, "AGAIN", 0.02)
+    registry = Registry(tmp_path / "home" / "models")
+    publish(registry, "first", tmp_path / "a")
+    app = create_app(settings_for(tmp_path / "home", preload=("first", "second:1")))
+    with client_of(app) as http:
+        eventually(http, reasons=["MODELS"])
+        publish(registry, "second", tmp_path / "b", seed=1)
+        eventually(http, ready=True)
+        assert {name for name, _ in app.state.rooms.predictors.held("default")} == {"first", "second"}
+
+
+def test_jobs_that_wait_and_nobody_looks() -> None:
+    clock, looks, waiting = Clock(), [0.0], [5.0]
+    idle = Idle(lambda: StoreFigures({}, waiting[0], (), ((LOOKS, {}, looks[0]),)), 60.0, clock)
+    idle.check()
+    clock.now += 59.0
+    idle.check()
+    clock.now += 2.0
+    with pytest.raises(Unavailable, match="xcray runner"):
+        idle.check()
+    looks[0] += 1.0  # somebody came
+    idle.check()
+    clock.now += 61.0
+    waiting[0] = 0.0  # or nothing waits
+    idle.check()
+
+
+def test_data_sets_that_nobody_builds(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home", build_seconds=1))
+    with client_of(app) as http:
+        folder = tmp_path / "home" / "builds" / "ds_old"
+        folder.mkdir()
+        assert told(http)["degraded"] == []
+        os.utime(folder, (1.0, 1.0))
+        assert told(http) == {"ready": True, "reasons": [], "degraded": ["BUILDER"]}
