@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
 from xcray.service.body import DESCRIBED
 from xcray.service.gate import OPEN
@@ -30,11 +31,13 @@ SECURITY: Final = {
         "description": "A key of `xcray keys create`. A service without any key, on an address of its own machine, asks for none.",
     }
 }
+RATES: Final = ("RateLimit", "RateLimit-Policy")
 INFO: Final = """Data sets are uploaded or named, jobs train models and answer files, models answer questions.
 
 Errors are problem documents (RFC 9457) with a `code` for programs and a sentence that names the mend. Lists are paged by
-`page_token`. Requests that make something take an `Idempotency-Key`; things have an `ETag`. Paths under /v1 keep their meaning:
-fields, parameters, codes and paths are added, never changed or taken away; clients pass over fields they do not know."""
+`page_token`. Requests that make something take an `Idempotency-Key`; things have an `ETag`. A key with the scope admin names
+the tenant whose things it means by `?tenant=`. Paths under /v1 keep their meaning: fields, parameters, codes and paths are
+added, never changed or taken away; clients pass over fields they do not know."""
 TAGS: Final = {
     "data sets": "Rows to train on.",
     "jobs": "Trainings and batch predictions that wait, run or have ended; what they tell while they run.",
@@ -49,6 +52,14 @@ HEADERS: Final[dict[str, Operation]] = {
     "ETag": {"description": "Changes with the content.", "schema": {"type": "string"}},
     "Location": {"description": "Where what was made can be seen.", "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds after which it may be tried again.", "schema": {"type": "integer", "minimum": 0}},
+    "RateLimit": {
+        "description": "Requests left (r) and seconds until all are back (t); told to keys with a limit of their own.",
+        "schema": {"type": "string", "examples": ['"requests";r=98;t=2']},
+    },
+    "RateLimit-Policy": {
+        "description": "Requests (q) in so many seconds (w); told to keys with a limit of their own.",
+        "schema": {"type": "string", "examples": ['"requests";q=100;w=60']},
+    },
     "WWW-Authenticate": {"description": "How to say who asks.", "schema": {"type": "string"}},
     "Idempotency-Replayed": {
         "description": "`true` when the key was used before: this is what was made then.",
@@ -71,6 +82,30 @@ MORE: Final[dict[str, tuple[int, ...]]] = {
     "models_delete_version": (409, 412),
     "models_put_set": (412,),
     "models_set_alias": (409, 412),
+}
+
+
+ROUTED: Final = frozenset({"predict_predict", "predict_explain", "inference_infer", "inference_version_infer"})
+ROUTING_KEY: Final = {
+    "name": "X-Routing-Key",
+    "in": "header",
+    "required": False,
+    "description": "Chooses among the versions of an alias that is split: the same key meets the same version.",
+    "schema": {"type": "string"},
+}
+_TEXT: Final = "read rows of a csv file into dictionaries"
+EXAMPLES: Final[dict[str, Any]] = {
+    "batch_submit": {"path": "/data/questions.jsonl", "format": "jsonl", "text_columns": ["text"], "top_k": 5},
+    "datasets_create": {"name": "pydocs", "format": "pydocs"},
+    "inference_infer": {
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [_TEXT]}],
+        "parameters": {"top_k": 3},
+    },
+    "jobs_submit": {"dataset": "pydocs", "model": "pydocs", "params": {"lam": 0.01}, "max_seconds": 600},
+    "models_put_set": {"labels": ["csv", "json"]},
+    "models_set_alias": {"version": 1},
+    "predict_explain": {"instance": {"text": _TEXT}, "top": 5},
+    "predict_predict": {"instances": [{"text": _TEXT}], "top_k": 3},
 }
 
 
@@ -129,7 +164,8 @@ def _whole(description: dict[str, Any]) -> dict[str, Any]:
     """FastAPI's description, with what it can't know."""
     components = description.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    for model in (*DESCRIBED.values(), Problem, InferenceProblem):
+    models: list[type[BaseModel]] = [*DESCRIBED.values(), Problem, InferenceProblem]
+    for model in models:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
@@ -166,12 +202,16 @@ def _complete(path: str, operation: Operation) -> None:
             responses[str(status)] = {"$ref": f"#/components/responses/{'Error' if protocol else 'Problem'}{status}"}
     for status, response in responses.items():
         if "$ref" not in response:
-            names = ("X-Request-ID", *HEADERS_OF_STATUS.get(int(status), ()))
+            names = ("X-Request-ID", *HEADERS_OF_STATUS.get(int(status), ()), *(RATES if path not in OPEN else ()))
             told = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
             response["headers"] = told | response.get("headers", {})
     operation["responses"] = dict(sorted(responses.items()))
     if path not in OPEN:
         operation["security"] = [{"bearer": []}]
+    if operation["operationId"] in ROUTED:
+        operation.setdefault("parameters", []).append(ROUTING_KEY)
+    if (example := EXAMPLES.get(operation["operationId"])) is not None:
+        operation["requestBody"]["content"]["application/json"]["example"] = example
 
 
 def _statuses(path: str, operation: Operation, protocol: bool) -> set[int]:

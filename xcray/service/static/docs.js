@@ -48,11 +48,17 @@ function operation(method, path, found, description) {
     body.append(make("p", `body, ${kind}: ${typeOf(content.schema)}`));
     if (content.schema.$ref) body.append(fields(named(content.schema.$ref, description)));
   }
+  const errors = [];
   for (const [status, answer] of Object.entries(found.responses)) {
+    if (answer.$ref) {
+      errors.push(status);
+      continue;
+    }
     const schema = Object.values(answer.content || {})[0]?.schema;
-    body.append(make("p", `${status === "default" ? "errors" : status}: ${typeOf(schema) || answer.description}`));
-    if (schema?.$ref && status !== "default") body.append(fields(named(schema.$ref, description)));
+    body.append(make("p", `${status}: ${typeOf(schema) || answer.description}`));
+    if (schema?.$ref) body.append(fields(named(schema.$ref, description)));
   }
+  if (errors.length) body.append(make("p", `errors: ${errors.join(", ")}`));
   return body;
 }
 
