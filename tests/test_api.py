@@ -16,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 from live import client_of, publish, settings_for
 
+from xcray.errors import Conflict, NotFound
 from xcray.jobs.states import FAILED
 from xcray.service.app import create_app
 from xcray.service.etags import tag
@@ -198,9 +199,15 @@ def test_the_store_itself_compares(service: Service) -> None:
     job = service.rooms.store.get(submit(service).json()["id"])
     service.rooms.store.request_stop(job.id)
     for change in (service.rooms.store.request_stop, service.rooms.store.resume, service.rooms.store.delete):
-        with pytest.raises(Exception, match="has changed since") as changed:
+        with pytest.raises(Conflict, match="has changed since") as changed:
             change(job.id, if_events=job.events)
-        assert changed.value.code == "PRECONDITION"  # type: ignore[attr-defined]
+        assert changed.value.code == "PRECONDITION"
+    service.rooms.store.update_dataset(service.data, stats={})
+    with pytest.raises(Conflict, match="has changed since"):
+        service.rooms.store.delete_dataset(service.data, if_version=1)
+    service.rooms.store.delete_dataset(service.data, if_version=2)
+    with pytest.raises(NotFound):
+        service.rooms.store.delete_dataset(service.data, if_version=2)
 
 
 def test_models_and_sets_change_only_as_they_were_seen(service: Service) -> None:

@@ -128,11 +128,20 @@ class DatasetTable:
         return _record(row)
 
     @once_more
-    def delete_dataset(self, dataset_id: str, tenant: str = "default") -> None:
-        """Forget a record; removing its folder is the caller's. NotFound as in `get_dataset`."""
+    def delete_dataset(self, dataset_id: str, tenant: str = "default", *, if_version: int | None = None) -> None:
+        """Forget a record; removing its folder is the caller's. NotFound as in `get_dataset`.
+
+        if_version: only a record of that version; Conflict, code PRECONDITION, when it is another by now.
+        """
+        mine = _is(dataset_id, tenant)
+        same = mine if if_version is None else sa.and_(mine, DATASETS.c.version == if_version)
         with self._database.write() as connection:
-            if connection.execute(sa.delete(DATASETS).where(_is(dataset_id, tenant))).rowcount != 1:
-                raise _none(dataset_id)
+            if connection.execute(sa.delete(DATASETS).where(same)).rowcount == 1:
+                return
+            there = connection.execute(sa.select(DATASETS.c.seq).where(mine)).first()
+        if there is None:
+            raise _none(dataset_id)
+        raise Conflict(f"data set {dataset_id} has changed since you read it: read it again, and decide again", code="PRECONDITION")
 
 
 def _is(dataset_id: str, tenant: str) -> sa.ColumnElement[bool]:

@@ -116,7 +116,8 @@ async def delete(request: Request, caller: Submitter, dataset_id: str, if_match:
     record = await asyncio.to_thread(rooms.store.get_dataset, dataset_id, caller.tenant)
     expect(request, tag(record.version))
     await asyncio.to_thread(_check_unused, rooms, record, caller.tenant)
-    await asyncio.to_thread(rooms.store.delete_dataset, dataset_id, caller.tenant)
+    seen = record.version if "if-match" in request.headers else None
+    await asyncio.to_thread(rooms.store.delete_dataset, dataset_id, caller.tenant, if_version=seen)
     await rooms.builder.cancel(dataset_id)
     if Path(record.path) == rooms.home.dataset(dataset_id):
         await asyncio.to_thread(shutil.rmtree, record.path, True)
