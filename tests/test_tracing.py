@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,32 @@ def test_asked_for_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.resources", None)
     assert not tracing.switch_on("test")
     assert "xcray[telemetry]" in caplog.text
+
+
+def test_spans_go_to_the_endpoint_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+        assert tracing.switch_on("xcray")
+        with tracing.span("hello", job_id="job_1"):
+            assert tracing.trace_id()
+        tracing.switch_off()
+        collector.shutdown()
+    ((path, body),) = got
+    assert path == "/v1/traces"
+    assert all(word in body for word in (b"hello", b"xcray.job_id", b"job_1", b"mine"))
 
 
 def test_a_prediction_is_a_span_of_its_callers_trace(spans: InMemorySpanExporter, tmp_path: Path) -> None:

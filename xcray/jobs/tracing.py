@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -17,7 +18,7 @@ from typing import Any, Final
 LOG: Final = logging.getLogger(__name__)
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 HEADER: Final = "traceparent"
-FLUSH_MS: Final = 5_000  # that the end of a process may wait for its last spans to be taken
+LAST_SECONDS: Final = 3.0  # that the end of a process may wait for its last spans to be taken
 
 _NOTHING: Final[AbstractContextManager[Any]] = contextlib.nullcontext()
 _tracer: Any = None
@@ -48,12 +49,13 @@ def switch_on(service: str, processor: Any = None) -> bool:
 
 
 def switch_off() -> None:
-    """Trace no more; what was is handed over."""
+    """Trace no more; what was is handed over, if somebody takes it within LAST_SECONDS."""
     global _tracer, _provider
     provider, _tracer, _provider = _provider, None, None
     if provider is not None:
-        provider.force_flush(FLUSH_MS)
-        provider.shutdown()
+        last = threading.Thread(target=provider.shutdown, name="xcray-traces", daemon=True)  # it tries again and again
+        last.start()
+        last.join(LAST_SECONDS)
 
 
 def is_on() -> bool:

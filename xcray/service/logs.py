@@ -51,10 +51,10 @@ def note(level: int, event: str, facts: dict[str, Any]) -> None:
 
 
 def log_to(stream: IO[str] | None, level: str, form: Form = "json") -> None:
-    """Send the logs of xcray and uvicorn to a stream (stderr when None), replacing earlier handlers."""
+    """Send the logs of xcray, uvicorn and OpenTelemetry to a stream (stderr when None), replacing earlier handlers."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(FORMS[form](context))
-    for name in ("xcray", "uvicorn"):
+    for name in ("xcray", "uvicorn", "opentelemetry"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level.upper())
