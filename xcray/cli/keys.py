@@ -44,7 +44,7 @@ def create(
     json: output.AsJson = False,
 ) -> None:
     """Make a key and show it, this once. With the first key, a service asks everybody for one."""
-        from xcray.files import check_name
+    from xcray.files import check_name
     from xcray.jobs.tokens import check_limits, check_scopes, new_token, read_span
 
     wanted = check_scopes(each.strip() for each in scopes.split(",") if each.strip())
