@@ -16,7 +16,7 @@ predicting   a predict request from its body (quick: read fast) over its rows (i
 desk         where predictions are computed: at once, together, in threads, or not at all
 heavy        what holds the interpreter for long: one piece at a time, off the event loop
 sse          a job's events as a stream that resumes
-readiness    whether requests are welcome: checks that may hang (`checks` are which), found lately; preloading: models before requests
+readiness    whether requests are welcome: checks that may hang (which: `checks`), found lately; preloading: models before that
 gauges       figures for Prometheus: of this replica; store_figures: of the store, the same from everybody
 logs         what each log line says beside its event; tracing: requests as spans
 """
