@@ -41,7 +41,7 @@ class Cast:
     def __init__(self, here: Stage, store: str) -> None:
         self.here, self.home = here, Home(here.folder / "home")
         self.server: PostgresServer | None = postgres(here, durable=True) if store == "postgres" else None
-        how: dict[str, Any] = {"lease_seconds": 6.0, "max_running_jobs": 2}
+        how: dict[str, Any] = {"lease_seconds": 8.0, "max_running_jobs": 2, "max_attempts": 10}
         if self.server is not None:
             self.url = how["store"] = self.server.database()
             self.apis = [Service(here, f"api{i}", self.home.path, ("--no-runner",), **how) for i in range(2)]
@@ -261,7 +261,7 @@ def _drain(cast: Cast) -> dict[str, Any]:
     ):
         time.sleep(1.0)  # what a kill left half written is swept by whoever keeps the house
     logs = [each.log for each in cast.processes]
-    invariants.check(figures, cast.here.ledger, store, cast.home, logs=logs, swept=False)
+    invariants.check(figures, cast.here.ledger, store, cast.home, logs=logs, swept=False, most_attempts=10)
     left = list(invariants.orphans(store, cast.home, {job.id for job in invariants.all_jobs(store)}))
     store.close()
     figures.facts["left_for_the_sweep"] = len(left)

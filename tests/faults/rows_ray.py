@@ -195,7 +195,7 @@ def raylet_killed(stage: Stage) -> None:
     limit=400,
 )
 def head_killed(stage: Stage) -> None:
-    service = Service(stage, lease_seconds=6.0)
+    service = Service(stage)
     service.up()
     data = dataset(service.http, stage.ledger, **MIDDLE)
     plain = ended(service.http, submit(service.http, stage.ledger, data, "plain", "plain", **SLOW))

@@ -85,7 +85,7 @@ def _jumping_service(stage: Stage) -> None:
     file = stage.folder / "faketime"
     file.write_text("+0")
     fake = {"LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": file, "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    service, data, sha = working(stage, lease_seconds=4.0, **fake)
+    service, data, sha = working(stage, **fake)
     for turn, jump in enumerate(("+1d", "-1d")):
         job = submit(service.http, stage.ledger, data, "m", f"j{turn}", **SLOW)
         at_share(service.http, job, 0.3)
