@@ -118,13 +118,14 @@ def _write_batch(sink: Any, table: pa.Table) -> None:
 def read_table(path: Path, whole: bool = False) -> pa.Table:
     """Map an Arrow IPC file; nothing is copied. Raises NotFound, or Corrupt when it is not Arrow.
 
-    Arrow trusts what a file says of itself, and reads beyond its end when that is wrong: so the sizes of its arrays are compared with
-    what they claim, and with `whole` all offsets and strings, too (a pass over them).
+    Arrow trusts what a file says of itself, and reads beyond its end when that is wrong: so the sizes of its arrays are compared
+    with what they claim, and with `whole` all offsets and strings, too (a pass over them).
     """
     try:
         with pa.memory_map(str(path)) as source:
             table = pa.ipc.open_file(source).read_all()
         table.validate(full=whole)
+        _ = table.column_names  # names that are not UTF-8 raise here, not where they are first looked at
         return table
     except FileNotFoundError:
         raise NotFound(f"there is no {path.name} in {path.parent.name}") from None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,10 @@ from xcray import files
 from xcray.arrays import Float32, frozen
 from xcray.data.dataset import MANIFEST, WEIGHTS, Dataset
 from xcray.errors import InputError, NotFound, ShapeMismatch
+
+HEADER = re.compile(  # of .npy, for an array of one dimension
+    rb"\{'descr': '([<>|][biuf][0-9]{1,2})', 'fortran_order': (?:False|True), 'shape': \(([0-9]{1,18}),\), \}[ \n]*"
+)
 
 
 def weigh(data: Dataset, weights: Any, out: Path) -> Dataset:
@@ -65,14 +69,33 @@ def read_weights(path: Path) -> Any:
 
 
 def _array(path: Path) -> Any:
-    """An array of numbers, mapped: a header that claims more than the file holds is refused, and nothing is allocated by it."""
+    """An array of numbers in one row, (n,). Its header is read here: numpy takes more kinds of them, and some end the process.
+
+    Nothing is allocated by what a header claims. Source: numpy.lib.format, "Format Version 1.0" to "3.0".
+    """
+    with open(path, "rb") as handle:
+        start = handle.read(12)
+        wide = start[6:7] != b"\x01"  # from version 2.0 on the header's length has 4 bytes
+        length = int.from_bytes(start[8:12] if wide else start[8:10], "little")
+        handle.seek(12 if wide else 10)
+        found = HEADER.fullmatch(handle.read(length)) if start.startswith(b"\x93NUMPY") and length < 1 << 16 else None
+        if found is None or int(found[1][2:]) not in (1, 2, 4, 8):
+            told = f"{path.name} is not an array of numbers, one a row: give numpy.save one, of shape (rows,)"
+            raise InputError(told, code="BAD_WEIGHTS")
+        kind, count = found[1].decode(), int(found[2])
+        held = path.stat().st_size - handle.tell()
+        if held < count * int(kind[2:]):
+            told = f"{path.name} tells of {count} numbers, its {held} bytes are fewer: write it again"
+            raise InputError(told, code="BAD_WEIGHTS")
+        return np.fromfile(handle, _dtype(path, kind), count)
+
+
+def _dtype(path: Path, kind: str) -> Any:
+    """The type of a header's numbers. Raises InputError for one that numpy does not have, such as f1."""
     try:
-        found = np.lib.format.open_memmap(path, mode="r")  # numpy's format alone: np.load would take archives and pickles, too
-    except (ValueError, TypeError, EOFError, SyntaxError, TokenError, OverflowError, RecursionError, MemoryError) as error:
-        raise InputError(f"{path.name} is not an array of numbers; give one number a row", code="BAD_WEIGHTS") from error
-    if found.dtype.kind not in "biuf":
-        raise InputError(f"{path.name} holds {found.dtype}; give one number a row", code="BAD_WEIGHTS")
-    return found
+        return np.dtype(kind)
+    except TypeError:
+        raise InputError(f"{path.name} holds numbers of type {kind!r}; give float64", code="BAD_WEIGHTS") from None
 
 
 def checked(weights: Any, n_rows: int) -> Float32:
