@@ -149,7 +149,7 @@ def test_train_and_test_files_and_bad_lines(tmp_path: Path) -> None:
     [
         ("name=a&format=jsonl", b"", OCTETS, 400, "EMPTY_BODY"),
         ("name=a&format=jsonl", b"x" * 2001, OCTETS, 413, "BODY_TOO_LARGE"),
-        ("name=a&format=parquet", b"x", OCTETS, 422, "FORMAT"),
+        ("name=a&format=xlsx", b"x", OCTETS, 422, "FORMAT"),
         ("format=jsonl", b"x", OCTETS, 422, "FORMAT"),
         ("name=../a&format=jsonl", b"x", OCTETS, 422, "BAD_NAME"),
         ("name=a&format=jsonl&sha256=00", b"x", OCTETS, 422, "SHA256"),
@@ -867,7 +867,7 @@ def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
             answer = pool.submit(http.post, f"{url}/v1/models/docs:predict", json={"instances": [{"text": "a"}]})
             eventually(lambda: app.state.rooms.predictors._loader._turns)
             threading.Timer(0.5, release.set).start()
-        assert answer.result().json()["code"] == "CORRUPT"
+        assert answer.result().json()["code"] == "UNREADABLE"
     assert b"" == raw_or_refused(url)
 
 
