@@ -47,6 +47,8 @@ _FRESH: Final[dict[str, Any]] = {
     "events": 1,
 }
 
+_EMPTY: Final[dict[str, Any]] = dict.fromkeys(("reason", "message", "result", "started", "finished"))  # as every new job has them
+
 
 class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, CounterTable, DutyTable, StopTable):
     """Jobs, their events, data sets, keys and all else of the service, in one database that many processes share.
@@ -106,18 +108,13 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         if kind not in KINDS:
             raise ParameterError(f"kind {kind[:20]!r} is unknown: use one of {', '.join(KINDS)}")
         digest = digest or body_digest({"spec": spec, "name": name, "priority": priority})
-        known = self.same_key(tenant, idempotency_key, digest)
-        if known is not None:
-            return known, False
         expires = None if expires_seconds is None else self._now() + expires_seconds
         asked: dict[str, Any] = {"tenant": tenant, "name": name, "spec": spec, "digest": digest, "priority": priority, "kind": kind}
         asked |= {"key_id": key_id, "model": model, "dataset_id": dataset_id, "timeout_seconds": timeout_seconds}
         asked |= {"expires": expires, "max_attempts": max_attempts, "idempotency_key": idempotency_key}
         try:
-            return self._insert({**asked, "id": job_id or new_id("job")}, most_queued), True
+            return self._insert({**asked, "id": job_id or new_id("job")}, most_queued)
         except IntegrityError:  # the same key came through another door in between
-            if idempotency_key is None:
-                raise
             known = self.same_key(tenant, idempotency_key, digest)
             if known is None:
                 raise
@@ -281,16 +278,21 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         """Close all connections; the store may not be used after it."""
         self._database.close()
 
-    def _insert(self, asked: dict[str, Any], most_queued: int | None) -> Job:
-        """A new row and its first event."""
+    def _insert(self, asked: dict[str, Any], most_queued: int | None) -> tuple[Job, bool]:
+        """A new row and its first event, and True; or the job that has its key already, and False."""
+        tenant, key = asked["tenant"], asked["idempotency_key"]
         with self._database.write() as connection:
+            known = None if key is None else _keyed(connection, tenant, key, asked["digest"])
+            if known is not None:
+                return known, False
             if most_queued is not None:
-                self._check_queue(connection, asked["tenant"], most_queued)
-            created = utc(self._now())
-            connection.execute(sa.insert(JOBS).values(created=created, **asked, **_FRESH))
+                self._check_queue(connection, tenant, most_queued)
+            row = {"created": utc(self._now()), **asked, **_FRESH}
+            connection.execute(sa.insert(JOBS).values(row))
             first = {"status": PENDING, "phase": QUEUED, "attempt": 0}
-            connection.execute(sa.insert(EVENTS).values(job_id=asked["id"], seq=1, time=created, kind="status", data=first))
-            return job_of(find(connection, asked["id"], asked["tenant"]))
+            event = {"job_id": asked["id"], "seq": 1, "time": row["created"], "kind": "status", "data": first}
+            connection.execute(sa.insert(EVENTS).values(event))
+        return Job(**{name: row[name] for name in Job.__dataclass_fields__ if name in row}, **_EMPTY), True
 
     def _check_queue(self, connection: Connection, tenant: str, most_queued: int) -> None:
         """Refuse one job too many of a tenant, also when many come at once."""

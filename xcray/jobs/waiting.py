@@ -72,15 +72,23 @@ def _priorities(connection: Connection) -> Iterator[int]:
 
 def _tenants(connection: Connection, priority: int) -> list[str]:
     """Tenants with waiting jobs of a priority, one look into the index each."""
-    waiting = (JOBS.c.status == PENDING, JOBS.c.priority == priority)
-    walk = sa.select(sa.select(sa.func.min(JOBS.c.tenant)).where(*waiting).scalar_subquery().label("tenant")).cte(
-        "walk", recursive=True
-    )
+    return list(connection.execute(_WALK, {"priority": priority}).scalars())
+
+
+def _walk() -> sa.Select[Any]:
+    """The question for that: the first tenant, then for each tenant the one that follows. No database skips through an index
+    by itself to find what is different in it."""
+    waiting = (JOBS.c.status == PENDING, JOBS.c.priority == sa.bindparam("priority"))
+    first = sa.select(sa.func.min(JOBS.c.tenant)).where(*waiting).scalar_subquery()
+    walk = sa.select(first.label("tenant")).cte("walk", recursive=True)
     following = (
         sa.select(sa.func.min(JOBS.c.tenant)).where(*waiting, JOBS.c.tenant > walk.c.tenant).correlate(walk).scalar_subquery()
     )
     walk = walk.union_all(sa.select(following).where(walk.c.tenant.is_not(None)))
-    return list(connection.execute(sa.select(walk.c.tenant).where(walk.c.tenant.is_not(None))).scalars())
+    return sa.select(walk.c.tenant).where(walk.c.tenant.is_not(None))
+
+
+_WALK: Final = _walk()
 
 
 def _turns(connection: Connection, tenants: list[str]) -> dict[str, int]:
