@@ -221,7 +221,7 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
             os.kill(workers[0], signal.SIGKILL)
             eventually(lambda: len(new := children(process.pid)) == 2 and workers[0] not in new)
             eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2, 120)
-            assert httpx.get(f"{told['url']}/readyz", trust_env=False).json()["degraded"] == []
+            eventually(lambda: httpx.get(f"{told['url']}/readyz", trust_env=False).json()["degraded"] == [])
             assert ask().status_code == 200
             figures = httpx.get(f"{told['url']}/metrics", trust_env=False).text
             assert "xcray_predict_instances_total 25.0" in figures  # of all, also of the one that died
