@@ -429,8 +429,10 @@ def test_over_http_a_corrupt_version_is_shown_and_refused(tmp_path: Path) -> Non
         assert "version 1 of model only can't be loaded" in only.json()["detail"]
         assert str(tmp_path) not in only.text
         assert {model["name"] for model in http.get("/v1/models").json()["models"]} == {"docs", "only"}
-        ready = http.get("/readyz")
-        assert (ready.status_code, "MODEL" in app.state.rooms.checks) == (200, True)
+        assert http.get("/readyz").status_code == 200
+        with pytest.raises(Unavailable) as told:
+            app.state.rooms.checks["MODEL"]()
+        assert told.value.code == "MODEL"
 
 
 def test_aliases_over_http(tmp_path: Path) -> None:
