@@ -31,9 +31,10 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from benchmarks.common import arguments, in_folder
-from benchmarks.queue_service import BODY, Service, checked, dataset, many, timed
+from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.queue_service import BODY, Service, checked, many, timed
 from tests.postgres import private_postgres
+from xcray.data.dataset import Dataset
 from xcray.jobs.job import new_id, utc
 from xcray.jobs.schema import EVENTS, JOBS
 from xcray.jobs.states import FAILED, PENDING, STATUSES, STOPPED, SUCCEEDED
@@ -64,9 +65,9 @@ def rounded(value: float) -> float:
 # --- over HTTP
 
 
-def submitting(service: Service, jobs: int) -> Figures:
+def submitting(service: Service, built: Dataset, jobs: int) -> Figures:
     """Submit by many clients and by one."""
-    body = {**BODY, "dataset": dataset(service)}
+    body = {**BODY, "dataset": service.add_dataset(built)}
     before = service.rss()
 
     def step(number: int) -> Callable[[Any], Any]:
@@ -218,11 +219,19 @@ def _token(store: JobStore, place: int) -> str | None:
 
 CLAIMER = """
 import sys
+from xcray.errors import Unavailable
 from xcray.jobs.store import JobStore
 store = JobStore(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
-while (job := store.claim(sys.argv[2], lease_seconds=1e6)) is not None:
+while True:
+    try:
+        job = store.claim(sys.argv[2], lease_seconds=1e6)
+    except Unavailable:  # others had the write lock for 15 seconds
+        print("unavailable", file=sys.stderr, flush=True)
+        continue
+    if job is None:
+        break
     print(job.id, job.attempt)
 """
 
@@ -285,9 +294,10 @@ def measure(folder: Path, names: list[str], jobs: int, rows: int, claimed: int) 
     with stores(names, folder) as made:
         out = {name: {} for name in made}
         if jobs:
+            built = dataset("pydocs", None, folder)
             services = {name: Service(Path(tempfile.mkdtemp(dir=folder)), new()) for name, new in made.items()}
             steps: dict[str, Callable[[Service], Figures]] = {
-                "submit": lambda service: submitting(service, jobs),
+                "submit": lambda service: submitting(service, built, jobs),
                 "list": listing,
                 "restart": restarting,
                 "stop": lambda service: stopping(service, jobs),
