@@ -220,9 +220,16 @@ def many(requests: int, seed: int) -> Found:
                 mine.update(more)  # type: ignore[arg-type]
             seed += 1
             print(f"{total.requests:,} requests, {sum(total.failures.values())} failures", flush=True)
+            tell(found)
             if not found.requests:
                 break
     return total
+
+
+def tell(found: Found) -> None:
+    """Each failure in a line."""
+    for (check, operation, told), times in sorted(found.failures.items()):
+        print(f"FAILED {times} x {check} | {operation} | {told}", flush=True)
 
 
 def main() -> int:
@@ -233,8 +240,6 @@ def main() -> int:
     asked = parser.parse_args()
     begun = time.monotonic()
     found = many(asked.requests, asked.seed)
-    for (check, operation, told), times in sorted(found.failures.items()):
-        print(f"FAILED {times} x {check} | {operation} | {told}")
     for operation, n in sorted(found.operations.items()):
         print(f"{n:6,} {operation}")
     figures = {
