@@ -81,7 +81,7 @@ def move(connection: Connection, row: sa.RowMapping, now: float, status: str, **
     shown |= {name: values[name] for name in ("phase", "reason", "message") if values.get(name)}
     waited = None if status != RUNNING else queued_at(connection, row["id"])
     note(connection, row, now, "status", shown, status=status, **values)
-    add_up(connection, of_move(row, status, values, None if waited is None else max(0.0, now - waited)))
+    add_up(connection, of_move(dict(row), status, values, None if waited is None else max(0.0, now - waited)))
     if status in TERMINAL:
         bound_events(connection, row["id"])
     return job_of(find(connection, row["id"], None))
