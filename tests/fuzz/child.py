@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import faulthandler
 import hashlib
+import importlib
 import json
+import pkgutil
 import resource
 import signal
 import sys
@@ -18,6 +20,8 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import xcray.kernels
 
 SECONDS = 10  # of one input; more is a hang
 MEMORY = 3 << 30  # bytes of address space, with the interpreter's
@@ -162,9 +166,9 @@ def main() -> int:
     if request["engine"] == "atheris":
         import atheris
 
-        with atheris.instrument_imports(
-            include=["xcray.data", "xcray.service.strict_json", "xcray.service.inference", "xcray.model"]
-        ):
+        for module in pkgutil.iter_modules(xcray.kernels.__path__, "xcray.kernels."):
+            importlib.import_module(module.name)  # numba can't compile what is instrumented
+        with atheris.instrument_imports(include=["xcray"]):
             from fuzz.targets import TARGETS
     else:
         from fuzz.targets import TARGETS
