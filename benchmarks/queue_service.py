@@ -17,6 +17,9 @@ from typing import Any
 import httpx
 import psutil
 
+from xcray.data.dataset import Dataset
+from xcray.jobs.store import JobStore
+
 PATIENCE = 60.0  # seconds for whatever should take one
 BODY = {"model": "queued", "params": {"C": 1.0}, "pool": "serial"}
 
@@ -78,24 +81,16 @@ class Service:
         with httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE) as client:
             yield client
 
+    def add_dataset(self, built: Dataset) -> str:
+        """Make a data set known to it; the id."""
+        with contextlib.closing(JobStore(self._store)) as store:
+            stats = {"N": built.train.n_rows}
+            return store.add_dataset("queued", str(built.path), stats=stats).id
+
 
 def free_of_limits() -> dict[str, str]:
     """Settings that let one caller do all: the queue is measured here, not the limits of callers."""
     return {"XCRAY_MAX_QUEUED": "1000000", "XCRAY_REQUESTS_PER_MINUTE": "100000000"}
-
-
-def dataset(service: Service) -> str:
-    """The id of a small data set."""
-    with service.client() as client:
-        asked = {"name": "queued", "format": "synthetic", "options": {"synthetic": {"rows": 200, "features": 50, "labels": 10}}}
-        made = checked(client.post("/v1/datasets", json=asked)).json()
-        begun = time.monotonic()
-        while made["status"] == "BUILDING" and time.monotonic() - begun < PATIENCE:
-            time.sleep(0.1)
-            made = checked(client.get(f"/v1/datasets/{made['id']}")).json()
-    if made["status"] != "READY":
-        raise SystemExit(f"the data set did not become READY: {made}")
-    return str(made["id"])
 
 
 def many(service: Service, clients: int, steps: Sequence[Callable[[httpx.Client], httpx.Response]]) -> tuple[list[float], float]:
