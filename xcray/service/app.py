@@ -30,6 +30,7 @@ from xcray.service.limits import Limiter
 from xcray.service.logs import LOGGER
 from xcray.service.predictors import Opener, PredictorCache, open_predictor
 from xcray.service.preloading import Preloading
+from xcray.service.readiness import HANGS
 from xcray.service.registries import Registries
 from xcray.service.routes import batch, datasets, health, inference, jobs, keys, models, predict
 from xcray.service.running import post_for, retention_of
@@ -163,6 +164,7 @@ def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any
         rooms: Rooms = app.state.rooms
         if house is not None:
             await house.turn()
+        await rooms.readiness.look(HANGS)  # so that who asks first is not told that nothing is known yet
         LOGGER.info("started")
         watching = [
             asyncio.create_task(_tend(rooms, house), name="tend"),

@@ -48,10 +48,10 @@ class Readiness:
         self.patience = PATIENCE
         self._known: dict[str, bool] = {}
 
-    async def look(self) -> Standing:
+    async def look(self, patience: float | None = None) -> Standing:
         """How things stand: as found now where that is found at once, else as found last. Returns within `patience` seconds."""
         questions = [each.wonder() for each in (*self._needed.values(), *self._others.values())]
-        until = time.monotonic() + self.patience
+        until = time.monotonic() + (self.patience if patience is None else patience)
         while not all(question.is_set() for question in questions) and time.monotonic() < until:
             await asyncio.sleep(STEP)
         return self.standing()
