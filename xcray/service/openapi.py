@@ -72,7 +72,7 @@ MORE: Final[dict[str, tuple[int, ...]]] = {
     "batch_submit": (404, 409, 507),
     "datasets_create": (404, 409, 507),
     "datasets_delete": (409, 412),
-    "datasets_upload": (507,),
+    "datasets_upload": (409, 507),
     "jobs_delete": (409, 412),
     "jobs_resume": (409, 412),
     "jobs_stop": (409, 412),
