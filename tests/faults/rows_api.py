@@ -17,9 +17,11 @@ import httpx
 from tests.faults.catalogue import row
 from tests.faults.figures import percentile
 from tests.faults.rows_runners import drained
+from tests.faults.rows_store import postgres
 from tests.faults.service import Service, store_of
 from tests.faults.stage import Stage, until
 from tests.faults.work import QUICK, again, dataset, ended, ok, submit
+from tests.postgres import PostgresServer
 from xcray.cli.processes import PROC
 from xcray.client import Client
 from xcray.jobs.states import PENDING, SUCCEEDED, TERMINAL
@@ -431,12 +433,14 @@ def few_descriptors(stage: Stage) -> None:
 @row(
     "F30",
     "readiness tells the truth",
-    "store gone (file moved away), disk below its reserve, Ray away, model missing, draining: /readyz, /healthz and predictions",
+    "PostgreSQL killed, disk below its reserve, Ray away, model missing: /readyz, /healthz and predictions",
     "tests/test_service.py",
     "tests/test_workers.py",
 )
 def readiness(stage: Stage) -> None:
-    service = Service(stage, ray_address="127.0.0.1:9", ray_dashboard="http://127.0.0.1:9", drain_seconds=2.0)
+    server = postgres(stage)
+    database = {} if server is None else {"store": server.database()}
+    service = Service(stage, ray_address="127.0.0.1:9", ray_dashboard="http://127.0.0.1:9", **database)
     service.up()
     data = dataset(service.http, stage.ledger)
     assert ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"] == SUCCEEDED
@@ -444,8 +448,8 @@ def readiness(stage: Stage) -> None:
     stage.figures.expect(told["ready"] and told["degraded"] == ["RAY"], f"with Ray away /readyz said {told}")
     missing = service.http.post("/v1/models/none:predict", json={"instances": [{"indices": [1], "values": [1.0]}]})
     stage.figures.expect(missing.status_code == 404, f"a missing model was answered {missing.status_code}")
-    for _ in range(min(stage.runs, 2)):
-        _without_store(stage, service)
+    for _ in range(min(stage.runs, 2) if server else 0):
+        _without_store(stage, service, server)
     other = Service(stage, "full", stage.folder / "full", disk_reserve_bytes=1 << 60)
     other.start()
     until(lambda: _health(other) == 200, "it lives", 60)
@@ -464,26 +468,15 @@ def _health(service: Service) -> int:
         return 0
 
 
-def _without_store(stage: Stage, service: Service) -> None:
-    """Another process holds the store with an exclusive lock, so that it can't be read: not ready, alive, predictions go on."""
-    import sqlite3
-
-    lock = sqlite3.connect(service.home.path / "xcray.db", isolation_level=None, timeout=30)
+def _without_store(stage: Stage, service: Service, server: PostgresServer) -> None:
+    """The database is killed: not ready for that reason, alive, predictions go on; then it is back."""
     body = {"instances": [{"indices": [1], "values": [1.0]}]}
-    try:
-        lock.execute("PRAGMA locking_mode = EXCLUSIVE")
-        found = None
-        with contextlib.suppress(sqlite3.OperationalError):
-            lock.execute("BEGIN EXCLUSIVE")
-            found = until(lambda: (r := service.http.get("/readyz", timeout=60)).status_code == 503 and r, "not ready", 5)
-        if found is not None:
-            stage.figures.expect("STORE" in found.json()["reasons"], f"without a store: {found.text}")
-        stage.figures.expect(_health(service) == 200, "liveness depends on the store")
-        stage.figures.expect(
-            service.http.post("/v1/models/m:predict", json=body).status_code == 200, "predictions depend on the store"
-        )
-    finally:
-        lock.close()
+    server.kill()
+    found = until(lambda: (r := service.http.get("/readyz", timeout=60)).status_code == 503 and r, "not ready", 60)
+    stage.figures.expect("STORE" in found.json()["reasons"], f"without a store: {found.text}")
+    stage.figures.expect(_health(service) == 200, "liveness depends on the store")
+    stage.figures.expect(service.http.post("/v1/models/m:predict", json=body).status_code == 200, "predictions depend on the store")
+    server.start()
     with stage.figures.recovering():
         service.ready()
     stage.figures.runs += 1

@@ -37,7 +37,7 @@ def working(stage: Stage, **settings: Any) -> tuple[Service, str, str]:
 
 def drained(stage: Stage, service: Service, **how: Any) -> None:
     """Check the invariants, while the service runs and after its end."""
-    store = store_of(service.home)
+    store = store_of(service.home, service.settings.get("store"))
     try:
         invariants.check(stage.figures, stage.ledger, store, service.home, logs=[service.log], **how)
     finally:
