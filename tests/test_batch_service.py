@@ -26,7 +26,6 @@ from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError
 from xcray.jobs.job import PREDICT
 from xcray.jobs.runner import run_attempt
 from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
-from xcray.jobs.store import JobStore
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.service.predictors import Wanted
@@ -321,21 +320,6 @@ def test_a_job_of_a_kind_of_the_future_fails_with_words(place: Place) -> None:
     assert run_next(place) == FAILED
     assert store.get(job.id).reason == "KIND"
     store.delete(job.id)
-
-
-def test_a_store_from_before_there_were_kinds_is_read_on(tmp_path: Path) -> None:
-    url, path = f"sqlite:///{tmp_path / 'old.db'}", tmp_path / "old.db"
-    store = JobStore(url)
-    job, _ = store.submit({"dataset": "d"}, name="old")
-    store.close()
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("ALTER TABLE jobs DROP COLUMN kind")
-        database.execute("UPDATE schema_version SET version = 1")
-        database.commit()
-    for _ in range(2):
-        store = JobStore(url)
-        assert store.get(job.id).kind == "train"
-        store.close()
 
 
 # --- the command line
