@@ -175,8 +175,7 @@ def _killed_in_the_middle(stage: Stage, service: Service, path: str, body: bytes
 @row(
     "F18",
     "asked twice",
-    "50 submits of one key at once to two API replicas (PostgreSQL) or two workers; the same key with another body; "
-    "a reply that is lost",
+    "50 submits of one key at once to two worker processes; the same key with another body; a reply that is lost",
     "tests/test_store.py",
     "tests/test_service.py",
 )

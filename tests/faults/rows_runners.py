@@ -350,7 +350,7 @@ if "xcray.jobs.runner" in words and "--job" in words:
 @row(
     "F21",
     "a job that kills whoever runs it",
-    "a sitecustomize.py of the test makes its attempts segfault, exit, be killed, run out of memory, flood the log, hang",
+    "a sitecustomize.py of the test makes its attempts segfault, exit, be killed, run out of memory, flood the log",
     "tests/test_supervisor.py",
     "tests/test_pools.py",
 )

@@ -205,7 +205,7 @@ while True:
 @row(
     "F23",
     "who writes the store is killed",
-    "SIGKILL of processes in the middle of commits; a file system that turns read-only; an upgrade "
+    "SIGKILL of processes in the middle of commits; an upgrade "
     "killed at its n-th system call; an older program on a newer store; a backup under load",
     "tests/test_store.py",
     "tests/test_migrations.py",
