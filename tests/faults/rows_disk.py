@@ -140,8 +140,8 @@ def _while_training(stage: Stage, service: Service, disk: Path, data: str, sha: 
 @row(
     "F10",
     "harmed files",
-    "every file of a model: cut, bits flipped, a page zeroed, swapped, of another version, weights that are no "
-    "numbers; parts and checkpoints in the suite",
+    "every file of a model: cut, bits flipped, emptied, zeroed, longer, missing, of another model or version; "
+    "parts and checkpoints in the suite",
     "tests/test_model.py",
     "tests/test_parts.py",
     "tests/test_checkpoints.py",
