@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from xcray.jobs.troubles import SILENT, Again, in_words, is_silence
 LOG: Final = logging.getLogger(__name__)
 SQLITE: Final = "sqlite"
 POSTGRESQL: Final = "postgresql"
+KNOCK_SECONDS: Final = (0.001, 0.004)  # between two tries of a writer at SQLite's door: about as long as a commit takes
 
 Heard: TypeAlias = Callable[[str, float, bool], None]  # door (read or write), seconds, whether the database answered
 
@@ -184,19 +187,43 @@ def _engine_of(url: URL, busy_seconds: float) -> Engine:
 
 
 def _sqlite(engine: Engine, busy_seconds: float) -> None:
-    """SQLite's settings: write-ahead log, synced commits, waiting writers, and our own BEGIN."""
+    """SQLite's settings: write-ahead log, synced commits, and our own BEGIN."""
+    timeout = f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}"
 
     def connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver's own BEGIN is deferred: a read that turns into a write would fail
         cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
+        cursor.execute(timeout)
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
         cursor.close()
 
     def begin(connection: Connection) -> None:
-        reading = connection.get_execution_options().get("xcray_read", False)
-        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+        if connection.get_execution_options().get("xcray_read", False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+        try:
+            _begin_writing(connection, busy_seconds)
+        finally:
+            connection.exec_driver_sql(timeout)
 
     event.listen(engine, "connect", connect)
     event.listen(engine, "begin", begin)
+
+
+def _begin_writing(connection: Connection, busy_seconds: float) -> None:
+    """Take SQLite's write lock, knocking as often after a second as at first.
+
+    SQLite's own wait knocks less and less often: beside busy processes, who has waited longest would get in last.
+    """
+    deadline = time.monotonic() + busy_seconds
+    while True:
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            return
+        except DBAPIError as error:
+            code = getattr(error.orig, "sqlite_errorcode", 0)
+            if code & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+        time.sleep(random.uniform(*KNOCK_SECONDS))
