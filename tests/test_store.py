@@ -382,6 +382,31 @@ def test_a_job_whose_runners_vanish_fails_in_the_end(store, clock, done, reason)
     assert store.expire() == []
 
 
+def test_launches_that_failed_and_runners_that_vanished_are_counted_apart(store, clock):
+    job = submit(store)
+
+    def launch_fails(attempt, status):
+        clock.seconds += 1000
+        claim(store)
+        after = store.retry_later(job.id, attempt, reason="LAUNCH", message="Ray is away", max_attempts=3)
+        assert after.status == status
+
+    def vanishes(attempt, status):
+        clock.seconds += 1000
+        claim(store)
+        after = store.lose(job.id, attempt, max_attempts=3)
+        assert after.status == status
+        return after
+
+    for attempt, happens in enumerate((launch_fails, vanishes, launch_fails, vanishes), start=1):
+        happens(attempt, PENDING)
+    assert "vanished 3 times" in vanishes(5, FAILED).message
+    store.resume(job.id)
+    for attempt, happens in enumerate((vanishes, launch_fails, vanishes, launch_fails), start=6):
+        happens(attempt, PENDING)
+    launch_fails(10, FAILED)
+
+
 def test_a_stopping_job_whose_runner_vanished_is_stopped(store, clock):
     job = submit(store)
     claim(store, lease=1)

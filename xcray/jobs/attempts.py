@@ -6,6 +6,7 @@ Every write names its attempt and is refused with Fenced when a newer attempt, o
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,11 +18,12 @@ from xcray.jobs.engine import Database, once_more
 from xcray.jobs.job import EXPIRED, Job, utc
 from xcray.jobs.leases import Watch
 from xcray.jobs.rows import JOB_COLUMNS, change, job_of, move, note, owned
-from xcray.jobs.schema import JOBS
+from xcray.jobs.schema import EVENTS, JOBS
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STARTING, STOPPED, TERMINAL
 from xcray.jobs.waiting import FIRST_BACKOFF, LONGEST_BACKOFF, Quota, anything_waits, next_job, take_turn
 
 CLAIMING = "claim"  # what the lock of those who claim is called
+LAUNCH = "LAUNCH"  # the reason of attempts that never began
 
 
 class AttemptTable:
@@ -114,7 +116,8 @@ class AttemptTable:
     def retry_later(self, job_id: str, attempt: int, *, reason: str, message: str, max_attempts: int = 3) -> Job:
         """Give back a job that something unavailable hinders, to be tried again after a pause; FAILED after `max_attempts`.
 
-        The pause is FIRST_BACKOFF seconds, then twice as long each time. The job's own `max_attempts` comes first. Raises Fenced.
+        The pause is FIRST_BACKOFF seconds, then twice as long each time. The job's own `max_attempts` comes first. Attempts that
+        never began (LAUNCH) and those that did are counted apart: a Ray that is away costs no attempt. Raises Fenced.
         """
         with self._database.write() as connection:
             row, now = owned(connection, job_id, attempt), self._now()
@@ -184,8 +187,9 @@ class AttemptTable:
         if overtime is not None:
             sentence = "its time was up when its runner vanished; resume it to go on, or submit it with more time"
             return move(connection, row, self._now(), FAILED, reason=overtime, message=sentence)
-        sentence = f"its runner vanished {row['losses'] + 1} times; see the log of the job, then resume it"
-        pause = min(FIRST_BACKOFF * 2 ** (row["losses"] - 1), LONGEST_BACKOFF) if row["losses"] else 0.0
+        before = row["losses"] - _never_began(connection, row)
+        sentence = f"its runner vanished {before + 1} times; see the log of the job, then resume it"
+        pause = min(FIRST_BACKOFF * 2 ** (before - 1), LONGEST_BACKOFF) if before else 0.0
         reason = "LOST" if row["advanced"] else "POISON"
         return self._lose(connection, row, max_attempts, reason, sentence, not_before=self._now() + pause)
 
@@ -194,7 +198,9 @@ class AttemptTable:
         losses = row["losses"] + 1
         if row["stop_requested"]:
             return move(connection, row, self._now(), STOPPED)
-        if losses >= (row["max_attempts"] or max_attempts):
+        never_began = _never_began(connection, row)
+        same = never_began if reason == LAUNCH else row["losses"] - never_began
+        if same + 1 >= (row["max_attempts"] or max_attempts):
             return move(connection, row, self._now(), FAILED, losses=losses, reason=reason, message=message)
         return move(connection, row, self._now(), PENDING, losses=losses, reason=reason, message=message, **values)
 
@@ -204,3 +210,13 @@ def _is_full(connection: Connection, cap: int | None) -> bool:
     if cap is None:
         return False
     return int(connection.execute(sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.status == RUNNING)).scalar_one()) >= cap
+
+
+def _never_began(connection: Connection, row: sa.RowMapping) -> int:
+    """How many of a job's losses, since submit or resume, were launches that failed: as its history tells."""
+    if not row["losses"]:
+        return 0
+    moves = sa.select(EVENTS.c.data).where(EVENTS.c.job_id == row["id"], EVENTS.c.kind == "status").order_by(EVENTS.c.seq.desc())
+    since = takewhile(lambda move: move["status"] not in TERMINAL, connection.execute(moves).scalars())
+    never_began = sum((move["status"], move.get("reason")) == (PENDING, LAUNCH) for move in since)
+    return min(int(row["losses"]), never_began)

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from xcray.errors import Fenced, XcrayError
+from xcray.jobs.attempts import LAUNCH
 from xcray.jobs.job import Job
 from xcray.jobs.launch import Ended, Launcher
 from xcray.jobs.quotas import RunningQuota
@@ -145,7 +146,7 @@ class Supervisor:
             if error is not None:
                 LOG.warning("job %s could not be launched: %s", job.id, error)
                 self._store.retry_later(
-                    job.id, job.attempt, reason="LAUNCH", message=_sentence(error), max_attempts=self._launch_attempts
+                    job.id, job.attempt, reason=LAUNCH, message=_sentence(error), max_attempts=self._launch_attempts
                 )
         except Fenced:  # it ended, or was taken from us, in between
             return False
