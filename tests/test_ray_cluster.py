@@ -1,10 +1,12 @@
 """xcray's own local Ray: started once, shared, sealed by a token, ended whole. Each test ends only what it started."""
 
+import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -13,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from xcray.errors import Unavailable
-from xcray.execution import ray_keeper, ray_session
+from xcray.execution import ray_cluster, ray_keeper, ray_session
 from xcray.execution.ray_cluster import ClusterInfo, LocalCluster, connect, local_ray
 from xcray.execution.ray_keeper import descendants
 from xcray.execution.ray_session import auth_environment, free_port, reachable, set_environment, short_root, write_token
+from xcray.files import read_json, write_json
 
 pytestmark = pytest.mark.ray
 SMALL = {"num_cpus": 1, "object_store_memory": 100 << 20}
@@ -51,8 +54,6 @@ def root_of(directory):
 
 
 def ray_cluster_file(directory):
-    from xcray.files import read_json
-
     return read_json(directory / "ray.json")
 
 
@@ -248,6 +249,50 @@ def test_a_start_that_fails_says_why(tmp_path):
         cluster.ensure()
     assert caught.value.code == "RAY_START"
     assert cluster.info() is None
+
+
+KEEPER = """
+import fcntl, sys
+lock = open(sys.argv[1], "a")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print(1, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
+    """As after the death of its head: it has taken its address away and still ends its processes."""
+    cluster, keepers = LocalCluster(tmp_path, **SMALL), []
+
+    def keeper():
+        words = [sys.executable, "-c", KEEPER, str(tmp_path / "keeper.lock")]
+        keepers.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        assert keepers[-1].stdout.readline()
+
+    def spawn(_seconds):
+        assert keepers[0].poll() is not None  # never two at once
+        keeper()
+        write_json(tmp_path / "ray.json", {"address": "a:1", "dashboard": "d", "token_path": "t", "pid": keepers[-1].pid})
+
+    monkeypatch.setattr(cluster, "_spawn", spawn)
+    keeper()
+    looks = cluster.info
+    monkeypatch.setattr(cluster, "info", lambda: (keepers[0].stdin.close(), looks())[1])  # it ends after the first look
+    try:
+        assert cluster.ensure(60).pid == keepers[1].pid
+    finally:
+        for each in keepers:
+            with each:  # closes its pipes: it ends
+                pass
+
+
+def test_who_only_looks_for_a_keeper_keeps_none_from_beginning(tmp_path):
+    look, lock = (os.open(tmp_path / "keeper.lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
+    fcntl.flock(look, fcntl.LOCK_SH)
+    assert not ray_cluster._becomes_keeper(lock, 0.0)
+    threading.Timer(0.2, os.close, (look,)).start()
+    assert ray_cluster._becomes_keeper(lock, 60.0)
+    os.close(lock)
 
 
 def test_a_long_temporary_folder_is_avoided_or_named(monkeypatch, tmp_path):

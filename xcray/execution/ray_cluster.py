@@ -110,22 +110,30 @@ class LocalCluster:
         self._options = {"cpus": num_cpus or os.cpu_count() or 1, "object-store": object_store_memory, "grace": grace}
 
     def ensure(self, seconds: float = START_SECONDS) -> ClusterInfo:
-        """The living Ray of this directory, started when there is none. Raises Unavailable when it is not ready in time."""
+        """The living Ray of this directory, started when there is none. Raises Unavailable when it is not ready in time.
+
+        A keeper that is ending, as after the death of its head, is waited for: while it lives no other may begin.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         deadline = time.monotonic() + seconds
         with _locked(self.directory / "start.lock", deadline):
-            if (info := self.info()) is None:
+            info = self._settled(deadline)
+            if info is None and not self._held():
                 self._clear()
                 self._spawn(seconds)
-            while info is None and time.monotonic() < deadline:
-                time.sleep(0.1)
-                info = self.info()
+                info = self._settled(deadline)
                 if info is None and not self._held():
                     raise Unavailable(self._reason(), code="RAY_START")
         if info is None:
             self.stop()
             raise Unavailable(f"Ray was not ready within {seconds:.0f} s; is the machine busy? Try again", code="RAY_START")
         self.touch()
+        return info
+
+    def _settled(self, deadline: float) -> ClusterInfo | None:
+        """Where the Ray of the keeper that lives now is; None when there is no keeper, or no longer, or at the deadline."""
+        while (info := self.info()) is None and self._held() and time.monotonic() < deadline:
+            time.sleep(0.1)
         return info
 
     def info(self) -> ClusterInfo | None:
@@ -219,15 +227,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--start", type=float, default=START_SECONDS)
     chosen = parser.parse_args(arguments)
     lock = os.open(chosen.dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shared with the fork below, kept until both are gone
-    except BlockingIOError:
-        return 0  # there is a keeper
+    if not _becomes_keeper(lock):
+        return 0  # there is one
     if os.fork():
         os._exit(0)
     os.ftruncate(lock, 0)
     os.write(lock, str(os.getpid()).encode())
     return Keeper(chosen.dir, chosen.cpus, chosen.object_store, chosen.grace).run(chosen.start)
+
+
+def _becomes_keeper(lock: int, seconds: float = 1.0) -> bool:
+    """Take the keeper's lock, which is shared with forks and kept until all are gone. Who only looks holds it for a moment, too."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
 
 
 if __name__ == "__main__":
