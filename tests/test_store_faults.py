@@ -269,6 +269,14 @@ def test_a_server_that_is_silent_makes_it_unavailable_for_a_while(away):
     submit(store)
 
 
+def test_who_may_wait_long_for_a_lock_does_not_wait_as_long_for_a_silent_server(postgres):
+    store = JobStore(postgres.emptied(), busy_seconds=600.0)
+    store.ping()  # a connection lies idle
+    with postgres.paused(), ThreadPoolExecutor(1) as pool:
+        assert isinstance(pool.submit(store.ping).exception(timeout=60), Unavailable)  # a limit for a hang, no target
+    store.close()
+
+
 def test_a_server_that_is_killed_and_started_again_has_all_that_was_acknowledged(away):
     store, server = away
     acknowledged, refused, ending = [], [], threading.Event()

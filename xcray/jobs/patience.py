@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-CONNECT_SECONDS: Final = (2, 5)  # libpq takes no less than 2 in earnest
+CONNECT_SECONDS: Final = (2, 4)  # libpq takes no less than 2 in earnest
+PING_SECONDS: Final = 2.0  # a question that waits for no lock
 LEAST_SECONDS: Final = 1.0
 
 
@@ -26,9 +27,12 @@ def connector(busy_seconds: float) -> Callable[[Any, Any, Any, dict[str, Any]], 
         """A connection that is closed when the server is silent for too long."""
 
         def wait(self, gen: Any, *_how: Any, **_named: Any) -> Any:
-            """Run a conversation of psycopg's to its end. Raises OperationalError after a second more than the server may take."""
+            """Run a conversation of psycopg's to its end. Raises OperationalError after a second more than the server may take.
+
+            Outside transactions only SQLAlchemy speaks: it asks a connection that lay idle whether it still lives.
+            """
             try:
-                return super().wait(gen, timeout=longest + 1.0)
+                return super().wait(gen, timeout=min(longest, PING_SECONDS) if self.autocommit else longest + 1.0)
             except psycopg.OperationalError:
                 if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
                     self.pgconn.finish()  # an answer that comes later must not be taken for that to another question
