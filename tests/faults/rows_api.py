@@ -406,7 +406,8 @@ def few_descriptors(stage: Stage) -> None:
 
     for _ in range(stage.runs):
         before = len([*(PROC / str(service.pid) / "fd").iterdir()])
-        limits = resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (before + 20, 4096))
+        limits = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (before + 20, limits[1]))  # lowering the hard one is for ever
         held = []
         with contextlib.suppress(OSError):
             held.extend(socket.create_connection(("127.0.0.1", service.port), timeout=2) for _ in range(100))

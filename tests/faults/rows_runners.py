@@ -17,7 +17,7 @@ from tests.faults import invariants
 from tests.faults.catalogue import row
 from tests.faults.service import Service, attempts, store_of
 from tests.faults.stage import Stage, kill, until
-from tests.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
+from tests.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, settled, submit
 from xcray.errors import XcrayError
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
 from xcray.jobs.store import JobStore
@@ -191,8 +191,10 @@ def asked_to_end(stage: Stage) -> None:
         same_model(stage, ended(service.http, job), sha)
         stage.figures.redone.append(min(1.0, lost / ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"]))
         stage.figures.runs += 1
-    _in_flight(stage, service)
+    upload = _in_flight(stage, service)
     service.up()
+    made = ok(service.http.post("/v1/datasets", json={"name": "sent", "format": "jsonl", "uploads": {"train": upload}}))
+    stage.ledger.acknowledged("dataset", settled(service.http, made["id"]))
     job, attempt, pid = hit(stage, service, data, "both", 0.5)
     service.signal(signal.SIGTERM)
     service.kill()
@@ -202,15 +204,16 @@ def asked_to_end(stage: Stage) -> None:
     drained(stage, service)
 
 
-def _in_flight(stage: Stage, service: Service) -> None:
-    """An upload that is half sent when the signal comes is answered well; readiness says no at once."""
+def _in_flight(stage: Stage, service: Service) -> str:
+    """An upload that is half sent when the signal comes is answered well; readiness says no at once. Its id, for the next service."""
     told, sent = threading.Event(), threading.Event()
+    half = b"".join(b'{"text": "row %d of a file", "labels": ["a", "b%d"]}\n' % (i, i % 7) for i in range(2000))
 
     def blocks() -> Any:
-        yield b"a" * 100_000
+        yield half
         sent.set()
         assert told.wait(30)
-        yield b"b" * 100_000
+        yield half
 
     answers: list[httpx.Response] = []
     how = {"content": blocks(), "headers": {"Content-Type": "application/octet-stream"}}
@@ -228,6 +231,7 @@ def _in_flight(stage: Stage, service: Service) -> None:
     assert service.popen is not None
     stage.figures.expect(service.popen.wait(60) == 0, f"the service ended with {service.popen.returncode}")
     stage.figures.runs += 1
+    return str(ok(answers[0])["id"])
 
 
 @row(
