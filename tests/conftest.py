@@ -5,6 +5,7 @@ The environment is cleaned before anything is imported, so that no test finds a 
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +38,17 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "xcray-home"
     monkeypatch.setenv("XCRAY_HOME", str(home))
     return home
+
+
+@pytest.fixture(autouse=True)
+def own_logs() -> Iterator[None]:
+    """What a test does to the loggers ends with it: a stream that it captured is closed after it."""
+    loggers = [logging.getLogger(name) for name in ("xcray", "uvicorn")]
+    before = [(each.handlers[:], each.propagate, each.level) for each in loggers]
+    yield
+    for each, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        each.handlers, each.propagate = handlers, propagate
+        each.setLevel(level)
 
 
 @pytest.fixture
