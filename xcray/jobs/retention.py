@@ -25,7 +25,7 @@ from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.jobs.store import JobStore
 
 LOG: Final = logging.getLogger(__name__)
-BATCH: Final = 500  # jobs that are forgotten in one transaction
+BATCH: Final = 100  # jobs that are forgotten in one transaction: as many as are in memory at the same time
 ORPHAN_SECONDS: Final = 86_400.0  # files that no record names are left alone for so long: their record may be about to come
 DAY: Final = 86_400.0
 REPLICA: Final = re.compile(r"(serve|runner)-(?P<host>.+)-(?P<pid>\d+)\.json")  # see `xcray.service.places`
