@@ -126,9 +126,11 @@ def test_a_row_without_an_injected_fault_is_not_kept() -> None:
 def test_the_table_is_written_between_the_marks_of_a_page(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", Figures("F3", "a fault", "a way", runs=5, recovery=[1.0, 3.0], redone=[0.25])
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    table.into(page, [figures.as_dict()])
+    table.into(page, [figures.as_dict()], runs=5, small=True)
     text = page.read_text()
     assert "old" not in text
+    assert "`python -m tests.faults all --runs 5 --small` of " in text
+    assert "Not played: F1, F2, F4, " in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "| F3 | a fault | a way | 5 | 0 | 0 | 0 | 2.0 / 3.0 | 25% |" in text

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +20,9 @@ from typing import Any
 from tests.faults import chaos, rows_api, rows_disk, rows_ray, rows_runners, rows_serving, rows_store, table
 from tests.faults.catalogue import ROWS, Row, in_order
 from tests.faults.figures import Figures
-from tests.faults.stage import ROOT, enter, stage
+from tests.faults.stage import LAST_WORDS, ROOT, enter, stage
 
+RUNS_OF_LIMIT = 5  # runs that a row's limit is for
 FILES = (chaos, rows_api, rows_disk, rows_ray, rows_runners, rows_serving, rows_store)  # importing them fills the catalogue
 
 
@@ -78,42 +83,70 @@ def told(figures: Figures, to: Path | None) -> int:
 
 
 def everything(chosen: Any) -> int:
-    """Each row in a process and namespaces of its own; one JSON line a row, and the table into a page when one is named."""
-    began = time.monotonic()
+    """Each row in a process and namespaces of its own, whatever the others do; one JSON line a row, and the table into a page.
+
+    SIGTERM ends the rows under way and begins no others; what was played is written all the same.
+    """
+    began, ending = time.monotonic(), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
     wanted = set(chosen.only.split(",")) if chosen.only else set(ROWS)
     rows = [each for each in in_order() if each.number in wanted]
     with ThreadPoolExecutor(chosen.at_once) as pool:
-        lines = [*pool.map(lambda row: _alone(row, chosen), rows)]
+        lines = [each for each in pool.map(lambda row: _alone(row, chosen, ending), rows) if each is not None]
     if chosen.json is not None:
         chosen.json.write_text("".join(json.dumps(each, sort_keys=True) + "\n" for each in lines))
     if chosen.page is not None:
-        table.into(chosen.page, lines)
+        table.into(chosen.page, lines, runs=chosen.runs, small=chosen.small)
     bad = [each["row"] for each in lines if not each["ok"]]
-    print(json.dumps({"rows": len(lines), "broken": bad, "seconds": round(time.monotonic() - began), "load": os.getloadavg()[0]}))
-    return 1 if bad else 0
+    left = [each.number for each in rows if each.number not in {line["row"] for line in lines}]
+    seconds = round(time.monotonic() - began)
+    print(json.dumps({"rows": len(lines), "broken": bad, "not_played": left, "seconds": seconds, "load": os.getloadavg()[0]}))
+    return 1 if bad or left else 0
 
 
-def _alone(row: Row, chosen: Any) -> dict[str, Any]:
-    """The figures of one row, played by a process of its own."""
+def _alone(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | None:
+    """The figures of one row, played by a process of its own within the row's limit; None when it was not begun."""
+    if ending.is_set():
+        return None
     words = [sys.executable, "-m", "tests.faults", row.number, "--runs", str(chosen.runs), "--seed", str(chosen.seed)]
     words += ["--small"] * chosen.small + ["--plain"] * chosen.plain
-    try:
-        done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, timeout=row.limit, text=True, env=dict(os.environ))
-        line = (done.stdout.splitlines() or [""])[-1]
-    except subprocess.TimeoutExpired:
-        line = ""
-    figures = json.loads(line) if line.startswith("{") else _hung(row)
+    began = time.monotonic()
+    limit = row.limit * max(1.0, chosen.runs / RUNS_OF_LIMIT)
+    with tempfile.TemporaryFile("w+") as told, subprocess.Popen(words, cwd=ROOT, stdout=told) as process:
+        while process.poll() is None and time.monotonic() - began < limit and not ending.is_set():
+            time.sleep(0.1)
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(LAST_WORDS + 10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+        told.seek(0)
+        output = told.read()
+    figures = _last(output) or _silent(row, process.returncode, time.monotonic() - began)
     said = "kept" if figures["ok"] else f"BROKEN: {figures['broken']}"
     print(f"{row.number:4s} {figures['seconds']:6.1f} s  {said}", flush=True)
-    return dict(figures)
+    return figures
 
 
-def _hung(row: Row) -> dict[str, Any]:
+def _last(output: str) -> dict[str, Any] | None:
+    """The figures that a row printed at its end; None when it did not."""
+    with contextlib.suppress(ValueError):
+        found = json.loads((output.splitlines() or [""])[-1])
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _silent(row: Row, code: int, seconds: float) -> dict[str, Any]:
     """The figures of a row that gave none."""
-    figures = Figures(row.number, row.title, row.injected, seconds=row.limit)
-    figures.fault(f"no figures within {row.limit:.0f} s")
+    figures = Figures(row.number, row.title, row.injected, seconds=round(seconds, 1))
+    figures.fault(f"no figures: it ended with {code} after {seconds:.0f} s of {row.limit:.0f}")
     return figures.as_dict()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a row that was broken off may still try

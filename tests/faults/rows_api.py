@@ -396,7 +396,7 @@ def _resident(service: Service) -> int:
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
 
-@row("F27", "out of file descriptors", "prlimit of the service to 64 open files, and 100 connections", limit=200)
+@row("F27", "out of file descriptors", "prlimit of the service to 20 open files more than it has, and 100 connections", limit=200)
 def few_descriptors(stage: Stage) -> None:
     service = Service(stage)
     service.up()

@@ -26,6 +26,7 @@ from xcray.execution.ray_session import environment, local_ray
 from xcray.execution.timeline import LOST, read_streams
 from xcray.train import TrainResult, TrainSpec, train
 
+ANSWER_SECONDS = 1.0
 STORE = 80 << 20  # bytes of a node's object store, the least that Ray takes
 SOON = {  # seconds until a node that says nothing counts as dead: two, not thirteen
     "RAY_health_check_initial_delay_ms": "0",
@@ -70,6 +71,7 @@ class Killer:
     def __init__(self, stage: Stage, name: str, share: float, act: Callable[[int], None]) -> None:
         self._stage, self._prefix, self._share, self._act = stage, f"xcray:job-{name}:", share, act
         self._at: float | None = None
+        self._next = 0.0  # when to look again
         self._before: set[int] = set()
         self.done = False
 
@@ -80,19 +82,25 @@ class Killer:
             if self._before:
                 self._at, self.done = time.monotonic(), True
                 self._act(self._stage.random.choice(sorted(self._before)))
-        elif self._at is not None and self._before and self._pids() - self._before:
-            self._stage.figures.recovery.append(time.monotonic() - self._at)
-            self._before = set()
+        elif self._before and time.monotonic() >= self._next:  # who is dead does not answer: asking without end would hold all up
+            if self._at is not None and self._pids() - self._before:
+                self._stage.figures.recovery.append(time.monotonic() - self._at)
+                self._before = set()
+            self._next = time.monotonic() + ANSWER_SECONDS
 
     def _pids(self) -> set[int]:
-        """Processes of the training's workers, as they say themselves."""
+        """Processes of the training's workers, as they say themselves, if they do so soon."""
         import ray
 
-        found = set()
+        asked = []
         for name in ray.util.list_named_actors():
             if name.startswith(self._prefix):
                 with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it may be dead, or not there yet
-                    found.add(int(ray.get(ray.get_actor(name).pid.remote(), timeout=5)))
+                    asked.append(ray.get_actor(name).pid.remote())
+        found = set()
+        for reference in ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)[0] if asked else ():
+            with contextlib.suppress(ray.exceptions.RayError):
+                found.add(int(ray.get(reference)))
         return found
 
 

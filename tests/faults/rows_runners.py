@@ -205,7 +205,7 @@ def asked_to_end(stage: Stage) -> None:
 
 
 def _in_flight(stage: Stage, service: Service) -> str:
-    """An upload that is half sent when the signal comes is answered well; readiness says no at once. Its id, for the next service."""
+    """An upload that is half sent when the signal comes is answered well; readiness says no at once. The upload's id."""
     told, sent = threading.Event(), threading.Event()
     half = b"".join(b'{"text": "row %d of a file", "labels": ["a", "b%d"]}\n' % (i, i % 7) for i in range(2000))
 

@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,13 +26,19 @@ from typing import Any, Final, NamedTuple
 
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger
-from xcray.cli.processes import end, family, left_of
+from xcray.cli.processes import end, family, left_of, snapshot
 
 INSIDE: Final = "FAULTS_INSIDE"  # tells a process that it runs in namespaces of its own
 PLAIN: Final = "plain process groups"
 ROOT: Final = Path(__file__).parents[2]
 SPACES: Final = ("--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--net", "--ipc", "--mount")
 PR_SET_CHILD_SUBREAPER: Final = 36
+PR_SET_PDEATHSIG: Final = 1
+LAST_WORDS: Final = 30.0  # seconds from SIGTERM to SIGKILL
+
+
+class AskedToEnd(Exception):
+    """SIGTERM: the row ends where it is, and tells what it has."""
 
 
 class Stage(NamedTuple):
@@ -53,19 +60,49 @@ class Stage(NamedTuple):
 
 
 def enter(arguments: list[str], plain: bool = False) -> None:
-    """Run this command again in namespaces of its own, unless it is there already, or they are not allowed. Returns inside."""
+    """Run this command again in namespaces of its own, unless it is there already, or they are not allowed. Returns inside.
+
+    From then on SIGTERM raises AskedToEnd.
+    """
     if os.environ.get(INSIDE) is None:
         kind = None if plain else allowed()
         if kind is not None:
             words = [*kind, *SPACES, sys.executable, "-m", "tests.faults", *arguments]
             environment = {**os.environ, INSIDE: "user namespaces" if kind else "namespaces"}
-            os.chdir(ROOT)
-            os.execvpe("unshare", ["unshare", *words], environment)
+            sys.exit(_inside(["unshare", *words], environment))
         os.environ[INSIDE] = PLAIN
+    signal.signal(signal.SIGTERM, _asked)
     if namespaces():
         _loopback_up()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "shm", "/dev/shm"], check=True)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _inside(words: list[str], environment: dict[str, str]) -> int:
+    """Run in namespaces; the exit status. `unshare` ignores SIGTERM: it is passed on to its child, and who stays is killed."""
+    with subprocess.Popen(words, cwd=ROOT, env=environment, preexec_fn=_die_with_parent) as process:
+
+        def pass_on(_number: int, _frame: Any) -> None:
+            for child, parent in snapshot().items():
+                if parent == process.pid:
+                    kill(child.pid, signal.SIGTERM)
+            last = threading.Timer(LAST_WORDS, process.kill)
+            last.daemon = True
+            last.start()
+
+        signal.signal(signal.SIGTERM, pass_on)
+        return 1 if process.wait() else 0
+
+
+def _die_with_parent() -> None:
+    """In the child: whoever kills this command ends all that it began."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _asked(_number: int, _frame: Any) -> None:
+    """SIGTERM, the first: later ones change nothing."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise AskedToEnd("it was asked to end before it was done")
 
 
 def namespaces() -> bool:

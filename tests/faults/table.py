@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.faults.catalogue import ROWS
+from tests.faults.stage import ROOT
 
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 HEAD = (
@@ -30,15 +33,39 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([HEAD, *(_line(each) for each in rows)])
 
 
-def into(page: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the table between the marks of a page, with the load of the machine it was measured on."""
+def into(page: Path, rows: Sequence[dict[str, Any]], *, runs: int, small: bool) -> None:
+    """Write the table between the marks of a page, after a sentence on how, when and on what it was measured."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, mark, after = rest.partition(END)
     assert mark, f"{page} lacks the marks {BEGIN} and {END}"
-    loads = [each["load"] for each in rows]
-    seconds = sum(each["seconds"] for each in rows)
-    said = f"{os.cpu_count()} cores; load average {min(loads):.1f} to {max(loads):.1f} as rows began; {seconds:.0f} s in all."
-    page.write_text(f"{before}{BEGIN}\n{said}\n\n{markdown(rows)}\n{END}{after}")
+    page.write_text(f"{before}{BEGIN}\n{_how(rows, runs, small)}\n\n{markdown(rows)}\n{END}{after}")
+
+
+def _how(rows: Sequence[dict[str, Any]], runs: int, small: bool) -> str:
+    """How, when and on what rows were played; which were not."""
+    cores, memory = os.cpu_count(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    loads, seconds = [each["load"] for each in rows], sum(each["seconds"] for each in rows)
+    played = {each["row"] for each in rows}
+    left = [name for name in sorted(ROWS, key=lambda name: int(name[1:])) if name not in played]
+    return " ".join(
+        [
+            f"`python -m tests.faults all --runs {runs}{' --small' if small else ''}` of {_commit()}, with Python",
+            f"{platform.python_version()} on {platform.system()}, {cores} cores and {memory:.0f} GiB, whose load average was",
+            f"{min(loads, default=0.0):.1f} to {max(loads, default=0.0):.1f} as rows began; {seconds / 60:.0f} minutes in all.",
+            f"Not played: {', '.join(left)}." if left else f"All {len(played)} rows.",
+        ]
+    )
+
+
+def _commit() -> str:
+    """The commit that was played, and its date; a tree that was changed since says so."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        found = subprocess.run([*git, "log", "-1", "--format=%h of %cs"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "xcray", "tests/faults"], check=False).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return "a tree without git"
+    return f"commit {found}{', with changes' if changed else ''}"
 
 
 def _line(each: dict[str, Any]) -> str:
