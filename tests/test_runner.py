@@ -196,6 +196,7 @@ def test_no_epoch_is_left_out(store, home, job):
         (OSError(errno.ENOSPC, "No space left", "/secret"), "DISK_FULL", "make room"),
         (OSError(errno.EPERM, "not permitted", "/secret"), "INTERNAL", "log"),
         (MemoryError(), "OUT_OF_MEMORY", "fewer workers"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory", "/secret"), "OUT_OF_MEMORY", "fewer workers"),
         (ZeroDivisionError("/secret"), "INTERNAL", "log"),
     ],
 )

@@ -37,6 +37,7 @@ LOG: Final = logging.getLogger(__name__)
 FENCED: Final = "FENCED"  # what `run_attempt` returns when the job is another attempt's
 NOT_THE_SPECS: Final = ("dataset_id", "shown", tracing.HEADER)  # what the service notes in a spec for itself
 PUBLISH: Final = "publish"
+NO_MEMORY: Final = "the job needs more memory than there is: use fewer workers or less data"
 LARGEST_FIGURE: Final = 4000  # characters of JSON that one entry of a report may take in a job's record
 
 Train = Callable[..., TrainResult]
@@ -114,7 +115,7 @@ class _Attempt:
             return self._fail(error.code, error.message)
         except MemoryError:
             LOG.exception("out of memory")
-            return self._fail("OUT_OF_MEMORY", "the job needs more memory than there is: use fewer workers or less data")
+            return self._fail("OUT_OF_MEMORY", NO_MEMORY)
         except OSError as error:
             return self._system_error(error)
         except Exception:
@@ -196,6 +197,8 @@ class _Attempt:
         LOG.exception("the system refused")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return self._fail("DISK_FULL", "the disk is full: make room, then resume the job")
+        if error.errno == errno.ENOMEM:
+            return self._fail("OUT_OF_MEMORY", NO_MEMORY)
         return self._fail("INTERNAL", "the operating system refused something; the log of the job says what")
 
 
