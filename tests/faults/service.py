@@ -25,6 +25,7 @@ QUIET: Final = {
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "XCRAY_DISK_RESERVE_BYTES": "0",
+    "XCRAY_JOB_NICE": "0",  # on a busy machine jobs that stand back would take minutes
     "NO_COLOR": "1",
     "XCRAY_LOG_LEVEL": "warning",
 }
