@@ -276,3 +276,23 @@ def test_workers_are_a_setting() -> None:
     assert (Settings().workers, Settings(workers=3).workers) == (1, 3)
     assert Settings(predict_threads=5, workers=2).threads == 5
     assert Settings(workers=256).threads == 1
+
+
+def test_threads_share_what_the_allocator_keeps() -> None:
+    """In a process of its own: threads that free what they held leave it to each other, by the allocator's own account."""
+    program = (
+        "import ctypes, sys, threading\n"
+        "from xcray.service.arenas import share_arenas\n"
+        "told = share_arenas()\n"
+        "barrier = threading.Barrier(8)\n"
+        "def work():\n"
+        "    held = [bytes(1000) for _ in range(1000)]\n"
+        "    barrier.wait()\n"
+        "threads = [threading.Thread(target=work) for _ in range(8)]\n"
+        "[each.start() for each in threads]; [each.join() for each in threads]\n"
+        "print(told, flush=True)\n"
+        "if told: ctypes.CDLL(None).malloc_stats()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    told = ended.stdout.strip() == "True"
+    assert ended.stderr.count("Arena ") <= (2 if told else 0)

@@ -27,6 +27,7 @@ from xcray.files import write_json
 from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.service.app import create_app
+from xcray.service.arenas import share_arenas
 from xcray.service.listening import admit_no_more, listen, reserve
 from xcray.service.logs import LOGGER, log_to
 from xcray.service.places import Place, take_place
@@ -47,6 +48,7 @@ def serve(settings: Settings, *, runner: bool = True, ready: Callable[[str], Non
     SIGTERM: readiness says no, requests in flight finish, jobs stay recoverable, a local Ray that was started here ends.
     Raises ParameterError (public address), Conflict (another service holds this home, or the port is taken).
     """
+    share_arenas()
     log_to(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
     with contextlib.ExitStack() as held:
@@ -71,6 +73,7 @@ def run_jobs(settings: Settings, *, ready: Callable[[str], None] | None = None) 
     Raises Conflict (another process runs the jobs of this home, or the port is taken).
     """
     settings = settings.model_copy(update={"host": settings.runner_host, "port": settings.runner_port, "workers": 1})
+    share_arenas()
     log_to(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
     with contextlib.ExitStack() as held:

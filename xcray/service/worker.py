@@ -23,6 +23,7 @@ from xcray.files import read_json
 from xcray.jobs.home import Home
 from xcray.jobs.store import JobStore
 from xcray.service.app import create_app
+from xcray.service.arenas import share_arenas
 from xcray.service.logs import log_to
 from xcray.service.running import Checks, checks_of
 from xcray.service.server import Server
@@ -34,6 +35,7 @@ def main() -> int:
     """Serve until the end."""
     told = json.loads(sys.stdin.buffer.readline())
     settings = Settings(**told["settings"])
+    share_arenas()
     log_to(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
     with socket.socket(fileno=told["listener"]) as listener, contextlib.closing(JobStore(settings.store_url)) as store:
