@@ -160,7 +160,8 @@ def document(
     if hint:
         body["hint"] = hint
     text = json.dumps(body, ensure_ascii=True, default=str)  # ASCII: whatever was quoted, the reply can be encoded
-    return Response(text, status, media_type=MEDIA_TYPE, headers=headers)
+    ending = {"Connection": "close"} if status == HTTPStatus.REQUEST_TIMEOUT else {}  # what is left of the request may never come
+    return Response(text, status, media_type=MEDIA_TYPE, headers={**(headers or {}), **ending})
 
 
 def for_path(path: str, found: Response) -> Response:
