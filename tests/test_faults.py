@@ -5,14 +5,17 @@ The whole table: `python -m tests.faults all --runs 5`. What a machine does not 
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.faults import __main__ as commands
 from tests.faults import stage, strace, table
 from tests.faults.catalogue import ROWS
 from tests.faults.figures import Figures, percentile
@@ -55,9 +58,24 @@ def test_no_promise_is_broken(row: str, tmp_path: Path) -> None:
 
 
 def test_every_row_of_the_catalogue_is_there() -> None:
-    import tests.faults.__main__  # noqa: F401  # it fills the catalogue
-
     assert sorted(ROWS, key=lambda name: int(name[1:])) == [f"F{number}" for number in range(1, 31)]
+
+
+def test_a_row_that_hangs_is_ended_and_the_others_go_on() -> None:
+    chosen = argparse.Namespace(runs=1, seed=0, small=True, plain=False)
+    slow = ROWS["F28"]._replace(limit=4.0)  # it takes minutes
+    figures = commands._alone(slow, chosen, threading.Event())
+    assert figures is not None
+    assert (figures["row"], figures["ok"]) == ("F28", False)
+    ended = threading.Event()
+    ended.set()
+    assert commands._alone(slow, chosen, ended) is None
+
+
+def test_what_a_row_printed_last_are_its_figures() -> None:
+    assert commands._last('F3 BROKEN\n{"row": "F3"}\n') == {"row": "F3"}
+    for cut in ("", "\n", '{"row": "F', "3", "Killed"):
+        assert commands._last(cut) is None
 
 
 # The judges, judged: each broken promise must be found.

@@ -17,6 +17,7 @@ import httpx
 
 from tests.faults import invariants, strace
 from tests.faults.catalogue import row
+from tests.faults.ledger import Ledger
 from tests.faults.rows_runners import drained, same_model, working
 from tests.faults.service import MAIN, Service, environment, runner_process, store_of
 from tests.faults.stage import ROOT, Stage
@@ -425,14 +426,18 @@ def _back(stage: Stage, service: Service, job: str, sha: str) -> None:
     "one version follows another",
     f"a service of commit {OLD} is replaced in the middle of a queue by this one, by SIGTERM and by "
     "SIGKILL, under clients that submit; then the older one is tried again",
-    limit=400,
+    limit=600,
 )
 def two_versions(stage: Stage) -> None:
     tree = _old_tree(stage)
     if tree is None:
         raise FileNotFoundError(f"F26 needs git and a history with {OLD}")
     for turn in range(1 if stage.small else min(stage.runs, 2)):
-        _followed(stage, tree, turn)
+        ledger = Ledger(stage.folder / f"ledger{turn}.jsonl")  # each turn has a home of its own
+        try:
+            _followed(stage._replace(ledger=ledger), tree, turn)
+        finally:
+            ledger.close()
 
 
 def _followed(stage: Stage, tree: Path, turn: int) -> None:
