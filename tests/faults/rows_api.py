@@ -348,7 +348,7 @@ def retry_storm(stage: Stage) -> None:
     "ten thousand queued jobs",
     "submits of 4 clients until as many wait; a restart; all stopped",
     "tests/test_store.py",
-    limit=400,
+    limit=600,
 )
 def many_jobs(stage: Stage) -> None:
     service = Service(stage)
@@ -396,7 +396,7 @@ def _resident(service: Service) -> int:
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
 
-@row("F27", "out of file descriptors", "prlimit of the service to 20 open files more than it has, and 100 connections", limit=200)
+@row("F27", "out of file descriptors", "prlimit of the service to 20 open files more than it has, and 100 connections")
 def few_descriptors(stage: Stage) -> None:
     service = Service(stage)
     service.up()

@@ -267,13 +267,13 @@ def _copy(beginning: Path, name: str) -> Path:
     "model, a job's model, parts, a checkpoint, a data set, an alias, a JSON file",
     "tests/test_runner.py",
     "tests/test_registry.py",
-    limit=500,
+    limit=900,
 )
 def crash_at_each_call(stage: Stage) -> None:
     _each_call(stage, "signal=KILL", strace.CALLS)
 
 
-@row("F13", "syncing fails", "strace: EIO and ENOSPC at the n-th fsync; EIO at the n-th rename", "tests/test_weights.py", limit=500)
+@row("F13", "syncing fails", "strace: EIO and ENOSPC at the n-th fsync; EIO at the n-th rename", "tests/test_weights.py", limit=900)
 def sync_fails(stage: Stage) -> None:
     _each_call(stage, "error=EIO", ("fsync", "fdatasync", "rename"))
     if not stage.small:

@@ -181,7 +181,7 @@ def named(roots: list[int], word: str) -> list[int]:
     "kill -9 of a node's raylet",
     "SIGKILL of the second node's raylet alone; its workers, cut off, may go on and write",
     "tests/test_rotation_faults.py",
-    limit=400,
+    limit=600,
 )
 def raylet_killed(stage: Stage) -> None:
     lab = Lab(stage)
@@ -204,7 +204,7 @@ def raylet_killed(stage: Stage) -> None:
     "kill -9 of Ray's head",
     "SIGKILL of the gcs_server of the service's own local Ray while a job trains on it",
     "tests/test_ray_cluster.py",
-    limit=400,
+    limit=600,
 )
 def head_killed(stage: Stage) -> None:
     service = Service(stage)
@@ -240,7 +240,7 @@ def head_killed(stage: Stage) -> None:
     "the object store is full",
     "blocks of three times what the store of 80 MB holds go round",
     "tests/test_ray_memory.py",
-    limit=400,
+    limit=600,
 )
 def store_full(stage: Stage) -> None:
     lab = Lab(stage, rows=400, features=20_000, labels=3000)
@@ -265,7 +265,7 @@ def store_full(stage: Stage) -> None:
     "F22",
     "Ray's messages are lost",
     "RAY_testing_rpc_failure: of PushTask one request in ten and one reply in five are lost, six in all",
-    limit=300,
+    limit=600,
 )
 def messages_lost(stage: Stage) -> None:
     lab = Lab(stage)
