@@ -115,7 +115,7 @@ def _while_training(stage: Stage, service: Service, disk: Path, data: str, sha: 
         return (found["status"] != "RUNNING" or found["attempt"] > 1) and found
 
     try:
-        state = until(met, "the training meets the full disk", 20)
+        state = until(met, "the training meets the full disk", 5 if stage.small else 20)
         stage.figures.facts["a_training_became"] = f"{state['status']} {state['reason'] or ''}".strip()
     except TimeoutError:  # it can't tell anybody: the store is full, too
         stage.figures.facts["a_training_became"] = "RUNNING until there was space"
