@@ -33,7 +33,7 @@ NEEDS = {  # row -> whether this machine can play it, and what it must name when
     "F12": (strace.there, "strace"),
     "F24": (lambda: binaries() is not None, "PostgreSQL"),
 }
-SMALL = ("F3", "F4", "F7", "F8", "F11", "F12", "F17", "F18", "F19", "F21", "F24", "F25", "F30")
+SMALL = ("F3", "F4", "F8", "F11", "F12", "F17", "F18", "F21", "F24", "F25", "F30")  # F7: test_poison, F19: test_store, test_roles
 
 
 def played(row: str, place: Path) -> tuple[int, dict[str, Any], str]:
