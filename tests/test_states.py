@@ -7,6 +7,7 @@ from xcray.jobs.states import FAILED, PENDING, RUNNING, STATUSES, STOPPED, SUCCE
 MOVES = {  # written down a second time, as pairs with their reasons
     (PENDING, RUNNING): "claimed",
     (PENDING, STOPPED): "stopped while it waited",
+    (PENDING, FAILED): "its time to end came while it waited",
     (RUNNING, PENDING): "given back, or its lease ran out",
     (RUNNING, STOPPED): "stopped on request",
     (RUNNING, SUCCEEDED): "published",
