@@ -89,6 +89,7 @@ def open_predictor(path: Path) -> Predictor:
     row = csr([0, len(features)], features, np.full(len(features), 1.0 / max(1, len(features)) ** 0.5), model.n_features)
     for k in WARM_KS:  # the search chooses its method by k: each is loaded, or compiled, here and not on the event loop
         predictor.predict(row, k)
+    predictor.explain(row, 0, 1)
     if predictor.likely == "softmax" and predictor.index.lists.width == NARROW:  # wide ones turn their weights for it: when asked
         predictor.log_normaliser(row)
     if model.text is not None:
