@@ -16,7 +16,7 @@ from xcray.bulk.plan import Chunk, InputFile, Plan, changed, input_file, rows_of
 from xcray.bulk.spec import BulkSpec
 from xcray.data.codes import mend
 from xcray.data.columns import dense_rows, sparse_rows, texts_of
-from xcray.data.parquet_file import open_parquet, told
+from xcray.data.parquet_file import check_slice, open_parquet, told
 from xcray.data.problems import Tally
 from xcray.errors import DataError, NotFound
 
@@ -123,6 +123,8 @@ class Cursor:
             return self._rest
         with told(self._name):
             batch = next(self._batches, None)
+            if batch is not None:
+                check_slice(batch)
         if batch is None:
             self._path = ""
             raise changed(self._name)

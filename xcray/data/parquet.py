@@ -24,7 +24,7 @@ from xcray.data.codes import mend
 from xcray.data.columns import Mask, dense_rows, drop_nulls, firsts, lists_of, sparse_rows
 from xcray.data.documents import label_order
 from xcray.data.options import MAX_INDEX, ReadOptions
-from xcray.data.parquet_file import check_grown, footer_of, open_parquet, told
+from xcray.data.parquet_file import check_grown, check_slice, footer_of, open_parquet, told
 from xcray.data.problems import DataErrors, Tally
 from xcray.data.records import Record, RecordMaker
 from xcray.data.source import Source
@@ -171,7 +171,7 @@ def _slices(source: Source, form: Form) -> Iterator[tuple[int, pa.RecordBatch]]:
             with told(source.name):
                 batch = next(batches, None)
                 if batch is not None:
-                    batch.validate(full=False)
+                    check_slice(batch)
             if batch is None:
                 return
             yield start, batch

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xcray.data.codes import mend
@@ -86,6 +87,20 @@ def told(name: str) -> Iterator[None]:
         raise DataError(
             "PARQUET_CORRUPT", f"can't be read: {excerpt(_bare(words))}", file=name, hint=mend("PARQUET_INVALID") or ""
         ) from None
+
+
+def check_slice(batch: pa.RecordBatch) -> None:
+    """See that a slice holds what it says: Arrow decodes a page without comparing its codes with the dictionary they point into.
+
+    Raises pa.ArrowException, which `told` puts into words.
+    """
+    batch.validate(full=False)
+    for column in batch.columns:
+        values = column.flatten() if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) else column
+        if isinstance(values, pa.DictionaryArray) and len(values):
+            ends = pc.min_max(values.indices).as_py()
+            if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < len(values.dictionary):
+                raise pa.ArrowIndexError("a value lies beyond its dictionary")
 
 
 def footer_of(path: Path) -> Footer:
