@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +50,11 @@ WEIGHTS = "weights.arrow"
 LISTS = "index/lists.arrow"
 BIAS = "bias.arrow"
 TIMELINE = "timeline.arrow"
+TOLD: Final[dict[str, tuple[type, ...]]] = {  # what every manifest says beside its figures
+    **dict.fromkeys(("created", "dataset_hash", "link", "sha256", "solver"), (str,)),
+    **dict.fromkeys(("measures", "params", "report"), (dict,)),
+    "text": (dict, type(None)),
+}
 LARGEST = 2**31 - 1  # labels and features are numbered by int32
 MATRIX = {"indices": pa.large_list(pa.int32()), "values": pa.large_list(pa.float32())}
 
@@ -223,6 +228,7 @@ def _check_claims(manifest: dict[str, Any]) -> None:
     try:
         (n_labels, n_features), nnz = manifest["shape"], manifest["nnz"]
         sizes = [n_labels, n_features, nnz]
+        wrong = [name for name, kinds in TOLD.items() if type(manifest[name]) not in kinds]
         needed = {WEIGHTS, BIAS, "labels.arrow", "features.arrow"} | (
             {LISTS} if manifest["schema_version"] > FIRST_VERSION else set()
         )
@@ -232,6 +238,8 @@ def _check_claims(manifest: dict[str, Any]) -> None:
         room = manifest["files"]["weights.arrow"]["bytes"] >= 8 * nnz and manifest["files"]["bias.arrow"]["bytes"] >= 4 * n_labels
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"{MANIFEST} lacks what a model needs: {error!r}", file=MANIFEST) from None
+    if wrong:
+        raise Corrupt(f"{MANIFEST}: '{wrong[0]}' is not what a model says there", file=MANIFEST)
     if not (files and safe and numbers and room and nnz <= n_labels * n_features):
         raise Corrupt(f"{MANIFEST} claims {n_labels} labels, {n_features} features, {nnz} weights; its files can't hold these")
 
