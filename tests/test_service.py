@@ -579,7 +579,8 @@ def test_too_many_waiting_predictions_are_told_to_come_again(tmp_path: Path) -> 
     with client_of(app) as http, ThreadPoolExecutor(40) as pool:
         body = {"instances": [{"text": "a"}]}
         waiting = [pool.submit(http.post, "/v1/models/docs:predict", json=body) for _ in range(40)]
-        early = eventually(lambda: [one.result() for one in waiting if one.done()])
+        eventually(lambda: sum(one.done() for one in waiting) == 40 - 33)  # by then all have come
+        early = [one.result() for one in waiting if one.done()]
         free.set()
         codes = {answer.json()["code"] for answer in early}
         assert codes == {"BUSY"}
