@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import WallClock
 
 from xcray.errors import Unavailable
 from xcray.execution.ray_keeper import descendants
@@ -37,28 +38,18 @@ ENDS = {
 LOG_BYTES = 100_000
 
 
-class Clock:
-    """The time of day, and how far the test has put it on."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.ahead
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> WallClock:
+    return WallClock()
 
 
 @pytest.fixture
-def store(home: Home, clock: Clock) -> Iterator[JobStore]:
+def store(home: Home, clock: WallClock) -> Iterator[JobStore]:
     store = JobStore(home.store_url, now=clock, steady=clock)
     yield store
     store.close()
@@ -93,7 +84,7 @@ def until(wish: Callable[[], Any], step: Callable[[], None] = lambda: None) -> A
 
 
 def test_every_poison_is_tried_exactly_so_often_and_neighbours_live(
-    store: JobStore, home: Home, clock: Clock, poison: Callable[[str, str], None], tiny: Any
+    store: JobStore, home: Home, clock: WallClock, poison: Callable[[str, str], None], tiny: Any
 ) -> None:
     bad = {kind: submit(store) for kind in ENDS}
     for kind, job_id in bad.items():
@@ -163,7 +154,7 @@ def state(pid: int) -> str:
 
 
 def test_a_runner_that_stands_still_is_replaced_and_does_not_come_back(
-    store: JobStore, home: Home, clock: Clock, poison: Callable[[str, str], None], tiny: Any, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, home: Home, clock: WallClock, poison: Callable[[str, str], None], tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGSTOP: nothing is raised anywhere. The lease tells, the next attempt does the work, the first one's process is ended."""
     monkeypatch.setattr("xcray.jobs.supervisor.ENDING", 0.0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clocks import WallClock
 
 from xcray.cli.main import main
 from xcray.errors import NotFound
@@ -19,19 +20,9 @@ from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
 from xcray.jobs.store import JobStore
 
 
-class Clock:
-    """The time of day, and how far the test has put it on."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.ahead
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> WallClock:
+    return WallClock()
 
 
 @pytest.fixture
@@ -40,7 +31,7 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.fixture
-def store(home: Home, clock: Clock) -> Iterator[JobStore]:
+def store(home: Home, clock: WallClock) -> Iterator[JobStore]:
     store = JobStore(home.store_url, now=clock)
     yield store
     store.close()
@@ -74,7 +65,7 @@ def of(job_id: str, *names: str) -> set[str]:
     return {f"runs/{job_id}/{name}" for name in names}
 
 
-def test_old_jobs_are_forgotten_with_all_that_is_theirs(store: JobStore, home: Home, clock: Clock) -> None:
+def test_old_jobs_are_forgotten_with_all_that_is_theirs(store: JobStore, home: Home, clock: WallClock) -> None:
     old = job(store, home, FAILED)
     clock.ahead = 31 * DAY
     young = job(store, home, FAILED)
@@ -87,7 +78,7 @@ def test_old_jobs_are_forgotten_with_all_that_is_theirs(store: JobStore, home: H
     assert {store.get(each).status for each in (young, waiting)} == {FAILED, PENDING}
 
 
-def test_the_oldest_ended_jobs_go_when_there_are_too_many(store: JobStore, home: Home, clock: Clock) -> None:
+def test_the_oldest_ended_jobs_go_when_there_are_too_many(store: JobStore, home: Home, clock: WallClock) -> None:
     running = job(store, home, "RUNNING")
     ids = [job(store, home, FAILED) for _ in range(5)]
     retention = Retention(store, home, Kept(jobs=2), clock)
@@ -97,7 +88,7 @@ def test_the_oldest_ended_jobs_go_when_there_are_too_many(store: JobStore, home:
     assert retention.turn() == []
 
 
-def test_a_published_job_keeps_what_people_read(store: JobStore, home: Home, clock: Clock) -> None:
+def test_a_published_job_keeps_what_people_read(store: JobStore, home: Home, clock: WallClock) -> None:
     done, failed, running = (job(store, home, status) for status in (SUCCEEDED, FAILED, "RUNNING"))
     (home.run(done) / "output").mkdir()
     (home.run(done) / "output" / "part-0.parquet").write_text("answers")
@@ -112,7 +103,7 @@ def test_a_published_job_keeps_what_people_read(store: JobStore, home: Home, clo
     assert left == of(done, "timeline.arrow", "output/part-0.parquet") | of(failed, *kept) | of(running, *kept)
 
 
-def test_orphans_go_after_a_day_and_strangers_never(store: JobStore, home: Home, clock: Clock) -> None:
+def test_orphans_go_after_a_day_and_strangers_never(store: JobStore, home: Home, clock: WallClock) -> None:
     known = store.add_dataset("d", "/d", dataset_id=new_id("ds")).id
     orphan, stray = new_id("job"), new_id("ds")
     for folder in (home.run(orphan), home.dataset(known), home.dataset(stray), home.datasets / f".{stray}.ab12cd34.part"):
@@ -133,7 +124,7 @@ def test_orphans_go_after_a_day_and_strangers_never(store: JobStore, home: Home,
     assert all(path.exists() for path in (*strangers, home.dataset(known)))
 
 
-def test_what_dead_replicas_said_of_themselves_goes(store: JobStore, home: Home, clock: Clock) -> None:
+def test_what_dead_replicas_said_of_themselves_goes(store: JobStore, home: Home, clock: WallClock) -> None:
     from xcray.jobs.retention import host_name
 
     dead, living, elsewhere = (
@@ -146,7 +137,7 @@ def test_what_dead_replicas_said_of_themselves_goes(store: JobStore, home: Home,
     assert [path.exists() for path in (dead, living, elsewhere)] == [False, True, True]
 
 
-def test_a_job_that_was_resumed_meanwhile_keeps_its_work(store: JobStore, home: Home, clock: Clock) -> None:
+def test_a_job_that_was_resumed_meanwhile_keeps_its_work(store: JobStore, home: Home, clock: WallClock) -> None:
     failed = job(store, home, FAILED)
     retention = Retention(store, home, Kept(), clock)
     thing = retention._told("of a published job", home.run(failed) / "part-1.arrow")
@@ -156,7 +147,7 @@ def test_a_job_that_was_resumed_meanwhile_keeps_its_work(store: JobStore, home: 
 
 
 def test_the_command_says_what_would_go_and_then_does_it(
-    store: JobStore, home: Home, clock: Clock, capsys: pytest.CaptureFixture[str]
+    store: JobStore, home: Home, clock: WallClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = job(store, home, SUCCEEDED)
     for path in (home.run(done), *home.run(done).iterdir()):

@@ -1,16 +1,17 @@
-"""Rows C1 to C20 of the bad-input catalogue, and JSON lines: what is refused and with which words, and what is read."""
+"""Rows S, X, P and C of the bad-input catalogue: what is refused and with which words, and what is read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from badinput import json_lines, tables
+from badinput import json_lines, parquet, svmlight, tables, xc
 from badinput.build import refused, understood
 from badinput.case import Bad, Good
 
-REFUSED = [("csv", case) for case in tables.BAD] + [("jsonl", case) for case in json_lines.BAD]
-READ = [("csv", case) for case in tables.GOOD] + [("jsonl", case) for case in json_lines.GOOD]
+FAMILIES = {"svmlight": svmlight, "xc": xc, "csv": tables, "jsonl": json_lines, "parquet": parquet}
+REFUSED = [(format, case) for format, family in FAMILIES.items() for case in family.BAD]
+READ = [(format, case) for format, family in FAMILIES.items() for case in family.GOOD]
 
 
 @pytest.mark.parametrize(("format", "case"), REFUSED, ids=[f"{format}-{case.id}" for format, case in REFUSED])
