@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import without
 
 if TYPE_CHECKING:
     from xcray.data.dataset import Dataset
@@ -30,6 +31,13 @@ os.environ.update(
     OMP_NUM_THREADS="1",  # the pools under test bring the parallelism
 )
 os.environ.pop("FORCE_COLOR", None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what this machine lacked, and what was done instead."""
+    if said := without.lines():
+        terminalreporter.section("this machine lacks something")
+        terminalreporter.write_line("\n".join(said))
 
 
 @pytest.fixture(autouse=True)
