@@ -373,17 +373,17 @@ def test_changes_and_refusals_are_written_down(http: httpx.Client, app: FastAPI,
     assert http.post("/v1/jobs/job_none/stop").status_code == 404  # nothing changed
     assert http.get("/v1/jobs", headers={"Authorization": "Bearer no"}).status_code == 401
     entries = http.get("/v1/audit").json()["entries"]
-    assert [each["action"] for each in entries] == ["login.refused", "job.stop", "upload.create"]
+    assert [each["action"] for each in entries] == ["login.refused", "job.stop", "upload.create", "key.create"]
     assert (entries[2]["request_id"], entries[2]["subject"]) == ("mine-1", "/v1/uploads")
     assert entries[1]["subject"] == f"/v1/jobs/{job.id}/stop"
     assert entries[1]["key_id"].startswith("key_")
     assert upload.startswith("upl_")
     first = http.get("/v1/audit?limit=2").json()
     rest = http.get(f"/v1/audit?limit=2&page_token={first['next_page_token']}").json()
-    assert [each["seq"] for each in first["entries"] + rest["entries"]] == [3, 2, 1]
-    assert [each["seq"] for each in http.get("/v1/audit?action=job.stop").json()["entries"]] == [2]
+    assert [each["seq"] for each in first["entries"] + rest["entries"]] == [4, 3, 2, 1]
+    assert [each["seq"] for each in http.get("/v1/audit?action=job.stop").json()["entries"]] == [3]
     assert main(["audit", "--action", "job.stop", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["entries"][0]["seq"] == 2
+    assert json.loads(capsys.readouterr().out)["entries"][0]["seq"] == 3
 
 
 def test_a_flood_of_strangers_is_counted_not_written() -> None:

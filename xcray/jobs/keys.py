@@ -101,6 +101,17 @@ class KeyTable:
         return _key(row)
 
     @once_more
+    def retire_keys(self, key_ids: Sequence[str], at: float) -> list[Key]:
+        """Let keys open nothing from Unix second `at` on; those changed. Keys that end sooner, or are revoked, stay as they are."""
+        sooner = KEYS.c.expires.is_(None) | (KEYS.c.expires > at)
+        with self._database.write() as connection:
+            mine = [KEYS.c.id.in_(key_ids), KEYS.c.revoked.is_(None), sooner]
+            changed = list(connection.execute(sa.select(KEYS.c.id).where(*mine)).scalars())
+            connection.execute(sa.update(KEYS).where(KEYS.c.id.in_(changed)).values(expires=at))
+            rows = connection.execute(sa.select(KEYS).where(KEYS.c.id.in_(changed)).order_by(KEYS.c.seq)).mappings()
+            return [_key(row) for row in rows]
+
+    @once_more
     def touch_key(self, key_id: str) -> None:
         """Note that a key was used now. A write: call it now and then, not with each request."""
         with self._database.write() as connection:

@@ -1,6 +1,7 @@
 """What a key is: `xck_ID_SECRET`, shown once; the store keeps the SHA-256 of the secret, its scopes, its end and its limits.
 
-The secret has 256 random bits, so nobody finds one by trying, and a plain digest tells nothing of it.
+The secret has 256 random bits, so nobody finds one by trying, and a plain digest tells nothing of it. It may be made
+elsewhere, by what draws letters and digits at random: in Helm `printf "xck_%s_%s" (randAlpha 20 | lower) (randAlphaNum 43)`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +22,8 @@ SECRET_BYTES: Final = 32
 SPAN: Final = re.compile(r"([1-9][0-9]{0,6})([smhdw])")
 SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MOST_LIMIT: Final = 2**60
+FEWEST_CHARACTERS: Final = 16  # different ones: 43 random letters and digits have 31, and fewer than these once in 10^11
+MOST_STEPS: Final = 12  # equal steps from a character to a later one, as in abcdef or ababab; by chance 12 are rarer than that
 
 
 class Limits(NamedTuple):
@@ -48,6 +52,27 @@ def new_token() -> NewToken:
     """A key that nobody has."""
     key_id, secret = new_id("key"), secrets.token_urlsafe(SECRET_BYTES)
     return NewToken(key_id, f"xck_{key_id.removeprefix('key_')}_{secret}", digest_of(secret))
+
+
+def given_token(text: str) -> NewToken:
+    """A key that was made elsewhere, as read from a file: blanks and line ends around it do not count.
+
+    Raises ParameterError, code SECRET, which tells nothing of it, when it is no key or its secret was plainly not drawn at
+    random. That it is random nobody can check: use a generator made for secrets.
+    """
+    token = text.strip()
+    found = TOKEN.fullmatch(token)
+    if found is None or not _looks_random(found[2]):
+        problem = "does not look random" if found else "is no key: xck_, 20 of a-z and 2-7, _, 43 of A-Z, a-z, 0-9, - and _"
+        raise ParameterError(f"the secret {problem}; make one by `xcray keys secret`", code="SECRET")
+    return NewToken(f"key_{found[1]}", token, digest_of(found[2]))
+
+
+def _looks_random(secret: str) -> bool:
+    """Whether a secret has neither few characters nor the same step again and again."""
+    codes = secret.encode()
+    steps = (Counter(b - a for a, b in zip(codes, codes[lag:], strict=False)) for lag in range(1, 9))
+    return len(set(codes)) >= FEWEST_CHARACTERS and all(max(each.values()) < MOST_STEPS for each in steps)
 
 
 def digest_of(secret: str) -> str:
