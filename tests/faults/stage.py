@@ -59,15 +59,15 @@ class Stage(NamedTuple):
         return path
 
 
-def enter(arguments: list[str], plain: bool = False) -> None:
-    """Run this command again in namespaces of its own, unless it is there already, or they are not allowed. Returns inside.
+def enter(arguments: list[str], plain: bool = False, module: str = "tests.faults") -> None:
+    """Run this command, `python -m MODULE ARGUMENTS`, again in namespaces of its own, unless it is there already, or they are not allowed. Returns inside.
 
     From then on SIGTERM raises AskedToEnd.
     """
     if os.environ.get(INSIDE) is None:
         kind = None if plain else allowed()
         if kind is not None:
-            words = [*kind, *SPACES, sys.executable, "-m", "tests.faults", *arguments]
+            words = [*kind, *SPACES, sys.executable, "-m", module, *arguments]
             environment = {**os.environ, INSIDE: "user namespaces" if kind else "namespaces"}
             sys.exit(_inside(["unshare", *words], environment))
         os.environ[INSIDE] = PLAIN
