@@ -1,7 +1,7 @@
 """The first process of a node: gives it a network, shared memory and folders of its own, starts Ray, and collects what ends.
 
-`python tests/node_init.py JSON`; started by `tests.nodes`. It begins when a line comes in, and ends when Ray does, when it is told to
-(SIGTERM), or, with everything of its node, when whoever started it is gone. Only the standard library: a node starts in no time.
+`python tests/node_init.py JSON`; started by `tests.nodes`. It begins when a line comes in, and ends when Ray does, when it is told
+to (SIGTERM), or, with everything of its node, when whoever started it is gone. Only the standard library: it starts in no time.
 """
 
 from __future__ import annotations

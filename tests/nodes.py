@@ -150,7 +150,14 @@ class Node:
 
     def drain(self, node_id: str, seconds: int = 60) -> str:
         """Tell Ray that a node of this identity will be gone soon, as a spot market does; from any node."""
-        reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot", "--deadline-remaining-seconds", str(seconds)]
+        reason = [
+            "--reason",
+            "DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message",
+            "spot",
+            "--deadline-remaining-seconds",
+            str(seconds),
+        ]
         return self.run([*RAY, "drain-node", "--node-id", node_id, *reason])
 
     def _before(self, hide: Sequence[Path]) -> list[list[str]]:

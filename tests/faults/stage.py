@@ -29,6 +29,7 @@ from tests.faults.ledger import Ledger
 from xcray.cli.processes import end, family, left_of, snapshot
 
 INSIDE: Final = "FAULTS_INSIDE"  # tells a process that it runs in namespaces of its own
+FOLDER: Final = "FAULTS_FOLDER"  # tells it which folder somebody outside removes when it is gone
 PLAIN: Final = "plain process groups"
 ROOT: Final = Path(__file__).parents[2]
 SPACES: Final = ("--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--net", "--ipc", "--mount")
@@ -60,7 +61,8 @@ class Stage(NamedTuple):
 
 
 def enter(arguments: list[str], plain: bool = False, module: str = "tests.faults") -> None:
-    """Run this command, `python -m MODULE ARGUMENTS`, again in namespaces of its own, unless it is there already, or they are not allowed. Returns inside.
+    """Run this command, `python -m MODULE ARGUMENTS`, again in namespaces of its own, unless it is there already, or they are not
+    allowed. Returns inside.
 
     From then on SIGTERM raises AskedToEnd.
     """
@@ -69,13 +71,31 @@ def enter(arguments: list[str], plain: bool = False, module: str = "tests.faults
         if kind is not None:
             words = [*kind, *SPACES, sys.executable, "-m", module, *arguments]
             environment = {**os.environ, INSIDE: "user namespaces" if kind else "namespaces"}
-            sys.exit(_inside(["unshare", *words], environment))
+            with _swept_folder() as folder:
+                sys.exit(_inside(["unshare", *words], {**environment, FOLDER: str(folder)}))
         os.environ[INSIDE] = PLAIN
     signal.signal(signal.SIGTERM, _asked)
     if namespaces():
         _loopback_up()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "shm", "/dev/shm"], check=True)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def _swept_folder() -> Iterator[Path]:
+    """A new folder that is removed after the block, and by another process when this one is killed; a short path, for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="xf-"))
+    again = "for _ in range(50):\n    shutil.rmtree(sys.argv[1], True)\n    time.sleep(0.1)\n"
+    sweep = f"import shutil, sys, time\nsys.stdin.read()\n{again}"
+    words = [sys.executable, "-c", sweep, str(folder)]  # what wrote there may take a moment to end
+    quiet = subprocess.DEVNULL
+    sweeper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        sweeper.kill()
+        sweeper.wait()
 
 
 def _inside(words: list[str], environment: dict[str, str]) -> int:
@@ -116,7 +136,7 @@ def stage(row: str, title: str, *, runs: int, seed: int, small: bool = False) ->
     figures = Figures(row, title)
     figures.note("private namespaces" if namespaces() else "no namespaces here: plain process groups")
     began = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="xf-"))  # short: Ray puts sockets below it
+    folder = Path(os.environ.pop(FOLDER, None) or tempfile.mkdtemp(prefix="xf-"))  # short: Ray puts sockets below it
     folder.chmod(0o711)  # PostgreSQL runs as another user
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     set = Stage(folder, figures, Ledger(folder / "ledger.jsonl"), random.Random(seed), runs, small, [])
