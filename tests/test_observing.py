@@ -21,8 +21,9 @@ from live import LABELS, TEXTS, client_of, publish, settings_for
 from prometheus_client.parser import text_string_to_metric_families
 
 from xcray.errors import InputError
+from xcray.execution.pool import Muster
 from xcray.execution.progress import Progress
-from xcray.execution.timeline import DONE, LOST, Span
+from xcray.execution.timeline import DONE, DUPLICATE, LOST, Span
 from xcray.execution.vitals import Vitals
 from xcray.index.answer import Answer
 from xcray.jobs.logs import JSONLines, TextLines, Whereabouts, log_runner, visible
@@ -147,9 +148,12 @@ def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore
     job, _ = store.submit({"a": 1}, name="x")
     store.claim("me", lease_seconds=10.0)
     tally = Tally()
-    told = {"workers": 4, "busy_share": 0.5, "largest_gap": 0.01, "object_store_bytes": 7, "counted": {"classes_solved": 10.0}}
+    told = {"workers": 4, "workers_wanted": 6, "busy_share": 0.5, "largest_gap": 0.01, "object_store_bytes": 7}
+    told |= {"counted": {"classes_solved": 10.0}}
     tally.hear(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", vitals=told))
-    store.append(job.id, 1, "progress", {"vitals": told}, counted=tally.news())  # and the answer was lost: the news stay
+    store.append(
+        job.id, 1, "progress", {"vitals": told, "eta": 90.0}, counted=tally.news()
+    )  # and the answer was lost: the news stay
     news = tally.news()
     tally.know(news)
     assert list(news.values()) == [10.0]
@@ -157,11 +161,17 @@ def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore
     tally.hear(
         Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**told, "counted": {"classes_solved": 12.0, "worker_seconds": 3.0}})
     )
+    assert shown(store)["xcray_jobs_remaining_seconds", ()] == 90.0
+    lost = {"batches_lost": 2.0, "seconds_lost": 0.5, "workers_lost": 1, "nodes_lost": 1, "batches_copied": 3.0}
+    tally.hear(Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**told, "counted": lost}))
     store.append(job.id, 1, "phase", {"phase": "MERGING"}, counted=tally.news())
     found = shown(store)
     assert found["xcray_classes_solved_total", ()] == 12.0
     assert found["xcray_worker_seconds_total", (("kind", "train"),)] == 3.0
-    assert (found["xcray_workers", ()], found["xcray_workers_busy_share", ()]) == (4, 0.5)
+    assert found["xcray_batches_total", (("outcome", "lost"),)] == 2.0
+    assert found["xcray_worker_seconds_wasted_total", (("outcome", "lost"),)] == 0.5
+    assert [found[f"xcray_{name}_total", ()] for name in ("batches_copied", "workers_lost", "nodes_lost")] == [3.0, 1.0, 1.0]
+    assert (found["xcray_workers", ()], found["xcray_workers_wanted", ()], found["xcray_workers_busy_share", ()]) == (4, 6, 0.5)
     assert (found["xcray_certified_gap_ratio", ()], found["xcray_object_store_bytes", ()]) == (0.01, 7)
     store.finish(job.id, 1, SUCCEEDED)
     assert shown(store)["xcray_workers", ()] == 0
@@ -180,8 +190,9 @@ def test_a_training_fills_the_figures(tmp_path: Path, tiny: Any) -> None:
     told = [event.data["vitals"] for event in store.events(job.id) if event.kind == "progress" and "vitals" in event.data]
     store.close()
     assert found["xcray_classes_solved_total", ()] == tiny.n_labels
+    assert found["xcray_batches_total", (("outcome", "done"),)] > 0
     assert found["xcray_worker_seconds_total", (("kind", "train"),)] > 0
-    assert all(each["workers"] == 2 for each in told)
+    assert all(each["workers_wanted"] == 2 for each in told)
 
 
 def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> None:
@@ -203,20 +214,29 @@ def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> Non
 
 
 def test_vitals_see_the_last_half_minute() -> None:
-    stored = iter([100, 200])
-    clock = Clock()
-    vitals = Vitals(2, 10, clock)
-    vitals.follow(lambda: next(stored))
-    task = Task(0, (), 0.0)
-    assert vitals.told()["busy_share"] is None
+    vitals, task = Vitals(2, 10), Task(0, (), 0.0)
+    assert vitals.told() == {"workers": 2, "workers_wanted": 2, "busy_share": None, "counted": {}}
+    musters = iter([Muster(4, 2, stored=100), Muster(4, 3, lost=1, nodes_lost=1, stored=200)])
+    vitals.follow(lambda: next(musters))
     for begin, seconds, outcome in ((0.0, 10.0, DONE), (0.0, 5.0, LOST), (90.0, 10.0, DONE)):
         vitals.span(Span("w", task, begin, seconds, outcome))
+    vitals.span(Span("w", Task(1, (), 0.0, 2, copy=True), 95.0, 0.0, DUPLICATE))
     told = vitals.told()
     assert told["busy_share"] == pytest.approx(10.0 / (2 * 30.0), abs=1e-4)  # of the seconds 70 to 100, two workers
-    assert told["counted"] == {"worker_seconds": 20.0}  # what was lost did not count
-    assert told["object_store_bytes"] == 100  # asked at most every two seconds
-    clock.now += 3.0
-    assert vitals.told()["object_store_bytes"] == 200
+    assert told["counted"] == {  # what was lost did not count as work
+        "worker_seconds": 20.0,
+        "seconds_lost": 5.0,
+        "seconds_duplicate": 0.0,
+        "batches_done": 2.0,
+        "batches_lost": 1.0,
+        "batches_duplicate": 1.0,
+        "batches_copied": 1.0,
+    }
+    assert (told["workers"], told["workers_wanted"], told["object_store_bytes"]) == (2, 4, 100)
+    told = vitals.told()
+    assert (told["workers"], told["object_store_bytes"]) == (3, 200)
+    assert (told["counted"]["workers_lost"], told["counted"]["nodes_lost"]) == (1, 1)
+    vitals.follow(lambda: Muster(2, 2))
     for epoch in (5, 6, 4, 7):  # 5 were done by an earlier attempt; back from 6 to 4, and on
         vitals.reach_epoch(epoch)
     assert vitals.told()["counted"]["epochs"] == 2
@@ -273,6 +293,8 @@ def test_a_prediction_moves_its_figures(tmp_path: Path) -> None:
     assert found["xcray_predict_instances_total", ()] == found["xcray_predict_exact_total", ()] == 2 * len(TEXTS)
     assert found["xcray_predict_labels_scored_total", ()] >= len(TEXTS)
     assert found["xcray_predict_seconds_count", ()] == 2
+    assert found["xcray_model_finds_total", (("how", "waited"),)] == 1  # the first had to wait, the other did not
+    assert found["xcray_model_finds_total", (("how", "mapped"),)] == 1
     assert found["xcray_model_loads_total", (("outcome", "loaded"),)] == 1
     assert found["xcray_http_requests_under_way", ()] == 1  # this one
     assert found["xcray_store_seconds_count", (("door", "read"),)] > 0

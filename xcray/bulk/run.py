@@ -102,7 +102,7 @@ class _Run:
             order = -missing.astype(np.float64)  # in the order of the file: disks read ahead, and bad rows are met early
             schedule = Scatter(missing, rows, (SECONDS_A_ROW,), values=order, workers=self.workers)
             pool = self._pool()
-            self.vitals.follow(pool.stored)
+            self.vitals.follow(pool.muster)
             with Timeline(self.run_dir) as timeline:
 
                 def record(span: Span) -> None:

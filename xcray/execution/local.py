@@ -11,7 +11,7 @@ import numpy as np
 
 from xcray.errors import ParameterError, Stopped
 from xcray.execution.memory import Footprint
-from xcray.execution.pool import Failed, GaveUp, Report, Result, StopFlag, Work
+from xcray.execution.pool import Failed, GaveUp, Muster, Report, Result, StopFlag, Work
 from xcray.schedule.messages import Joined, Left, Task
 from xcray.solvers.solver import Local
 
@@ -62,9 +62,9 @@ class _LocalPool:
         """None: the workers are this process."""
         return {}
 
-    def stored(self) -> int | None:
-        """None: what workers share is in this process."""
-        return None
+    def muster(self) -> Muster:
+        """One worker, the calling thread."""
+        return Muster(1, 1)
 
 
 class SerialPool(_LocalPool):
@@ -136,6 +136,10 @@ class ThreadPool(_LocalPool):
             for name in self._staying()[workers:]:
                 self._leaving.add(name)
                 self._queues[name].put(None)  # wakes it when it idles
+
+    def muster(self) -> Muster:
+        """The threads that stay."""
+        return Muster(self._workers, sum(name not in self._leaving for name in list(self._threads)))
 
     def submit(self, worker: str, task: Task) -> None:
         """Queue a task for one thread."""

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from xcray.execution.memory import Footprint
-from xcray.execution.pool import StopFlag
+from xcray.execution.pool import Muster, StopFlag
 from xcray.execution.team import Answer, Handle, HandWork, Raised, Reply, check_replace, do, taken_apart, team_names, thing_lost
 from xcray.schedule.messages import Lost
 
@@ -143,9 +143,9 @@ class _LocalTeam(ABC):
         """None: the workers are this process."""
         return {}
 
-    def stored(self) -> int | None:
-        """None: what workers share is in this process."""
-        return None
+    def muster(self) -> Muster:
+        """The lives there are; threads are not lost but in rehearsals."""
+        return Muster(len(self._names), len(self._lives))
 
     def lose(self, worker: str, *, with_things: bool = False) -> None:
         """As if the worker's process died; `with_things`: as if its node died, with all that its verbs made and is still held.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from xcray.arrays import Int32
 from xcray.execution.memory import Footprint
@@ -93,6 +93,17 @@ class StopFlag:
         return self._event.is_set()
 
 
+class Muster(NamedTuple):
+    """Who is there of a pool or a team. wanted, present: workers; lost, nodes_lost: workers and machines that went without being
+    told to, so far; stored: bytes in the object stores of the cluster that the workers are on, None where there is none."""
+
+    wanted: int
+    present: int
+    lost: int = 0
+    nodes_lost: int = 0
+    stored: int | None = None
+
+
 class Pool(Protocol):
     """Workers that solve tasks. One thread calls it; `wait` is the only call that blocks, `stop` the one others may make."""
 
@@ -111,8 +122,8 @@ class Pool(Protocol):
     def footprints(self) -> dict[str, Footprint]:
         """What workers in processes of their own hold, as far as they have answered; asks them anew, and waits for nobody."""
 
-    def stored(self) -> int | None:
-        """Bytes in the object store of the cluster that the workers are on; None where there is none."""
+    def muster(self) -> Muster:
+        """Who is there now; asks nobody that could be slow more often than every few seconds."""
 
     def wait(self, seconds: float) -> list[Report]:
         """What happened since the last call; waits at most about `seconds` for something. May be empty."""

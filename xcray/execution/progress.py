@@ -15,6 +15,9 @@ SECONDS: Final = "worker_seconds"  # of workers, for work that counted
 EPOCHS: Final = "epochs"
 ROWS: Final = "rows_trained"  # rows times epochs
 ANSWERED: Final = "rows_answered"
+COPIED: Final = "batches_copied"  # begun beside the first, whose worker was late
+WORKERS_LOST: Final = "workers_lost"
+NODES_LOST: Final = "nodes_lost"
 
 
 class Progress(NamedTuple):

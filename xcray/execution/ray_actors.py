@@ -14,10 +14,12 @@ from ray.util.metrics import Counter
 
 from xcray.errors import Unavailable, XcrayError
 from xcray.execution.memory import Footprint, footprint
-from xcray.execution.pool import StopFlag
+from xcray.execution.pool import Muster, StopFlag
 
 REPLACEMENTS: Final = 5  # actors that may take a lost one's place, for each worker
 START_SECONDS: Final = 120.0  # an actor must have its process by then
+LOOK_SECONDS: Final = 2.0  # between two looks at the cluster
+PLANNED_DEATHS: Final = frozenset({1, 4})  # of nodes, by Ray's NodeDeathInfo: told to end, or idle for the autoscaler
 BEAT_SECONDS: Final = 5.0  # between two looks at who still answers
 
 
@@ -114,6 +116,26 @@ class Footprints:
         self._asked.clear()
 
 
+class Surroundings:
+    """The cluster that workers are on, as it told at the last `look`. stored: bytes in its object stores; nodes_lost: machines that
+    were there at an earlier look and went without being asked to: crashed, unreachable, or taken back by whoever lends them."""
+
+    def __init__(self) -> None:
+        self.stored, self.nodes_lost = 0, 0
+        self._alive: set[str] = set()
+
+    def look(self) -> None:
+        """Ask the head."""
+        name = "object_store_memory"
+        there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        self.stored = int(there.get(name, 0.0) - free.get(name, 0.0))
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        gone = [each for each in nodes if not each["Alive"] and each["NodeID"] in self._alive]
+        self.nodes_lost += sum(each.get("DeathReason", 0) not in PLANNED_DEATHS for each in gone)
+        self._alive = {each["NodeID"] for each in nodes if each["Alive"]}
+
+
 class RayWorkers:
     """What pools and teams of actors are: actors by name, inside a session of Ray.
 
@@ -124,19 +146,20 @@ class RayWorkers:
         self._session, self._is_open, self._opened = session, False, 0.0
         self._actors: dict[str, Any] = {}
         self._footprints = Footprints()
+        self._surroundings, self._look_next = Surroundings(), 0.0
 
     def footprints(self) -> dict[str, Footprint]:
         """What the actors hold, as far as they have answered since the last call; those that have not are not asked again."""
         return self._footprints.ask(self._actors)
 
-    def stored(self) -> int | None:
-        """Bytes in the object stores of the cluster, as its nodes told last."""
+    def _mustered(self, wanted: int, present: int, lost: int) -> Muster:
+        """These workers, with what the cluster they are on says of itself."""
         if not self._is_open:
-            return None
-        name = "object_store_memory"
-        there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-        return int(there.get(name, 0.0) - free.get(name, 0.0))
+            return Muster(wanted, 0, lost)
+        if time.monotonic() >= self._look_next:
+            self._look_next = time.monotonic() + LOOK_SECONDS
+            self._surroundings.look()
+        return Muster(wanted, present, lost, self._surroundings.nodes_lost, self._surroundings.stored)
 
     def stop(self) -> None:
         """Tell the actors to stop at their next slice."""

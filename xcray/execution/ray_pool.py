@@ -23,7 +23,7 @@ import numpy as np
 import ray
 
 from xcray.errors import ParameterError, Stopped
-from xcray.execution.pool import Failed, GaveUp, RemoteWork, Report, Result
+from xcray.execution.pool import Failed, GaveUp, Muster, RemoteWork, Report, Result
 from xcray.execution.ray_actors import (
     START_SECONDS,
     RayWorkers,
@@ -133,6 +133,11 @@ class RayPool(RayWorkers):
         if workers < 1:
             raise ParameterError(f"a pool needs at least 1 worker, not {workers}")
         self._n_workers = workers
+
+    def muster(self) -> Muster:
+        """The actors that are ready, of those wanted."""
+        waiting = {held[0] for held in self._waiting.values() if held[1] is None}
+        return self._mustered(self._n_workers, len(self._actors.keys() - waiting), self._lost)
 
     def submit(self, worker: str, task: Task) -> None:
         """Send a task to an actor; one that is about to leave gives it back by leaving."""

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import ray
 
 from xcray.errors import Unavailable
+from xcray.execution.pool import Muster
 from xcray.execution.ray_actors import (
     START_SECONDS,
     Pulse,
@@ -122,6 +123,10 @@ class RayTeam(RayWorkers):
     def nodes(self) -> dict[str, str]:
         """Address and identity of each worker's node; a lost worker's last."""
         return dict(self._nodes)
+
+    def muster(self) -> Muster:
+        """The actors that are there, of all places."""
+        return self._mustered(len(self._names), len(self._actors), self._losses)
 
     def open(self) -> None:
         """Connect to Ray, start the actors and make their hands. Raises Unavailable when Ray or CPUs can't be had."""

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from xcray.errors import ParameterError, Stopped, Unavailable
 from xcray.execution.memory import Footprint
+from xcray.execution.pool import Muster
 from xcray.schedule.messages import Lost
 
 THING_LOST: Final = "THING_LOST"  # code of the Unavailable that says a handle's thing is gone
@@ -105,8 +106,8 @@ class Team(Protocol):
     def footprints(self) -> dict[str, Footprint]:
         """What workers in processes of their own hold, as far as they have answered; asks them anew, and waits for nobody."""
 
-    def stored(self) -> int | None:
-        """Bytes in the object store of the cluster that the workers are on; None where there is none."""
+    def muster(self) -> Muster:
+        """Who is there now; asks nobody that could be slow more often than every few seconds."""
 
     def replace(self, *lost: str) -> None:
         """New workers of the same names in the places of lost ones, with new hands; waits until they are ready, as `open`."""

@@ -21,6 +21,7 @@ DONE: Final = "done"
 DUPLICATE: Final = "duplicate"  # finished, but another was faster
 LOST: Final = "lost"  # with its worker
 STOPPED: Final = "stopped"  # given up: another was faster, or the run was stopped
+OUTCOMES: Final = (DONE, DUPLICATE, LOST, STOPPED)
 FLUSH = 1.0  # seconds between two writes
 SCHEMA = pa.schema(
     {

@@ -1,33 +1,34 @@
-"""How a run is doing, in figures: what it has done in this attempt, how busy its workers are, what lies in Ray's object store."""
+"""How a run is doing, in figures: what it has done in this attempt, who works and how busily, what lies in Ray's object store."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from xcray.execution.progress import EPOCHS, ROWS, SECONDS
-from xcray.execution.timeline import DONE, Span
+from xcray.execution.pool import Muster
+from xcray.execution.progress import COPIED, EPOCHS, NODES_LOST, ROWS, SECONDS, WORKERS_LOST
+from xcray.execution.timeline import DONE, OUTCOMES, Span
 
+BATCHES: Final = {outcome: f"batches_{outcome}" for outcome in OUTCOMES}
+WASTED: Final = {
+    outcome: f"seconds_{outcome}" for outcome in OUTCOMES if outcome != DONE
+}  # of workers, for work that did not count
 WINDOW: Final = 30.0  # seconds of the past by which workers are called busy
-LOOK_SECONDS: Final = 2.0  # between two looks at the object store
 
 
 class Vitals:
     """Collected by whoever drives a run; `told` goes with its progress."""
 
-    def __init__(self, workers: int, rows: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """rows: of an epoch."""
-        self._workers, self._rows, self._clock = workers, rows, clock
+    def __init__(self, workers: int, rows: int) -> None:
+        """workers: that are asked for; rows: of an epoch."""
+        self._rows = rows
+        self._muster: Callable[[], Muster] = lambda: Muster(workers, workers)
         self._counted: dict[str, float] = {}
         self._before: float | None = None
         self._spans: deque[tuple[float, float]] = deque()  # begin and end of what workers did lately
         self._first = float("inf")
         self._gap: float | None = None
-        self._stored: Callable[[], int | None] = lambda: None
-        self._looked = -float("inf")
-        self._bytes: int | None = None
 
     def add(self, name: str, by: float) -> None:
         """So much more was done."""
@@ -51,37 +52,36 @@ class Vitals:
         self._spans.append((span.started, end))
         while self._spans and self._spans[0][1] < end - WINDOW:
             self._spans.popleft()
-        if span.outcome == DONE:
-            self.add(SECONDS, span.seconds)
+        self.add(BATCHES[span.outcome], 1)
+        self.add(SECONDS if span.outcome == DONE else WASTED[span.outcome], span.seconds)
+        if span.task.copy:
+            self.add(COPIED, 1)
 
     def certified(self, gap: float) -> None:
         """A class ended with this duality gap, as a share of its null objective."""
         self._gap = max(gap, self._gap or 0.0)
 
-    def follow(self, stored: Callable[[], int | None]) -> None:
-        """From now on, ask `stored` what lies in the object store; None: there is none."""
-        self._stored = stored
+    def follow(self, muster: Callable[[], Muster]) -> None:
+        """From now on, ask `muster` who is there."""
+        self._muster = muster
 
     def told(self) -> dict[str, Any]:
-        """JSON: workers; busy_share of them over the last WINDOW seconds, None before anything ended; counted: what was done in
-        this attempt, by name; largest_gap and object_store_bytes where there are such."""
-        share = self._busy_share()
-        more = {"largest_gap": self._gap, "object_store_bytes": self._looked_at_store()}
-        told = {"workers": self._workers, "busy_share": share, "counted": dict(self._counted)}
+        """JSON: workers that are there, workers_wanted; busy_share over the last WINDOW seconds, None before anything ended;
+        counted: what was done in this attempt, by name; largest_gap and object_store_bytes where there are such."""
+        there = self._muster()
+        for name, lost in ((WORKERS_LOST, there.lost), (NODES_LOST, there.nodes_lost)):
+            if lost:
+                self.reach(name, lost)
+        more = {"largest_gap": self._gap, "object_store_bytes": there.stored}
+        workers = {"workers": there.present, "workers_wanted": there.wanted}
+        told = {**workers, "busy_share": self._busy_share(max(1, there.present)), "counted": dict(self._counted)}
         return told | {name: value for name, value in more.items() if value is not None}
 
-    def _busy_share(self) -> float | None:
-        """Of the workers' time up to the last end."""
+    def _busy_share(self, workers: int) -> float | None:
+        """Of the time of so many workers up to the last end."""
         if not self._spans:
             return None
         last = max(end for _, end in self._spans)
         begin = max(self._first, last - WINDOW)
         busy = sum(end - max(start, begin) for start, end in self._spans if end > begin)
-        return round(min(1.0, busy / max(1e-9, self._workers * (last - begin))), 4)
-
-    def _looked_at_store(self) -> int | None:
-        """Bytes in the object store, as of a moment ago."""
-        now = self._clock()
-        if now - self._looked >= LOOK_SECONDS:
-            self._looked, self._bytes = now, self._stored()
-        return self._bytes
+        return round(min(1.0, busy / max(1e-9, workers * (last - begin))), 4)

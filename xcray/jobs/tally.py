@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from xcray.execution.progress import ANSWERED, CLASSES, EPOCHS, ROWS, SECONDS, Progress
+from xcray.execution import vitals
+from xcray.execution.progress import ANSWERED, CLASSES, COPIED, EPOCHS, NODES_LOST, ROWS, SECONDS, WORKERS_LOST, Progress
 from xcray.jobs.counters import Counted, Counter, counter
 from xcray.jobs.states import FAILED, PENDING, RUNNING, TERMINAL
 
@@ -20,12 +21,21 @@ WAIT_SECONDS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.
 ENDED: Final = "xcray_jobs_ended_total"
 LOST: Final = "xcray_job_attempts_lost_total"
 LOOKS: Final = "xcray_runner_looks_total"
+BATCHES: Final = "xcray_batches_total"  # by outcome
+WASTED: Final = "xcray_worker_seconds_wasted_total"  # by outcome
 DONE: Final = {  # what attempts tell -> the counter
     CLASSES: "xcray_classes_solved_total",
-    SECONDS: "xcray_worker_seconds_total",
+    SECONDS: "xcray_worker_seconds_total",  # by kind of job
     EPOCHS: "xcray_training_epochs_total",
     ROWS: "xcray_training_rows_total",
     ANSWERED: "xcray_rows_answered_total",
+    COPIED: "xcray_batches_copied_total",
+    WORKERS_LOST: "xcray_workers_lost_total",
+    NODES_LOST: "xcray_nodes_lost_total",
+}
+BY_OUTCOME: Final = {  # what attempts tell -> the counter and its label
+    **{name: counter(BATCHES, outcome=outcome) for outcome, name in vitals.BATCHES.items()},
+    **{name: counter(WASTED, outcome=outcome) for outcome, name in vitals.WASTED.items()},
 }
 KINDS_OF_PHASE: Final = {"TRAINING": "train", "PREDICTING": "predict"}
 REASONS: Final = frozenset(  # why jobs fail through no fault of what was submitted; all others are INPUT
@@ -73,8 +83,7 @@ class Tally:
         if kind is None or not progress.vitals:
             return
         for name, value in progress.vitals["counted"].items():
-            shown = DONE[name]
-            self._newest[counter(shown, kind=kind) if name == SECONDS else counter(shown)] = float(value)
+            self._newest[_counter_of(name, kind)] = float(value)
 
     def news(self) -> dict[Counter, float]:
         """What the store does not know yet."""
@@ -85,6 +94,13 @@ class Tally:
         """The store knows this now."""
         for name, more in news.items():
             self._known[name] = self._known.get(name, 0.0) + more
+
+
+def _counter_of(name: str, kind: str) -> Counter:
+    """The counter of what an attempt tells."""
+    if name in BY_OUTCOME:
+        return BY_OUTCOME[name]
+    return counter(DONE[name], kind=kind) if name == SECONDS else counter(DONE[name])
 
 
 def event_of(progress: Progress) -> dict[str, Any]:

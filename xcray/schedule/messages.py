@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """A batch of labels for one worker; `cost` in estimated seconds. The same task, run again or beside, has the next `attempt`."""
+    """A batch of labels for one worker; `cost` in estimated seconds. The same task, run again or beside, has the next `attempt`;
+    copy: it was begun beside another that was late."""
 
     id: int
     labels: tuple[int, ...]
     cost: float
     attempt: int = 1
+    copy: bool = False
 
 
 @dataclass(frozen=True)

@@ -267,10 +267,11 @@ class Scatter:
     def _give(self, flight: _Flight, worker: Worker, now: float) -> Run:
         """One more run of a batch."""
         flight.runs += 1
+        copy = bool(flight.holders)
         flight.holders.append(worker.name)
         self._flights[flight.id] = flight
         labels = tuple(flight.batch.labels.tolist())
-        task = Task(flight.id, labels, self._model.price(flight.batch.total), flight.runs)
+        task = Task(flight.id, labels, self._model.price(flight.batch.total), flight.runs, copy)
         self._crew.give(worker, task, now)
         return Run(worker.name, task)
 

@@ -83,6 +83,10 @@ class Gauges:
         self.model_unloads = self._counter("xcray_model_unloads", "models let go")
         self.models_loaded = self._gauge("xcray_models_loaded", "models that are mapped")
         self.filters_loaded = self._gauge("xcray_filters_loaded", "label filters that are kept")
+        finds = self._counter(
+            "xcray_model_finds", "requests that asked for a model, by whether it was mapped or had to be waited for", "how"
+        )
+        self.found_mapped, self.found_waited = finds.labels("mapped"), finds.labels("waited")
         self.swaps = self._counter("xcray_model_swaps", "times that a name or an alias came to mean another version")
 
     def _inside(self) -> None:

@@ -76,6 +76,7 @@ class PredictorCache:
         """`get` on the event loop: at once when somebody answers, else a thread loads who will."""
         place = self._places.get((wanted.tenant, wanted.reference))
         serving = place.serving if place is not None and place.settled() else self._answering(wanted)
+        (self._gauges.found_waited if serving is None else self._gauges.found_mapped).inc()
         if serving is None:
             return await asyncio.get_running_loop().run_in_executor(self._loaders, self.get, wanted)
         return self._picked(wanted, serving)

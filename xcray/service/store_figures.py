@@ -13,7 +13,7 @@ from typing import Any, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from xcray.execution.progress import ANSWERED, CLASSES, EPOCHS, ROWS, SECONDS
+from xcray.execution.progress import ANSWERED, CLASSES, COPIED, EPOCHS, NODES_LOST, ROWS, SECONDS, WORKERS_LOST
 from xcray.jobs import tally
 from xcray.jobs.figures import StoreFigures
 from xcray.service.gauges import REPLICA
@@ -31,6 +31,14 @@ COUNTERS: Final = {  # name without _total -> what, labels
     tally.DONE[EPOCHS]: ("epochs and rounds of trainings that go in such", ()),
     tally.DONE[ROWS]: ("rows that these passed", ()),
     tally.DONE[ANSWERED]: ("rows answered by batch predictions", ()),
+    tally.BATCHES: (
+        "batches of labels or rows, and visits of blocks, by how they ended: done, duplicate, lost or stopped",
+        ("outcome",),
+    ),
+    tally.WASTED: ("seconds of workers for work that did not count, by how it ended", ("outcome",)),
+    tally.DONE[COPIED]: ("batches begun a second time beside the first, whose worker was late", ()),
+    tally.DONE[WORKERS_LOST]: ("workers that died or fell silent while they worked for a job", ()),
+    tally.DONE[NODES_LOST]: ("machines that vanished from the Ray of a running job; each such job counts them", ()),
 }
 
 
@@ -61,13 +69,17 @@ def families(at: StoreFigures) -> Iterator[Metric]:
     for name, (what, labels) in COUNTERS.items():
         yield _counter(name, what, labels, at)
     yield from _running([each.get("vitals", {}) for each in at.running])
+    what = "seconds until the last of the running jobs is foreseen to have done its main phase; 0 when none says"
+    yield _gauge("xcray_jobs_remaining_seconds", what, max((each.get("eta") or 0.0 for each in at.running), default=0.0))
 
 
 def _running(vitals: list[Mapping[str, Any]]) -> Iterator[Metric]:
     """How the runs under way are doing, together."""
     workers = sum(each.get("workers", 0) for each in vitals)
     busy = sum(each.get("workers", 0) * (each.get("busy_share") or 0.0) for each in vitals)
-    yield _gauge("xcray_workers", "workers of running jobs", workers)
+    yield _gauge("xcray_workers", "workers of running jobs that are there", workers)
+    wanted = sum(each.get("workers_wanted", 0) for each in vitals)
+    yield _gauge("xcray_workers_wanted", "workers that running jobs could use; more than there are: the cluster is full", wanted)
     yield _gauge("xcray_workers_busy_share", "share of their time in which these worked, lately; 0 to 1", busy / max(1, workers))
     gaps = (each.get("largest_gap") or 0.0 for each in vitals)
     what = "largest duality gap of the classes that running jobs have solved, by its null objective"

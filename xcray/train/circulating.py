@@ -59,7 +59,7 @@ class Circulating(Together):
         work = ShardWork(self._solver, rows.how, self._n_features, where, at.dataset.content_hash)
         team = team_of(at.spec, work, self.workers, at.job, STORED * 4 * self._n_features * at.dataset.n_labels)
         desk.watch(team.footprints)
-        desk.vitals.follow(team.stored)
+        desk.vitals.follow(team.muster)
 
         def record(span: Span) -> None:
             timeline.add(span._replace(task=replace(span.task, labels=())))  # a visit finishes no label

@@ -104,7 +104,7 @@ class Going(Together):
         try:
             team.open()
             desk.watch(team.footprints)
-            desk.vitals.follow(team.stored)
+            desk.vitals.follow(team.muster)
             with Timeline(at.run_dir) as timeline, one_core_each():
 
                 def record(span: Span) -> None:

@@ -73,7 +73,7 @@ class Scattering:
 
         pool, seconds = self._pool(), desk.seconds_left()
         desk.watch(pool.footprints)
-        desk.vitals.follow(pool.stored)
+        desk.vitals.follow(pool.muster)
         with Timeline(self._at.run_dir) as timeline:
 
             def record(span: Span) -> None:
