@@ -70,15 +70,24 @@ class Gauges:
         self.labels_scored = self._counter("xcray_predict_labels_scored", "labels whose score was computed in full")
         self.postings_read = self._counter("xcray_predict_postings_read", "entries of the index's lists that were read")
         self.exact = self._counter("xcray_predict_exact", "instances whose answer is proved to be exact")
-        self.routed = self._counter("xcray_predict_routed", "requests to a weighted alias, by who answered: stable or canary", "to")
+        self.routed = self._counter(
+            "xcray_predict_routed",
+            "requests to a weighted alias, by who answered: stable or canary",
+            "to",
+            values=("stable", "canary"),
+        )
         self.shadowed = self._counter(
-            "xcray_predict_shadowed", "requests answered by a shadow too: same, different, failed or dropped", "outcome"
+            "xcray_predict_shadowed",
+            "requests answered by a shadow too: same, different, failed or dropped",
+            "outcome",
+            values=("same", "different", "failed", "dropped"),
         )
         self.shadow_seconds = self._histogram("xcray_predict_shadow_seconds", "seconds that a shadow took")
 
     def _models(self) -> None:
         """What is mapped."""
-        self.model_loads = self._counter("xcray_model_loads", "models mapped: loaded or failed", "outcome")
+        loads = "models mapped: loaded or failed"
+        self.model_loads = self._counter("xcray_model_loads", loads, "outcome", values=("loaded", "failed"))
         self.model_load_seconds = self._histogram("xcray_model_load_seconds", "seconds to map, check and warm a model", long=True)
         self.model_unloads = self._counter("xcray_model_unloads", "models let go")
         self.models_loaded = self._gauge("xcray_models_loaded", "models that are mapped")
@@ -91,10 +100,12 @@ class Gauges:
 
     def _inside(self) -> None:
         """What the service does for itself."""
-        self.builds = self._counter("xcray_dataset_builds", "data sets built, by how it ended", "outcome")
+        built = "data sets built, by how it ended"
+        self.builds = self._counter("xcray_dataset_builds", built, "outcome", values=("ready", "failed"))
         self.build_seconds = self._histogram("xcray_dataset_build_seconds", "seconds to build a data set", long=True)
         self.store_seconds = self._histogram("xcray_store_seconds", "seconds of a transaction of the store", "door")
-        self.store_errors = self._counter("xcray_store_errors", "transactions that the store did not answer", "door")
+        errors = "transactions that the store did not answer"
+        self.store_errors = self._counter("xcray_store_errors", errors, "door", values=("read", "write"))
         self.loop_lag = self._histogram("xcray_loop_lag_seconds", "seconds that the event loop was late")
 
     def text(self) -> bytes:
@@ -138,10 +149,14 @@ class Gauges:
         if not answered:
             self.store_errors.labels(door).inc()
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        """A figure that only rises."""
+    def _counter(self, name: str, what: str, *labels: str, values: Iterable[str] = ()) -> Counter:
+        """A figure that only rises. values: of its one label, where they are known: shown from the start, as 0, for what shows
+        first as 1 has never risen."""
         self.labels[name] = labels
-        return Counter(name, f"{REPLICA}{what}.", labels, registry=self._registry)
+        counter = Counter(name, f"{REPLICA}{what}.", labels, registry=self._registry)
+        for value in values:
+            counter.labels(value)
+        return counter
 
     def _gauge(self, name: str, what: str) -> Gauge:
         """A figure as it is now; of several processes, those that live are added up."""

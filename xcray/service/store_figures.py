@@ -14,8 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from xcray.execution.progress import ANSWERED, CLASSES, COPIED, EPOCHS, NODES_LOST, ROWS, SECONDS, WORKERS_LOST
+from xcray.execution.timeline import DONE, OUTCOMES
 from xcray.jobs import tally
 from xcray.jobs.figures import StoreFigures
+from xcray.jobs.job import KINDS
+from xcray.jobs.states import FAILED, TERMINAL
 from xcray.service.gauges import REPLICA
 from xcray.service.lately import Lately
 
@@ -39,6 +42,18 @@ COUNTERS: Final = {  # name without _total -> what, labels
     tally.DONE[COPIED]: ("batches begun a second time beside the first, whose worker was late", ()),
     tally.DONE[WORKERS_LOST]: ("workers that died or fell silent while they worked for a job", ()),
     tally.DONE[NODES_LOST]: ("machines that vanished from the Ray of a running job; each such job counts them", ()),
+}
+
+FROM_THE_START: Final[dict[str, list[tuple[str, ...]]]] = {  # labels that are shown as 0: what shows first as 1 has never risen
+    tally.ENDED: [
+        (kind, status, reason)
+        for kind in KINDS
+        for status in sorted(TERMINAL)
+        for reason in (sorted(tally.REASONS | {"INPUT"}) if status == FAILED else ["NONE"])
+    ],
+    tally.DONE[SECONDS]: [(kind,) for kind in sorted(tally.KINDS_OF_PHASE.values())],
+    tally.BATCHES: [(outcome,) for outcome in OUTCOMES],
+    tally.WASTED: [(outcome,) for outcome in OUTCOMES if outcome != DONE],
 }
 
 
@@ -85,7 +100,11 @@ def _running(vitals: list[Mapping[str, Any]]) -> Iterator[Metric]:
     what = "largest duality gap of the classes that running jobs have solved, by its null objective"
     yield _gauge("xcray_certified_gap_ratio", what, max(gaps, default=0.0))
     stored = max((each.get("object_store_bytes") or 0 for each in vitals), default=0)  # jobs on one cluster see the same stores
-    yield _gauge("xcray_object_store_bytes", "bytes in the object stores of the Ray that running jobs use", stored)
+    yield _gauge(
+        "xcray_object_store_bytes",
+        "bytes of first copies in the object stores of the Ray that running jobs use; others may be dropped",
+        stored,
+    )
 
 
 def _waits(at: StoreFigures) -> Metric:
@@ -99,11 +118,11 @@ def _waits(at: StoreFigures) -> Metric:
 
 
 def _counter(name: str, what: str, labels: Iterable[str], at: StoreFigures) -> Metric:
-    """A counter by its labels; 0 when nothing was counted and it has none."""
+    """A counter by its labels; 0 for those that are known and were not counted yet."""
     names = list(labels)
     family = CounterMetricFamily(name.removesuffix("_total"), f"{STORE}{what}.", labels=names)
     found = {tuple(told.get(label, "") for label in names): value for each, told, value in at.counted if each == name}
-    for values, value in found.items() if names else [((), found.get((), 0.0))]:
+    for values, value in (dict.fromkeys(FROM_THE_START.get(name, [()] if not names else []), 0.0) | found).items():
         family.add_metric(values, value)
     return family
 
