@@ -36,7 +36,7 @@ LABEL: Final = 700  # bytes the driver keeps of a label: its place, its record, 
 JOINT_WEIGHT: Final = 64  # bytes a weight, for solvers that solve all labels in one task
 INDEXED: Final = 15  # bytes of a weight by label and in the lists of the search
 PART_LABEL, MODEL_LABEL = 230, 260  # bytes of a label on disk beside its weights: bias, record, names, offsets
-WEIGHTS_A_ROOT: Final = 60.0  # weights of a label for each square root of its positives' entries: a first guess
+WEIGHTS_A_ROOT: Final = 30.0  # weights of a label for each square root of its positives' entries; 18 to 44 on eight sets of text
 PUBLISHED: Final = 150e6  # bytes of a model merged, checked, hashed and turned in a second
 PROBED: Final = 48  # labels a probe solves
 WORTH: Final = 1.0  # core seconds foreseen from which on a probe is worth its time
@@ -94,6 +94,35 @@ class Work(NamedTuple):
     weights: Float64
 
 
+class Shape(NamedTuple):
+    """What the needs of a training are reckoned from.
+
+    rows, features, labels, entries: N, D, K, entries of X. of_labels: (K,) float64, entries of X in each label's rows. terms:
+    (K, T) float64, see the solver's `cost_terms`. mapped: bytes of the data's files. judged: bytes that calibrating takes.
+    """
+
+    rows: int
+    features: int
+    labels: int
+    entries: int
+    of_labels: Float64
+    terms: Float64
+    mapped: int
+    judged: int = 0
+
+    def work(self, solver: Solver, labels: Int32) -> Work:
+        """What solving `labels` (n,) takes at a first guess."""
+        return Work(labels, np.asarray(self.terms[labels] @ solver.cost_rates), WEIGHTS_A_ROOT * np.sqrt(self.of_labels[labels]))
+
+
+class Paces(NamedTuple):
+    """How a probe differed from the first guess: time over time foreseen, weights over weights foreseen, labels solved."""
+
+    slower: float = 1.0
+    heavier: float = 1.0
+    probed: int = 0
+
+
 def limits_of(spec: TrainSpec) -> dict[str, int]:
     """Bytes that this process may still take, by what limits it: see `memory.available`, and `memory_limit` of the spec."""
     own = {} if spec.memory_limit is None else {"memory_limit": max(0, parse_bytes(spec.memory_limit) - (anonymous() or 0))}
@@ -127,35 +156,43 @@ def estimate(
     terms: the solver's `cost_terms` where they are known already.
     probe: seconds a probe may take, about, 0 for none; by default a fiftieth of what is foreseen, 2 at most, if that is long.
     """
-    train, K = dataset.train, dataset.n_labels
+    train = dataset.train
     terms = solver.cost_terms(train.X, train.XT, train.YT) if terms is None else terms
-    roots = np.sqrt(entries_of_labels(train))
-    work = Work(labels, np.asarray(terms[labels] @ solver.cost_rates), WEIGHTS_A_ROOT * roots[labels])
+    judged = memory(dataset) if spec.calibrate else 0
+    shape = Shape(*sizes_of(train), entries_of_labels(train), terms, mapped(dataset), judged)
+    work = shape.work(solver, labels)
     foreseen = float(work.seconds.sum())
     seconds = (min(2.0, foreseen / 50) if foreseen > WORTH else 0.0) if probe is None else probe
-    slower, heavier, probed = run_probe(solver, train, work, seconds) if seconds > 0.0 and not solver.joint else (1.0, 1.0, 0)
-    lengths = np.minimum(heavier * WEIGHTS_A_ROOT * roots, dataset.n_features)
-    weights, place = int(lengths.sum()), place_of(spec)
-    core = foreseen * slower
-    worker, reserved = worker_bytes(solver, train, weights)
-    model = INDEXED * weights + (MODEL_LABEL + 16) * K + 40 * dataset.n_features
-    pieces = max(min(ENTRY * weights, merge_budget(spec, weights)), IN_FLIGHT * workers, memory(dataset) if spec.calibrate else 0)
-    alone = float(work.seconds.max(initial=0.0)) * slower
+    paces = run_probe(solver, train, work, seconds) if seconds > 0.0 and not solver.joint else Paces()
+    return reckoned(spec, shape, solver, labels, workers, paces)
+
+
+def reckoned(spec: TrainSpec, shape: Shape, solver: Solver, labels: Int32, workers: int, paces: Paces) -> Estimate:
+    """What it takes to train `labels` (n,) of data of a shape as `spec` says, and to publish all K: the formula itself."""
+    work, K, place = shape.work(solver, labels), shape.labels, place_of(spec)
+    lengths = np.minimum(paces.heavier * WEIGHTS_A_ROOT * np.sqrt(shape.of_labels), shape.features)
+    weights = int(lengths.sum())
+    core = float(work.seconds.sum()) * paces.slower
+    sizes = (shape.rows, shape.features, shape.labels, shape.entries)
+    worker, reserved = scratch_bytes(solver, sizes, float(shape.of_labels.max(initial=0.0)), weights)
+    model = INDEXED * weights + (MODEL_LABEL + 16) * K + 40 * shape.features
+    pieces = max(min(ENTRY * weights, merge_budget(spec, weights)), IN_FLIGHT * workers, shape.judged)
+    alone = float(work.seconds.max(initial=0.0)) * paces.slower
     return Estimate(
-        driver=LABEL * K + 24 * dataset.n_features + pieces + (RAY_DRIVER if place != "here" else 0),
+        driver=LABEL * K + 24 * shape.features + pieces + (RAY_DRIVER if place != "here" else 0),
         worker=worker,
         workers=workers,
         place=place,
         process=0 if place == "here" else PROCESS,
         ray=0 if place == "here" or spec.ray_address is not None else RAY,
         reserved=reserved,
-        mapped=mapped(dataset),
+        mapped=shape.mapped,
         parts=int(8 * lengths[labels].sum()) + PART_LABEL * len(labels),
         model=model,
         weights=weights,
         core_seconds=core,
         seconds=max(core / workers, alone) + model / PUBLISHED,
-        probed=probed,
+        probed=paces.probed,
     )
 
 
@@ -210,34 +247,43 @@ def entries_of_labels(train: Split) -> Float64:
     return np.bincount(labels, lengths[train.YT.indices], train.YT.n_rows).astype(np.float64)
 
 
+def sizes_of(train: Split) -> tuple[int, int, int, int]:
+    """N, D, K and the entries of X."""
+    return len(train.X.indptr) - 1, train.X.n_cols, train.YT.n_rows, train.X.nnz
+
+
 def worker_bytes(solver: Solver, train: Split, weights: int) -> tuple[int, int]:
+    """See `scratch_bytes`, for a part of a data set."""
+    return scratch_bytes(solver, sizes_of(train), float(entries_of_labels(train).max(initial=0.0)), weights)
+
+
+def scratch_bytes(solver: Solver, sizes: tuple[int, int, int, int], most: float, weights: int) -> tuple[int, int]:
     """(bytes a worker works in, bytes it reserves and may leave empty).
 
-    Measured, not written down: the solver loads five made-up problems, each twice the first in one of N, D, K and entries, and what
-    its arrays take is linear in these. What grows with the entries of X is reserved only: it is filled as far as the
-    active set of a label reaches; three times the entries of its rows are counted as filled.
+    sizes: N, D, K and the entries of X; most: entries of the rows of one label, at most; weights: of the model. Measured, not
+    written down: the solver loads five made-up problems, each twice the first in one of the sizes, and what its arrays take is
+    linear in these. What grows with the entries of X is reserved only: it is filled as far as the active set of a label
+    reaches; three times the entries of its rows are counted as filled.
     """
-    sizes = np.array([len(train.X.indptr) - 1, train.X.n_cols, train.YT.n_rows, train.X.nnz], np.float64)
     base = np.full(4, PROBE_SIZE)
     first = _local_bytes(solver, *base)
     steps = [(_local_bytes(solver, *(base * np.where(np.arange(4) == i, 2, 1))) - first) / PROBE_SIZE for i in range(4)]
     fixed = max(0.0, first - float(base @ np.array(steps)))
-    linear = np.array(steps) * sizes
-    largest = min(float(sizes[3]), 3.0 * float(entries_of_labels(train).max(initial=0.0)))
-    filled = steps[3] * largest
+    linear = np.array(steps) * np.array(sizes, np.float64)
+    filled = steps[3] * min(float(sizes[3]), 3.0 * most)
     joint = JOINT_WEIGHT * weights if solver.joint else 0
     return int(fixed + linear[:3].sum() + filled + joint), int(linear[3] - filled)
 
 
-def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> tuple[float, float, int]:
-    """Solve a few labels, spread over the cheap and the dear: (time over time foreseen, weights over weights foreseen, labels).
+def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> Paces:
+    """Solve a few labels, spread over the cheap and the dear.
 
     Labels too dear for `seconds` are left out; labels that turn out slower than foreseen end the probe. Its blocks are dropped.
     """
     order = np.argsort(work.seconds, kind="stable")
     within = order[(np.cumsum(work.seconds[order] * PROBED / max(len(order), 1)) <= seconds) & (work.weights[order] > 0)]
     if not len(within):
-        return 1.0, 1.0, 0
+        return Paces()
     middles = (np.arange(PROBED) + 0.5) / PROBED * len(within)  # of equally large groups
     chosen = within[np.unique(middles.astype(np.int64))]
     chosen = np.random.default_rng(0).permutation(chosen)  # so that those solved before the end are as mixed as all
@@ -248,7 +294,7 @@ def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> tuple
     while n < len(chosen) and took <= seconds:
         nnz += solver.solve(local, frozen(work.labels[chosen[n : n + 1]], np.int32)).W.nnz
         n, took = n + 1, time.thread_time() - began
-    return took / max(float(work.seconds[chosen[:n]].sum()), 1e-9), nnz / float(work.weights[chosen[:n]].sum()), n
+    return Paces(took / max(float(work.seconds[chosen[:n]].sum()), 1e-9), nnz / float(work.weights[chosen[:n]].sum()), n)
 
 
 def place_of(spec: TrainSpec) -> str:
