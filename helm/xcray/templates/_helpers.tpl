@@ -160,6 +160,16 @@ securityContext:
   {{- include "xcray.podSecurityContext" $root | nindent 2 }}
 {{- end -}}
 
+{{/* A quantity of CPU -> whole cores, rounded up: "1500m" -> 2. */}}
+{{- define "xcray.cores" -}}
+{{- $given := toString . -}}
+{{- if hasSuffix "m" $given -}}
+{{- max 1 (divf (trimSuffix "m" $given | float64) 1000 | ceil | int) -}}
+{{- else -}}
+{{- max 1 (float64 $given | ceil | int) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A value as a setting is written in an environment variable: texts as they are, all else as JSON (whole numbers stay whole). */}}
 {{- define "xcray.settingValue" -}}
 {{- if kindIs "string" . -}}{{ . }}{{- else -}}{{ toJson . }}{{- end -}}
@@ -334,6 +344,36 @@ envFrom:
     - name: admin-key
       mountPath: /run/secrets/xcray-admin
       readOnly: true
+{{- end -}}
+
+{{/* Probes of a container, from .Values.api.probes, by its port's name: (list $ "http"). */}}
+{{- define "xcray.probes" -}}
+{{- $root := index . 0 -}}
+{{- with $root.Values.api.probes -}}
+startupProbe:
+  {{- include "xcray.httpGet" (list $root "/healthz" (index $ 1)) | nindent 2 }}
+  {{- toYaml .startup | nindent 2 }}
+readinessProbe:
+  {{- include "xcray.httpGet" (list $root "/readyz" (index $ 1)) | nindent 2 }}
+  {{- toYaml .readiness | nindent 2 }}
+livenessProbe:
+  {{- include "xcray.httpGet" (list $root "/healthz" (index $ 1)) | nindent 2 }}
+  {{- toYaml .liveness | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* Checksum of the named Secrets as they are in the cluster, so that an upgrade restarts the pods that read changed ones. */}}
+{{- define "xcray.secretsChecksum" -}}
+{{- $root := . -}}
+{{- $found := list -}}
+{{- with .Values -}}
+{{- range list .store.existingSecret .auth.existingSecret .api.tls.existingSecret .storage.objects.existingSecret -}}
+{{- if . -}}
+{{- $found = append $found (get (lookup "v1" "Secret" $root.Release.Namespace . | default dict) "data") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $found | sha256sum -}}
 {{- end -}}
 
 {{/* (list $ "/healthz" "http") -> an HTTP probe's httpGet. The pod's own address is its Host, which XCRAY_ALLOWED_HOSTS allows. */}}

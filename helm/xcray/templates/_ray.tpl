@@ -42,3 +42,10 @@ Ray, as the rest of the chart sees it.
   readOnly: true
 {{- end }}
 {{- end -}}
+
+{{/* What of Ray is refused. */}}
+{{- define "xcray.ray.refuse" -}}
+{{- if and .Values.ray.enabled (ne .Values.mode "cluster") -}}
+{{- fail "ray.enabled needs mode=cluster: trainings on Ray share PostgreSQL and a home that all pods mount" -}}
+{{- end -}}
+{{- end -}}

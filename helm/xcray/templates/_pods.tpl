@@ -1,0 +1,83 @@
+{{/*
+What pods of API and runner are made of, beyond what all share: see _helpers.tpl.
+*/}}
+
+{{/* Nodes, taints, affinity, from the values of a component. */}}
+{{- define "xcray.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* (list $ "api") -> pods of a component evenly over nodes and zones, where that is possible. */}}
+{{- define "xcray.spread" -}}
+{{- $root := . -}}
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+- topologyKey: {{ . }}
+  maxSkew: 1
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- include "xcray.selectorLabels" $root | nindent 6 }}
+  matchLabelKeys: [pod-template-hash]
+{{- end }}
+{{- end -}}
+
+{{/* Threads of a process for predictions: the cores that its pod asks for, shared by its processes. */}}
+{{- define "xcray.predictThreads" -}}
+{{- $requests := .Values.api.resources.requests | default dict -}}
+{{- $cores := include "xcray.cores" (get $requests "cpu" | default "1") | int -}}
+{{- max 1 (div $cores (int .Values.api.workers)) -}}
+{{- end -}}
+
+{{/* Seconds until a pod of the API is killed: drain, grace, and what closing takes; with jobs in the pod, what giving them back takes. */}}
+{{- define "xcray.api.terminationGrace" -}}
+{{- $needed := add (ceil .Values.api.drainSeconds | int) (int .Values.api.graceSeconds) -}}
+{{- .Values.api.terminationGracePeriodSeconds | default (add $needed (ternary 60 15 (eq .Values.mode "all-in-one"))) -}}
+{{- end -}}
+
+{{/* Models that a pod loads before it is ready, as JSON: all that were pulled, and those that are named. */}}
+{{- define "xcray.preload" -}}
+{{- $models := list -}}
+{{- if eq .Values.mode "serving" -}}
+{{- range .Values.api.models -}}
+{{- $models = append $models .name -}}
+{{- end -}}
+{{- end -}}
+{{- concat $models .Values.api.preload | uniq | toJson -}}
+{{- end -}}
+
+{{/* Mode serving: an init container for each model, one after the other. */}}
+{{- define "xcray.pullContainers" -}}
+{{- if eq .Values.mode "serving" }}
+{{- range $i, $model := .Values.api.models }}
+- name: pull-{{ $i }}
+  image: {{ include "xcray.image" $ }}
+  imagePullPolicy: {{ $.Values.image.pullPolicy }}
+  command: [xcray, models, pull]
+  args: [{{ $model.uri | quote }}, --into, {{ $model.name | quote }}]
+  env:
+    - name: XCRAY_HOME
+      value: /var/lib/xcray
+    - name: HOME
+      value: /tmp
+    {{- include "xcray.env.objects" $ | nindent 4 }}
+  {{- include "xcray.envFrom.objects" $ | nindent 2 }}
+  resources:
+    {{- toYaml $.Values.api.resources | nindent 4 }}
+  securityContext:
+    {{- include "xcray.containerSecurityContext" $ | nindent 4 }}
+  volumeMounts:
+    {{- include "xcray.volumeMounts.base" $ | nindent 4 }}
+{{- end }}
+{{- end }}
+{{- end -}}
