@@ -1,6 +1,6 @@
 """What `helm test` asks: alive, ready, a stranger is turned away, the admin key is not. Only Python's own library.
 
-URL, KEY_FILE (none: no keys), CERTIFICATE (of pods that speak TLS themselves), MODEL (asked for a prediction) are in the environment.
+In the environment: URL, KEY_FILE (none: no keys), CERTIFICATE (of pods that speak TLS themselves), MODEL (asked for a prediction).
 """
 
 import json
