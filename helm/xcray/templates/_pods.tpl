@@ -50,7 +50,9 @@ affinity:
 {{- $models := list -}}
 {{- if eq .Values.mode "serving" -}}
 {{- range .Values.api.models -}}
+{{- if and .name (eq (.tenant | default "default") "default") -}}
 {{- $models = append $models .name -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- concat $models .Values.api.preload | uniq | toJson -}}
@@ -64,7 +66,16 @@ affinity:
   image: {{ include "xcray.image" $ }}
   imagePullPolicy: {{ $.Values.image.pullPolicy }}
   command: [xcray, models, pull]
-  args: [{{ $model.uri | quote }}, --into, {{ $model.name | quote }}]
+  args:
+    - {{ $model.uri | quote }}
+    {{- range $option := list "name" "sha256" "tenant" }}
+    {{- with get $model $option }}
+    - --{{ $option }}={{ . }}
+    {{- end }}
+    {{- end }}
+    {{- range $model.aliases }}
+    - --alias={{ . }}
+    {{- end }}
   env:
     - name: XCRAY_HOME
       value: /var/lib/xcray

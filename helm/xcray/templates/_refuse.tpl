@@ -75,8 +75,11 @@ What this chart does not install, and what to do instead. Shapes of single value
 {{- end -}}
 {{- if not $home.existingClaim -}}
 {{- $names := list -}}
-{{- range .Values.api.models }}{{ $names = append $names .name }}{{ end -}}
-{{- range .Values.api.preload -}}
+{{- $whole := false -}}
+{{- range .Values.api.models }}
+{{- if .name }}{{ $names = append $names .name }}{{ else }}{{ $whole = true }}{{ end -}}
+{{- end -}}
+{{- range ternary list .Values.api.preload $whole -}}
 {{- $name := regexFind "^[^@:]+" . -}}
 {{- if not (has $name $names) -}}
 {{- fail (printf "api.preload names %s, which this mode has no storage for: pods would never be ready. Add it to api.models, with its uri" $name) -}}
