@@ -32,6 +32,7 @@ from xcray.execution.timeline import Span
 from xcray.files import read_json, write_json
 from xcray.schedule.circulate import Circulate
 from xcray.schedule.homes import homes_by_speed
+from xcray.schedule.placement import side_by_side
 from xcray.solvers.block import Block
 from xcray.solvers.circulating import CHANGING, Decision, Step
 from xcray.solvers.dsmlr import DSMLRSolver
@@ -115,6 +116,7 @@ class _Descent:
         self._crew, self._began = list(self._team.workers), time.monotonic()
         while True:
             try:
+                self._crew = side_by_side(self._crew, self._team.nodes)  # where they are is no matter of bits
                 self._place(homes_by_speed(self._costs, dict.fromkeys(self._crew, 1.0)), self._out.stop)
                 self._resume()
                 while not self._ended:
@@ -325,7 +327,7 @@ class _Descent:
         self._lost += max(1, len(lost.workers))
         self._team.interrupt()  # what the others are at is of no use any more
         self._history, self._durable = [], 0  # nothing is at rest
-        if self._lost > LOSSES * len(self._team.workers):
+        if self._lost - self._team.muster().lost_with_nodes > LOSSES * len(self._team.workers):
             raise Unavailable(
                 f"{self._lost} workers were lost one after the other; look at their logs and memory, then resume",
                 code="WORKERS_LOST",

@@ -14,6 +14,7 @@ from xcray.schedule.messages import Cancel, Command, Done, Drain, GivenUp, Lost,
 from xcray.schedule.scatter import Scatter
 
 PATIENCE = 0.2  # seconds between two looks at the stop flag
+LOOK = 0.25  # seconds between two looks at what is left, by which a pool grows and shrinks
 GRACE = 2.0  # seconds that batches under way have to end when the time is up
 
 
@@ -48,6 +49,7 @@ def drive(
         pool.open()
         loop.finished = schedule.total_labels == 0
         while not loop.finished:
+            loop.look_ahead()
             reports = pool.wait(PATIENCE)
             if stop.is_set():
                 raise Stopped("stopped on request; finished batches are kept, the next run does the rest")
@@ -75,6 +77,16 @@ class _Loop:
     ) -> None:
         self._schedule, self._pool, self._commit, self._record, self._sync = schedule, pool, commit, record, sync
         self.finished = False
+        self._looked = -math.inf
+
+    def look_ahead(self) -> None:
+        """Tell the pool what is left, now and then, and the schedule how many workers there will be for it."""
+        now = self._pool.now()
+        if now - self._looked >= LOOK:
+            self._looked = now
+            expected = self._pool.foresee(self._schedule.outlook())
+            if expected is not None:
+                self._schedule.expect(expected)
 
     def hear(self, reports: list[Report], overdue: bool) -> None:
         """Tell the schedule what a pool reported, and do what it says once all is heard."""

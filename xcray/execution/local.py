@@ -12,6 +12,7 @@ import numpy as np
 from xcray.errors import ParameterError, Stopped
 from xcray.execution.memory import Footprint
 from xcray.execution.pool import Failed, GaveUp, Muster, Report, Result, StopFlag, Work
+from xcray.schedule.demand import Outlook
 from xcray.schedule.messages import Joined, Left, Task
 from xcray.solvers.solver import Local
 
@@ -59,6 +60,15 @@ class _LocalPool:
         return self._bench.now()
 
     def footprints(self) -> dict[str, Footprint]:
+        """None: the workers are this process."""
+        return {}
+
+    def foresee(self, outlook: Outlook) -> int | None:
+        """None: threads cost nothing while they idle."""
+        return None
+
+    @property
+    def nodes(self) -> dict[str, str]:
         """None: the workers are this process."""
         return {}
 

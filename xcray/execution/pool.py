@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from xcray.arrays import Int32
 from xcray.execution.memory import Footprint
+from xcray.schedule.demand import Outlook
 from xcray.schedule.messages import Event, Task
 
 POOLS: Final = ("serial", "threads", "ray")
@@ -95,13 +96,15 @@ class StopFlag:
 
 class Muster(NamedTuple):
     """Who is there of a pool or a team. wanted, present: workers; lost, nodes_lost: workers and machines that went without being
-    told to, so far; stored: bytes in the object stores of the cluster that the workers are on, None where there is none."""
+    told to, so far; stored: bytes in the object stores of the cluster that the workers are on, None where there is none;
+    lost_with_nodes: of the workers lost, those that went with their whole node, which is not their fault."""
 
     wanted: int
     present: int
     lost: int = 0
     nodes_lost: int = 0
     stored: int | None = None
+    lost_with_nodes: int = 0
 
 
 class Pool(Protocol):
@@ -124,6 +127,14 @@ class Pool(Protocol):
 
     def muster(self) -> Muster:
         """Who is there now; asks nobody that could be slow more often than every few seconds."""
+
+    def foresee(self, outlook: Outlook) -> int | None:
+        """Hear what is left to do, before the first `wait` and a few times a second from then on. How many workers it will have
+        for that; None where that does not depend on it."""
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """Address and identity of each worker's node, also of those that are gone; none in this process."""
 
     def wait(self, seconds: float) -> list[Report]:
         """What happened since the last call; waits at most about `seconds` for something. May be empty."""

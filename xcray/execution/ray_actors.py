@@ -15,22 +15,36 @@ from ray.util.metrics import Counter
 from xcray.errors import Unavailable, XcrayError
 from xcray.execution.memory import Footprint, footprint
 from xcray.execution.pool import Muster, StopFlag
+from xcray.execution.ray_nodes import LOOK_SECONDS, Surroundings, Whereabouts
+from xcray.schedule.placement import A_CPU, Need
 
 REPLACEMENTS: Final = 5  # actors that may take a lost one's place, for each worker
-START_SECONDS: Final = 120.0  # an actor must have its process by then
-LOOK_SECONDS: Final = 2.0  # between two looks at the cluster
-PLANNED_DEATHS: Final = frozenset({1, 4})  # of nodes, by Ray's NodeDeathInfo: told to end, or idle for the autoscaler
+START_SECONDS: Final = float(os.environ.get("XCRAY_RAY_START_SECONDS", "120"))  # an actor must have its process by then
+BUSY: Final = ("xcray_busy_seconds", "Seconds that this worker was at work, whether or not it counted")
 BEAT_SECONDS: Final = 5.0  # between two looks at who still answers
 
 
 class WorkerActor:
-    """The part of a worker that is its process: one thread works, and beside it another answers `stop`, `pid` and `footprint`."""
+    """The part of a worker that is its process: one thread works, and beside it another answers `stop`, `pid` and the like.
 
-    def __init__(self, job: str, counter: tuple[str, str], *tags: str) -> None:
-        name, description = counter
-        self._stop = StopFlag()
-        self._counter = Counter(name, description, tag_keys=("job", *tags))
-        self._counter.set_default_tags({"job": job})
+    Metrics of a worker, in Ray's export under `ray_` and the name, with the tags job and worker: `counter` of what it did, and
+    `xcray_busy_seconds`. Those of a batch, or a visit, are not told apart there: each name would be a series for ever.
+    """
+
+    def __init__(self, job: str, worker: str, counter: tuple[str, str], *tags: str) -> None:
+        self._stop, self._is = StopFlag(), f"{worker} of {job}"
+        self._counter = _counter(job, worker, counter, *tags)
+        self._busy = _counter(job, worker, BUSY)
+
+    def __repr__(self) -> str:
+        """As Ray's logs and its dashboard call it."""
+        return self._is
+
+    @ray.method(concurrency_group="control")
+    def place(self) -> tuple[str, str]:
+        """Where it is: the address and the identity of its node."""
+        address: Any = ray.util.get_node_ip_address  # it has no types
+        return address(), ray.get_runtime_context().get_node_id()
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
@@ -48,8 +62,16 @@ class WorkerActor:
         return footprint()
 
 
-def start_actor(kind: type[WorkerActor], job: str, worker: str, *args: Any, **options: Any) -> Any:
-    """An actor of one CPU named `xcray:JOB:WORKER`, `xcray:JOB:WORKER.2` and so on while dead ones still have the names before.
+def _counter(job: str, worker: str, counter: tuple[str, str], *tags: str) -> Any:
+    """A metric of a worker, by name and description."""
+    made = Counter(*counter, tag_keys=("job", "worker", *tags))
+    made.set_default_tags({"job": job, "worker": worker})
+    return made
+
+
+def start_actor(kind: type[WorkerActor], job: str, worker: str, *args: Any, need: Need = A_CPU, **options: Any) -> Any:
+    """An actor named `xcray:JOB:WORKER`, `xcray:JOB:WORKER.2` and so on while dead ones still have the names before; it takes the
+    CPUs and the memory that `need` says.
 
     It works in one thread, for what it works on is not made for two, and is controlled in another. It is neither started again
     nor are its calls repeated by Ray: who lost a worker decides what follows.
@@ -59,7 +81,15 @@ def start_actor(kind: type[WorkerActor], job: str, worker: str, *args: Any, **op
     for life in count(1):
         name = f"xcray:{job}:{worker}" + (f".{life}" if life > 1 else "")
         try:
-            once = remote.options(name=name, num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=1, **options)
+            once = remote.options(
+                name=name,
+                num_cpus=need.cpus,
+                memory=int(need.memory) or None,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=1,
+                **options,
+            )
             return once.remote(*args)
         except ray.exceptions.ActorAlreadyExistsError:
             continue
@@ -69,7 +99,7 @@ def start_actor(kind: type[WorkerActor], job: str, worker: str, *args: Any, **op
 def not_ready(who: str) -> Unavailable:
     """The error when actors do not start in time: `who`, like "no Ray worker was"."""
     return Unavailable(
-        f"{who} ready after {START_SECONDS:.0f} s; does the cluster have a free CPU for each worker? see `ray status`",
+        f"{who} ready after {START_SECONDS:.0f} s; does the cluster have a free CPU for each worker, and memory? see `ray status`",
         code="RAY_NO_CPU",
     )
 
@@ -116,26 +146,6 @@ class Footprints:
         self._asked.clear()
 
 
-class Surroundings:
-    """The cluster that workers are on, as it told at the last `look`. stored: bytes in its object stores; nodes_lost: machines that
-    were there at an earlier look and went without being asked to: crashed, unreachable, or taken back by whoever lends them."""
-
-    def __init__(self) -> None:
-        self.stored, self.nodes_lost = 0, 0
-        self._alive: set[str] = set()
-
-    def look(self) -> None:
-        """Ask the head."""
-        name = "object_store_memory"
-        there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-        self.stored = int(there.get(name, 0.0) - free.get(name, 0.0))
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        gone = [each for each in nodes if not each["Alive"] and each["NodeID"] in self._alive]
-        self.nodes_lost += sum(each.get("DeathReason", 0) not in PLANNED_DEATHS for each in gone)
-        self._alive = {each["NodeID"] for each in nodes if each["Alive"]}
-
-
 class RayWorkers:
     """What pools and teams of actors are: actors by name, inside a session of Ray.
 
@@ -146,7 +156,8 @@ class RayWorkers:
         self._session, self._is_open, self._opened = session, False, 0.0
         self._actors: dict[str, Any] = {}
         self._footprints = Footprints()
-        self._surroundings, self._look_next = Surroundings(), 0.0
+        self._around = Surroundings()
+        self._where = Whereabouts(self._around)
 
     def footprints(self) -> dict[str, Footprint]:
         """What the actors hold, as far as they have answered since the last call; those that have not are not asked again."""
@@ -156,10 +167,20 @@ class RayWorkers:
         """These workers, with what the cluster they are on says of itself."""
         if not self._is_open:
             return Muster(wanted, 0, lost)
-        if time.monotonic() >= self._look_next:
-            self._look_next = time.monotonic() + LOOK_SECONDS
-            self._surroundings.look()
-        return Muster(wanted, present, lost, self._surroundings.nodes_lost, self._surroundings.stored)
+        self._around.look(LOOK_SECONDS)
+        with_nodes = self._where.lost - self._where.crashes
+        return Muster(wanted, present, lost, self._around.nodes_lost, self._around.stored, with_nodes)
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """Address and identity of each worker's node; a lost worker's last."""
+        return self._where.names
+
+    def _check_losses(self, workers: int, why: object) -> None:
+        """Raise Unavailable when too many died on nodes that live; those that went with their nodes are nobody's fault."""
+        if self._where.crashes > REPLACEMENTS * workers:
+            self._around.look()  # were some of them of a node that is dead by now?
+        check_losses(self._where.crashes, workers, why)
 
     def stop(self) -> None:
         """Tell the actors to stop at their next slice."""

@@ -1,14 +1,18 @@
 """A pool of Ray actors. Each is one worker: it maps what its work needs, does batches, and can be told to stop.
 
 A training's X and its transpose exist once per node: actors that see the data set directory map it (the page cache is shared); on
-other nodes the arrays come from the object store, put there once, mapped read-only by all actors of the node. Results travel
-back as arrays; the driver commits them to disk, so the object store never holds the only copy of one.
+other nodes the arrays come from the object store, put there once, mapped read-only by all actors of the node. So nodes are filled
+one after the other, see `schedule.placement`. Results travel back as arrays; the driver commits them to disk, so the object store
+never holds the only copy of one.
 
 Failure story: an actor that dies is reported Lost, its batches run again elsewhere (work is deterministic, so a batch
-run twice gives the same bits), and another actor takes its place, up to REPLACEMENTS times the number of workers.
+run twice gives the same bits), and another actor takes its place, up to REPLACEMENTS times the number of workers. Actors that went
+with their whole node do not count, nor do the batches they were at; those of a node that is being drained end the batch
+they are at and leave.
 
 An actor joins when the cluster has a CPU for it: with fewer CPUs than workers the others wait, and join in the middle of
-the job when the cluster grows.
+the job when the cluster grows: what waits is what an autoscaler sees. With `thrift` no more of them wait than what is left can
+use, and near the end those that have nothing to do are given back, node by node: see `schedule.demand`.
 """
 
 from __future__ import annotations
@@ -30,14 +34,17 @@ from xcray.execution.ray_actors import (
     WorkerActor,
     answered,
     cause_of,
-    check_losses,
     not_ready,
     start_actor,
 )
+from xcray.execution.ray_nodes import ANYWHERE, LOOK_SECONDS
 from xcray.execution.ray_session import connect, local_ray
-from xcray.schedule.messages import Joined, Left, Lost, Task
+from xcray.schedule.demand import Outlook, Staff, Thrift, given_back, workers_wanted
+from xcray.schedule.messages import Cleared, Joined, Left, Lost, Task
+from xcray.schedule.placement import A_CPU, Need, room
 
 STORE: Final = 256 << 20  # bytes
+SEAT_SECONDS: Final = 15.0  # who had a seat on a node and is not there after them waits like the others
 
 
 @contextmanager
@@ -57,8 +64,8 @@ def session(address: str | None, workers: int, store: int = STORE) -> Iterator[N
 class WorkActor(WorkerActor):
     """The life of one worker: `open` its files, then `solve` batches one after the other."""
 
-    def __init__(self, work: RemoteWork, job: str) -> None:
-        super().__init__(job, work.counter)
+    def __init__(self, work: RemoteWork, job: str, worker: str) -> None:
+        super().__init__(job, worker, work.counter)
         self._work, self._leaving = work, False
         self._off: set[int] = set()  # tasks called off
 
@@ -88,7 +95,9 @@ class WorkActor(WorkerActor):
                 if task not in self._off:
                     raise
         self._off.discard(task)
-        return block, began, time.monotonic() - started
+        seconds = time.monotonic() - started
+        self._busy.inc(seconds)
+        return block, began, seconds
 
     def _called_off(self, task: int) -> bool:
         """Whether a batch is to be given up."""
@@ -108,19 +117,35 @@ class WorkActor(WorkerActor):
 class RayPool(RayWorkers):
     """Workers that are Ray actors named `xcray:JOB:worker-N`.
 
-    session: a context manager inside which Ray is connected. A worker is an actor of one CPU. Any thread may `resize` it
-    while it runs. shared: gives what goes to nodes that do not see the work's files, or raises Unavailable.
+    session: a context manager inside which Ray is connected. A worker is an actor of one CPU, and of what `need` says. Any thread
+    may `resize` it while it runs. shared: gives what goes to nodes that do not see the work's files, or raises Unavailable.
+    workers: at most so many; without thrift, so many.
     """
 
     def __init__(
-        self, work: RemoteWork, workers: int, session: AbstractContextManager[Any], job: str, shared: Callable[[], tuple[Any, ...]]
+        self,
+        work: RemoteWork,
+        workers: int,
+        session: AbstractContextManager[Any],
+        job: str,
+        shared: Callable[[], tuple[Any, ...]],
+        *,
+        need: Need = A_CPU,
+        thrift: Thrift | None = None,
     ) -> None:
         super().__init__(session)
         self._work, self._n_workers, self._job, self._give = work, workers, job, shared
+        self._need, self._thrift, self._wanted = need, thrift, workers if thrift is None else 1
+        self._solve: dict[str, Any] = {}  # worker -> its method, under a name that can be read
         self._waiting: dict[Any, tuple[str, Task | None]] = {}  # reference -> worker and its task; None: getting ready
+        self._finding: dict[Any, str] = {}  # reference of the node it gets to -> worker
+        self._asked: dict[str, float] = {}  # workers without a node so far, by when they were asked for
+        self._seated: set[str] = set()  # of these, those that a node had room for
+        self._idle: dict[str, float] = {}  # when workers became so
+        self._told: list[Report] = []
         self._shared: tuple[Any, ...] | None = None
         self._leaving: set[str] = set()
-        self._started, self._joined, self._lost = 0, 0, 0
+        self._started, self._joined, self._most, self._seen = 0, 0, 1, 0
 
     def open(self) -> None:
         """Connect to Ray and start the actors. Raises Unavailable when Ray can't be reached."""
@@ -128,21 +153,16 @@ class RayPool(RayWorkers):
         self._connect()
 
     def resize(self, workers: int) -> None:
-        """Have so many workers, from the next `wait` on: new actors join as the cluster has CPUs for them; those that are too
-        many, the youngest, end the batch they are at and leave. Raises ParameterError when it is less than one."""
+        """Have so many workers at most, from the next `wait` on: new actors join as the cluster has CPUs for them; those that are
+        too many, the youngest, end the batch they are at and leave. Raises ParameterError when it is less than one."""
         if workers < 1:
             raise ParameterError(f"a pool needs at least 1 worker, not {workers}")
         self._n_workers = workers
 
-    def muster(self) -> Muster:
-        """The actors that are ready, of those wanted."""
-        waiting = {held[0] for held in self._waiting.values() if held[1] is None}
-        return self._mustered(self._n_workers, len(self._actors.keys() - waiting), self._lost)
-
     def submit(self, worker: str, task: Task) -> None:
-        """Send a task to an actor; one that is about to leave gives it back by leaving."""
-        if worker not in self._leaving:
-            self._waiting[self._actors[worker].solve.remote(task.id, list(task.labels))] = (worker, task)
+        """Send a task to an actor; one that is about to leave, or is gone, gives it back by leaving."""
+        if worker in self._actors and worker not in self._leaving:
+            self._waiting[self._solve[worker].remote(task.id, list(task.labels))] = (worker, task)
 
     def cancel(self, worker: str, task_id: int) -> None:
         """Call a task off; the actor goes on with its next."""
@@ -153,9 +173,27 @@ class RayPool(RayWorkers):
         """Seconds since the pool opened."""
         return time.time() - self._opened
 
+    def muster(self) -> Muster:
+        """The actors that are ready, of those wanted."""
+        waiting = {held[0] for held in self._waiting.values() if held[1] is None}
+        return self._mustered(self._target, len(self._actors.keys() - waiting), self._where.lost)
+
+    def foresee(self, outlook: Outlook) -> int | None:
+        """Want as many workers as what is left can use, give back those it can't, and say how many there are to be."""
+        if self._thrift is None:
+            return None
+        self._around.look(LOOK_SECONDS)
+        now, staying = time.monotonic(), self._staying()
+        self._idle = {worker: self._idle.get(worker, now) for worker in outlook.idle if worker in staying}
+        there = {worker: node for worker, node in self._where.placed.items() if worker in staying}
+        for worker in given_back(outlook, self._idle, there, now):
+            self._told += self._send_away(worker)
+        self._wanted = workers_wanted(outlook, self._staff(now), self._n_workers, self._thrift)
+        return self._target
+
     def wait(self, seconds: float) -> list[Report]:
         """Results, workers that joined, left or were lost. Raises Unavailable when no worker gets ready in time."""
-        gone = self._follow_size()
+        gone, self._told = self._told + self._look() + self._follow_size(), []
         if gone:
             return gone
         if not self._joined and time.time() - self._opened > START_SECONDS:
@@ -163,47 +201,103 @@ class RayPool(RayWorkers):
         if not self._waiting:
             time.sleep(seconds)
             return []
-        return [report for reference in answered(self._waiting, seconds) for report in self._receive(reference)]
+        asked = [*self._waiting, *self._finding]
+        return [report for reference in answered(asked, seconds) for report in self._receive(reference)]
+
+    @property
+    def _target(self) -> int:
+        """How many workers there are to be."""
+        return min(self._wanted, self._n_workers) if self._thrift is not None else self._n_workers
 
     def _forget_all(self) -> None:
         """Drop all references to what is in Ray."""
         super()._forget_all()
-        self._waiting.clear()
+        for held in (self._waiting, self._finding, self._solve, self._asked):
+            held.clear()
         self._shared = None
+
+    def _staying(self) -> list[str]:
+        """Workers that were not told to leave, the oldest first."""
+        return [worker for worker in self._actors if worker not in self._leaving]
+
+    def _staff(self, now: float) -> Staff:
+        """Who is there; those with a seat on a node are about to be."""
+        free = sum(room(node, self._need) for node in self._where.rooms())
+        fresh = [worker for worker in self._seated & self._asked.keys() if now - self._asked[worker] < SEAT_SECONDS]
+        asked = self._asked.keys() - fresh
+        waited = now - min((self._asked[worker] for worker in asked), default=now)
+        return Staff(len(self._staying()) - len(asked), len(asked), free, waited)
+
+    def _look(self) -> list[Report]:
+        """What the cluster tells: who went with a node, and who is to leave one that goes."""
+        self._around.look(LOOK_SECONDS)
+        if self._around.looks == self._seen:
+            return []
+        self._seen = self._around.looks
+        out = [report for worker in self._where.fallen() for report in self._lose(worker, "its node is gone")]
+        out += [Cleared(worker) for worker in self._where.cleared()]
+        draining = [worker for worker in self._where.on_draining() if worker not in self._leaving]
+        return out + [report for worker in draining for report in self._send_away(worker)]
 
     def _follow_size(self) -> list[Report]:
         """Start the actors that are missing and send away those that are too many; who had nothing to do has left."""
-        staying = [worker for worker in self._actors if worker not in self._leaving]
-        for _ in range(self._n_workers - len(staying)):
-            self._start_actor()
-        out: list[Report] = []
-        for worker in staying[self._n_workers :]:
-            self._leaving.add(worker)
-            if any(held == (worker, None) for held in self._waiting.values()):  # not ready yet: the cluster is too small
-                self._waiting = {reference: held for reference, held in self._waiting.items() if held[0] != worker}
-            else:
-                self._actors[worker].leave.remote()
-            out += self._leave_when_free(worker)
+        staying, out = self._staying(), list[Report]()
+        if len(staying) < self._target:
+            for strategy in self._where.strategies(self._need, self._target - len(staying)):
+                self._start_actor(strategy)
+        surplus = staying[self._n_workers :]
+        if self._thrift is not None and len(staying) > self._target:
+            nowhere = [worker for worker in staying if worker in self._asked and worker not in self._seated]
+            surplus = list({*surplus, *nowhere[-(len(staying) - self._target) :]})
+        for worker in surplus:
+            out += self._send_away(worker)
         return out
+
+    def _send_away(self, worker: str) -> list[Report]:
+        """Let a worker end the batch it is at and go; who has nothing to do goes now."""
+        self._leaving.add(worker)
+        if (worker, None) in self._waiting.values():  # not ready yet: the cluster is too small
+            self._drop(worker)
+        else:
+            self._actors[worker].leave.remote()
+        return self._leave_when_free(worker)
 
     def _leave_when_free(self, worker: str) -> list[Report]:
         """End an actor that is to leave once it has answered for all its batches."""
         if worker not in self._leaving or any(held[0] == worker for held in self._waiting.values()):
             return []
         self._leaving.discard(worker)
+        self._drop(worker)
+        self._where.leave(worker)
         ray.kill(self._actors.pop(worker))
         return [Left(worker)]
 
-    def _start_actor(self) -> None:
+    def _drop(self, worker: str) -> None:
+        """Forget what a worker was asked."""
+        self._waiting = {reference: held for reference, held in self._waiting.items() if held[0] != worker}
+        self._finding = {reference: name for reference, name in self._finding.items() if name != worker}
+        self._asked.pop(worker, None)
+        self._seated.discard(worker)
+
+    def _start_actor(self, strategy: Any) -> None:
         """One more actor; it is reported as Joined once it has what it needs."""
         worker = f"worker-{self._started}"
         self._started += 1
-        actor = start_actor(WorkActor, self._job, worker, self._work, self._job)
-        self._actors[worker] = actor
-        self._waiting[actor.open.remote()] = (worker, None)
+        actor = start_actor(
+            WorkActor, self._job, worker, self._work, self._job, worker, need=self._need, scheduling_strategy=strategy
+        )
+        self._actors[worker], self._asked[worker] = actor, time.monotonic()
+        if strategy != ANYWHERE:
+            self._seated.add(worker)
+        self._solve[worker] = actor.solve.options(name=f"xcray:{self._job}:batch")
+        self._finding[actor.place.remote()] = worker
+        self._waiting[actor.open.options(name=f"xcray:{self._job}:open").remote()] = (worker, None)
+        self._most = max(self._most, len(self._actors))
 
     def _receive(self, reference: Any) -> list[Report]:
         """What one finished reference means."""
+        if reference in self._finding:
+            return self._settle(self._finding.pop(reference), reference)
         worker, task = self._waiting.pop(reference, (None, None))
         if worker is None or worker not in self._actors:
             return []
@@ -225,13 +319,25 @@ class RayPool(RayWorkers):
         self._joined += 1
         return [Joined(worker)]
 
+    def _settle(self, worker: str, reference: Any) -> list[Report]:
+        """A worker has a node."""
+        try:
+            self._where.settle(worker, *ray.get(reference))
+        except ray.exceptions.RayError as error:
+            return self._lose(worker, error)
+        self._asked.pop(worker, None)
+        self._seated.discard(worker)
+        return []
+
     def _lose(self, worker: str, why: object) -> list[Report]:
         """Forget a dead actor; another takes its place at the next wait."""
+        if worker not in self._actors:
+            return []
         del self._actors[worker]
         self._leaving.discard(worker)
-        self._waiting = {reference: held for reference, held in self._waiting.items() if held[0] != worker}
-        self._lost += 1
-        check_losses(self._lost, self._n_workers, why)
+        self._drop(worker)
+        self._where.lose(worker)
+        self._check_losses(min(self._n_workers, self._most), why)
         return [Lost(worker)]
 
     def _share(self) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ answer late. What it held is gone; `replace` starts another. A verb whose argume
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
@@ -26,12 +26,12 @@ from xcray.execution.ray_actors import (
     WorkerActor,
     answered,
     cause_of,
-    check_losses,
     not_ready,
     start_actor,
 )
 from xcray.execution.team import Answer, Handle, HandWork, Raised, Reply, check_replace, do, taken_apart, team_names, thing_lost
 from xcray.schedule.messages import Lost
+from xcray.schedule.placement import A_CPU, Need
 
 SILENT_SECONDS: Final = 300.0  # longer than any block takes to cross a network
 COUNTER: Final = ("xcray_verbs_done", "Visits of blocks, and other verbs, done by this worker")
@@ -58,14 +58,9 @@ class TeamActor(WorkerActor):
     """The life of one worker: `open` makes its hand, `perform` does verbs one after the other."""
 
     def __init__(self, work: HandWork, worker: str, job: str) -> None:
-        super().__init__(job, COUNTER, "verb")
+        super().__init__(job, worker, COUNTER, "verb")
         self._work, self._worker = work, worker
         self._ticket, self._off = 0, -1  # what it is at; tickets up to this one are to end
-
-    def place(self) -> str:
-        """Where it is: the address and the identity of its node."""
-        address: Any = ray.util.get_node_ip_address  # it has no types
-        return f"{address()}/{ray.get_runtime_context().get_node_id()[:12]}"
 
     def open(self) -> None:
         """Make the hand."""
@@ -78,8 +73,10 @@ class TeamActor(WorkerActor):
         began, started = time.time(), time.monotonic()
         self._ticket = ticket
         bulk, told = do(self._hand, verb, args, things, self._stopped)
+        seconds = time.monotonic() - started
         self._counter.inc(1.0, {"verb": verb})
-        return bulk, _Told(told, bulk is not None, began, time.monotonic() - started)
+        self._busy.inc(seconds)
+        return bulk, _Told(told, bulk is not None, began, seconds)
 
     @ray.method(concurrency_group="control")
     def interrupt(self, ticket: int) -> None:
@@ -92,7 +89,8 @@ class TeamActor(WorkerActor):
 
 
 class RayTeam(RayWorkers):
-    """Workers that are Ray actors named `xcray:JOB:worker-N`, each of one CPU.
+    """Workers that are Ray actors named `xcray:JOB:worker-N`, each of one CPU, and of what `need` says; on as few nodes as have
+    room for them, for what goes round within a node is not copied.
 
     session: a context manager inside which Ray is connected. Its object store must hold what is made and what is on its way, or
     Ray writes it to disk. silent_seconds: when a worker that does not answer is given up; fetching ends then too.
@@ -106,11 +104,13 @@ class RayTeam(RayWorkers):
         job: str,
         *,
         silent_seconds: float = SILENT_SECONDS,
+        need: Need = A_CPU,
     ) -> None:
         super().__init__(session)
+        self._need = need
         self._work, self._names, self._job = work, team_names(workers), job
         self._silent, self._pulse = silent_seconds, Pulse(silent_seconds)
-        self._nodes: dict[str, str] = {}
+        self._methods: dict[tuple[str, str], Any] = {}  # worker and verb -> the actor's method, under a name that can be read
         self._due: dict[Any, _Asked] = {}  # reference of what will be told -> what was asked
         self._tickets, self._losses, self._stopped = 0, 0, False
 
@@ -118,11 +118,6 @@ class RayTeam(RayWorkers):
     def workers(self) -> tuple[str, ...]:
         """Names, in order."""
         return self._names
-
-    @property
-    def nodes(self) -> dict[str, str]:
-        """Address and identity of each worker's node; a lost worker's last."""
-        return dict(self._nodes)
 
     def muster(self) -> Muster:
         """The actors that are there, of all places."""
@@ -147,7 +142,7 @@ class RayTeam(RayWorkers):
         """See `Team`. Things go along as references, and are fetched to the worker's node when they are not there."""
         plain, handles = taken_apart(worker, verb, args, self._actors)
         self._tickets += 1
-        bulk, told = self._actors[worker].perform.remote(self._tickets, verb, plain, *(handle.held for handle in handles))
+        bulk, told = self._perform(worker, verb).remote(self._tickets, verb, plain, *(handle.held for handle in handles))
         self._due[told] = _Asked(self._tickets, worker, bulk)
         return self._tickets
 
@@ -185,18 +180,19 @@ class RayTeam(RayWorkers):
         """Drop all references to what is in Ray."""
         super()._forget_all()
         self._due.clear()
+        self._methods.clear()
 
     def _start(self, workers: Iterable[str]) -> None:
         """Start actors and make their hands; one that dies meanwhile has a follower. Raises what making a hand raises; then none
         of them is there."""
-        waiting = {self._hire(worker): worker for worker in workers}  # reference -> worker that gets ready
+        waiting = self._hire(list(workers))  # reference -> worker that gets ready
         placed: set[str] = set()  # those that have a node, and make their hands
         ends = time.monotonic() + START_SECONDS
         try:
             while waiting:
-                for worker in self._prepare(waiting, placed):
-                    placed.discard(worker)
-                    waiting[self._hire(worker)] = worker
+                again = self._prepare(waiting, placed)
+                placed.difference_update(again)
+                waiting |= self._hire(again)
                 missing = sorted(set(waiting.values()) - placed)
                 if missing and time.monotonic() > ends:
                     raise not_ready(f"{len(missing)} of {len(self._names)} Ray workers ({', '.join(missing[:3])}) were not")
@@ -219,7 +215,7 @@ class RayTeam(RayWorkers):
                 continue
             if worker not in placed:
                 placed.add(worker)
-                self._nodes[worker] = place
+                self._where.settle(worker, *place)
                 waiting[self._actors[worker].open.remote()] = worker
         for worker, why in lost.items():
             self._lose(worker, why)
@@ -227,13 +223,20 @@ class RayTeam(RayWorkers):
             del waiting[reference]
         return list(lost)
 
-    def _hire(self, worker: str) -> Any:
-        """An actor for this place; a reference of the node it gets to."""
-        actor = start_actor(TeamActor, self._job, worker, self._work, worker, self._job, scheduling_strategy="SPREAD")
-        self._actors[worker] = actor
-        if self._stopped:
-            actor.stop.remote()
-        return actor.place.remote()
+    def _hire(self, workers: Sequence[str]) -> dict[Any, str]:
+        """Actors for these places; references of the nodes they get to."""
+        if workers:
+            self._around.look()
+        out = {}
+        for worker, strategy in zip(workers, self._where.strategies(self._need, len(workers)), strict=True):
+            actor = start_actor(
+                TeamActor, self._job, worker, self._work, worker, self._job, need=self._need, scheduling_strategy=strategy
+            )
+            self._actors[worker] = actor
+            if self._stopped:
+                actor.stop.remote()
+            out[actor.place.remote()] = worker
+        return out
 
     def _receive(self, reference: Any) -> list[Reply]:
         """What one finished reference means."""
@@ -255,11 +258,20 @@ class RayTeam(RayWorkers):
             return []
         self._forget(worker)
         self._losses += 1
-        check_losses(self._losses, len(self._names), why)
+        self._where.lose(worker, self._losses)
+        self._check_losses(len(self._names), why)
         return [Lost(worker)]
+
+    def _perform(self, worker: str, verb: str) -> Any:
+        """An actor's method, called after the job and the verb where Ray lists its tasks."""
+        key = (worker, verb)
+        if key not in self._methods:
+            self._methods[key] = self._actors[worker].perform.options(name=f"xcray:{self._job}:{verb}")
+        return self._methods[key]
 
     def _forget(self, worker: str) -> None:
         """Make sure that an actor is dead, and drop all that was asked of it."""
+        self._methods = {key: method for key, method in self._methods.items() if key[0] != worker}
         if worker in self._actors:
             ray.kill(self._actors.pop(worker))
         self._pulse.forget(worker)

@@ -71,6 +71,10 @@ class Crew:
         """Foreseen seconds of work that all do in a second, also those still to come."""
         return max(self._speed + max(self._expected - len(self._workers), 0) * self.average, 1e-9)
 
+    def expect(self, workers: int) -> None:
+        """So many will be there; until they are, work is put by for them."""
+        self._expected = workers
+
     def join(self, name: str) -> None:
         """A worker is there; it idles."""
         if name not in self._workers:

@@ -32,6 +32,13 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Cleared:
+    """A worker that was lost went with its whole node: its tasks are not to blame."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
 class Left:
     """A worker is gone as planned; the tasks it still had were not begun, and go to others."""
 
@@ -88,5 +95,5 @@ class Finish:
     reason: str | None = None
 
 
-Event = Joined | Lost | Left | Done | GivenUp | Drain | Tick
+Event = Joined | Lost | Cleared | Left | Done | GivenUp | Drain | Tick
 Command = Run | Cancel | Finish

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -25,7 +25,23 @@ from xcray.arrays import Int32
 from xcray.schedule.backlog import Backlog, Batch
 from xcray.schedule.cost_model import CostModel
 from xcray.schedule.crew import Crew, Worker
-from xcray.schedule.messages import Cancel, Command, Done, Drain, Event, Finish, GivenUp, Joined, Left, Lost, Run, Task, Tick
+from xcray.schedule.demand import Outlook
+from xcray.schedule.messages import (
+    Cancel,
+    Cleared,
+    Command,
+    Done,
+    Drain,
+    Event,
+    Finish,
+    GivenUp,
+    Joined,
+    Left,
+    Lost,
+    Run,
+    Task,
+    Tick,
+)
 
 SHARE = 4  # a batch is at most what is left divided by SHARE times the speed of all workers
 LEAST = 0.02  # seconds: cheaper batches cost more in messages than they save in waiting,
@@ -42,13 +58,13 @@ SLOW = 0.7  # a worker below this share of the average leaves labels that it wou
 
 @dataclass
 class _Flight:
-    """A batch that is out: who runs it now, how many runs were begun, and how many workers were lost on it."""
+    """A batch that is out: who runs it now, how many runs were begun, and which workers were lost on it."""
 
     id: int
     batch: Batch
     holders: list[str]
     runs: int = 0
-    losses: int = 0
+    losses: list[str] = field(default_factory=list)
 
 
 class Scatter:
@@ -88,6 +104,7 @@ class Scatter:
         self._hear = {
             Joined: self._join,
             Lost: self._lose,
+            Cleared: self._clear,
             Left: self._leave,
             Done: self._complete,
             GivenUp: self._give_up,
@@ -116,6 +133,18 @@ class Scatter:
     def under_way(self) -> list[tuple[str, Task, float]]:
         """What each busy worker is working on now: its name, the task, and since when."""
         return [(worker.name, head, worker.since) for worker in self._crew if (head := worker.head) is not None]
+
+    def outlook(self) -> Outlook:
+        """What is left, for whoever decides how many workers there are to be."""
+        average = max(self._crew.average, 1e-9)
+        out = sum(self._price(flight) for flight in (*self._again, *self._flights.values()))
+        new = 0 if self._draining else len(self._backlog) + sum(len(flight.batch.labels) for flight in self._again)
+        left = 0.0 if self._draining else self._model.price(self._backlog.left)
+        return Outlook((left + out) / average, min(new, 1) if self._joint else new, len(self._flights), tuple(self._crew.idle))
+
+    def expect(self, workers: int) -> None:
+        """So many workers there will be: batches are sized for them."""
+        self._crew.expect(workers)
 
     @property
     def done_cost(self) -> float:
@@ -155,6 +184,13 @@ class Scatter:
         """Take back what a lost worker had."""
         return self._gone(event.worker, now, lost=True)
 
+    def _clear(self, event: Cleared, _: float) -> list[Command]:
+        """What a worker was at when it was lost has not cost it."""
+        for flight in (*self._again, *self._flights.values()):
+            if event.worker in flight.losses:
+                flight.losses.remove(event.worker)
+        return []
+
     def _leave(self, event: Left, now: float) -> list[Command]:
         """Take back what a worker that left had not begun."""
         return self._gone(event.worker, now, lost=False)
@@ -166,11 +202,12 @@ class Scatter:
         for place, task in enumerate(self._crew.leave(name, lost)):
             if self.expects(name, task.id):
                 flight = self._flights[task.id]
-                flight.losses += lost and place == 0
+                if lost and place == 0:
+                    flight.losses.append(name)
                 self._withdraw(flight, name)
-                if flight.losses >= self._max_attempts:
+                if len(flight.losses) >= self._max_attempts:
                     labels = f"{task.labels[0]}..{task.labels[-1]}"
-                    self._failed = f"{flight.losses} workers were lost on the batch of labels {labels}"
+                    self._failed = f"{len(flight.losses)} workers were lost on the batch of labels {labels}"
         return self._fill(None, now)
 
     def _withdraw(self, flight: _Flight, name: str) -> None:
