@@ -1,5 +1,5 @@
 {{/*
-Ray, as the rest of the chart sees it.
+Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 */}}
 
 {{/* The RayCluster's name; KubeRay calls the head's Service NAME-head-svc. */}}
@@ -7,9 +7,9 @@ Ray, as the rest of the chart sees it.
 {{- printf "%s-ray" (include "xcray.fullname" .) -}}
 {{- end -}}
 
-{{/* The Secret with Ray's token, under the key auth_token. */}}
+{{/* The Secret with Ray's token, under the key auth_token: one that is named, or KubeRay's, which is called as the cluster. */}}
 {{- define "xcray.ray.tokenSecretName" -}}
-{{- printf "%s-ray-token" (include "xcray.fullname" .) -}}
+{{- .Values.ray.auth.existingSecret | default (include "xcray.ray.clusterName" .) -}}
 {{- end -}}
 
 {{/* Environment with which API and runner find the cluster; begins with a newline, or is empty. */}}
@@ -32,6 +32,9 @@ Ray, as the rest of the chart sees it.
   secret:
     secretName: {{ include "xcray.ray.tokenSecretName" . }}
     defaultMode: 0440
+    items:
+      - key: auth_token
+        path: auth_token
 {{- end }}
 {{- end -}}
 
@@ -43,9 +46,117 @@ Ray, as the rest of the chart sees it.
 {{- end }}
 {{- end -}}
 
-{{/* What of Ray is refused. */}}
+{{/* The ServiceAccount of heads that scale: KubeRay binds its Role (pods and rayclusters of the namespace) to it. */}}
+{{- define "xcray.ray.serviceAccountName" -}}
+{{- printf "%s-ray-head" (include "xcray.fullname" .) -}}
+{{- end -}}
+
+{{/* 512Mi or 2Gi -> bytes. */}}
+{{- define "xcray.bytes" -}}
+{{- $number := regexFind "^[0-9]+" . | int64 -}}
+{{- mul $number (ternary 1073741824 1048576 (hasSuffix "Gi" .)) -}}
+{{- end -}}
+
+{{/* (list $ groups) -> as JSON, the groups of workers that are on, each with all its keys. Without groups: those of `ray`. */}}
+{{- define "xcray.ray.groups" -}}
+{{- $root := index . 0 -}}
+{{- $groups := dict -}}
+{{- range $name, $given := (index . 1 | default $root.Values.ray.workerGroups) -}}
+{{- if and (not (kindIs "invalid" $given)) (ne (get $given "enabled" | toString) "false") -}}
+{{- $_ := set $groups $name (mergeOverwrite (deepCopy $root.Values.ray.workerDefaults) (omit $given "enabled")) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $groups -}}
+{{- end -}}
+
+{{/* (list $ "ray.workerGroups" groups) -> refuse groups that can't work. */}}
+{{- define "xcray.ray.refuseGroups" -}}
+{{- $root := index . 0 -}}
+{{- $where := index . 1 -}}
+{{- $groups := include "xcray.ray.groups" (list $root (index . 2)) | fromJson -}}
+{{- if not $groups -}}
+{{- fail (printf "%s: no group of workers is on: give one, like {general: {}}" $where) -}}
+{{- end -}}
+{{- range $name, $group := $groups -}}
+{{- if gt (int $group.minReplicas) (int $group.maxReplicas) -}}
+{{- fail (printf "%s.%s: minReplicas is above maxReplicas" $where $name) -}}
+{{- end -}}
+{{- if and $root.Values.ray.autoscaling.enabled (eq (int $group.maxReplicas) 0) -}}
+{{- fail (printf "%s.%s: maxReplicas is 0: switch the group off by enabled=false" $where $name) -}}
+{{- end -}}
+{{- if ge (include "xcray.bytes" $group.objectStore | int64) (include "xcray.bytes" $group.memory | int64) -}}
+{{- fail (printf "%s.%s: objectStore is a part of memory: it must be less" $where $name) -}}
+{{- end -}}
+{{- if ge (int $root.Values.ray.drainSeconds) (int $group.terminationGracePeriodSeconds) -}}
+{{- fail (printf "%s.%s: terminationGracePeriodSeconds must be more than ray.drainSeconds, or pods are killed while they drain" $where $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $root.Values.kueue.enabled (gt (len $groups) 7) -}}
+{{- fail (printf "%s: Kueue admits at most 8 kinds of pods, head and 7 groups" $where) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What is refused of Ray, with the mend. Called once, whatever is on. */}}
 {{- define "xcray.ray.refuse" -}}
-{{- if and .Values.ray.enabled (ne .Values.mode "cluster") -}}
-{{- fail "ray.enabled needs mode=cluster: trainings on Ray share PostgreSQL and a home that all pods mount" -}}
+{{- $ray := .Values.ray -}}
+{{- if and $ray.enabled (ne .Values.mode "cluster") -}}
+{{- fail "ray.enabled needs mode=cluster: API, runners and Ray share one home" -}}
+{{- end -}}
+{{- if and (eq .Values.runner.pool "ray") (not $ray.enabled) -}}
+{{- fail "runner.pool=ray needs ray.enabled=true: pods have no Ray of their own" -}}
+{{- end -}}
+{{- if or $ray.enabled .Values.rayJob.enabled .Values.rayService.enabled -}}
+{{- if not (semverCompare ">=2.56.0" $ray.version) -}}
+{{- fail (printf "ray.version=%s: token authentication needs 2.52, priorities of worker groups need 2.56" $ray.version) -}}
+{{- end -}}
+{{- if ge (include "xcray.bytes" $ray.head.objectStore | int64) (include "xcray.bytes" $ray.head.memory | int64) -}}
+{{- fail "ray.head: objectStore is a part of memory: it must be less" -}}
+{{- end -}}
+{{- with $ray.gcsFaultTolerance -}}
+{{- if and .enabled (not .redisAddress) -}}
+{{- fail "ray.gcsFaultTolerance.enabled needs redisAddress, like redis.example:6379" -}}
+{{- end -}}
+{{- if and .enabled (not .existingSecret) -}}
+{{- fail "ray.gcsFaultTolerance.enabled needs existingSecret with the password: who reaches a Redis without one can run code in the cluster" -}}
+{{- end -}}
+{{- end -}}
+{{- if contains "-head-svc" (toYaml .Values.extraObjects) -}}
+{{- fail "extraObjects name the Service of Ray's head: its dashboard runs any command, so it is never exposed; use kubectl port-forward" -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.kueue.enabled -}}
+{{- if not .Values.kueue.queueName -}}
+{{- fail "kueue.enabled needs kueue.queueName, the LocalQueue of this namespace" -}}
+{{- end -}}
+{{- if $ray.autoscaling.enabled -}}
+{{- fail "kueue.enabled needs ray.autoscaling.enabled=false: Kueue admits a cluster of fixed size, as a whole" -}}
+{{- end -}}
+{{- if not (or $ray.enabled .Values.rayJob.enabled) -}}
+{{- fail "kueue.enabled needs ray.enabled or rayJob.enabled: there is nothing to queue" -}}
+{{- end -}}
+{{- end -}}
+{{- if $ray.enabled -}}
+{{- include "xcray.ray.refuseGroups" (list . "ray.workerGroups" dict) -}}
+{{- end -}}
+{{- if .Values.rayJob.enabled -}}
+{{- include "xcray.ray.refuseGroups" (list . "rayJob.workerGroups" .Values.rayJob.workerGroups) -}}
+{{- if not (or .Values.rayJob.dataset .Values.rayJob.entrypoint) -}}
+{{- fail "rayJob.enabled needs rayJob.dataset, a folder in `data` of the home" -}}
+{{- end -}}
+{{- if and (ne .Values.mode "cluster") (not .Values.rayJob.entrypoint) -}}
+{{- fail "rayJob.enabled needs mode=cluster: head and workers share one home; or give an entrypoint that needs none" -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.rayService.enabled -}}
+{{- include "xcray.ray.refuseGroups" (list . "rayService.workerGroups" .Values.rayService.workerGroups) -}}
+{{- if ne (include "xcray.storeType" .) "postgresql" -}}
+{{- fail "rayService.enabled needs PostgreSQL (store.type=postgresql, store.existingSecret): its copies share keys and limits" -}}
+{{- end -}}
+{{- if gt (int .Values.rayService.minReplicas) (int .Values.rayService.maxReplicas) -}}
+{{- fail "rayService.minReplicas is above rayService.maxReplicas" -}}
+{{- end -}}
+{{- if and (ne .Values.mode "cluster") (not .Values.rayService.models) -}}
+{{- fail "rayService.enabled needs rayService.models to pull, or mode=cluster, whose home holds models" -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
