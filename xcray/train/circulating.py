@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from xcray.execution.timeline import Span, Timeline
 from xcray.files import read_json
 from xcray.solvers.block import Block
 from xcray.solvers.circulating import Grid
-from xcray.train.needs import circulating
+from xcray.train.needs import circulating, sizes_of, timed_lap
 from xcray.train.preflight import Estimate
 from xcray.train.together import Together, outcome, team_of, tell
 from xcray.train.way import Desk, Setting
@@ -45,7 +46,9 @@ class Circulating(Together):
 
     def foreseen(self, missing: Int32, probe: float | None = None) -> Estimate:
         """See `xcray.train.needs`."""
-        return circulating(self._at.spec, self._at.dataset, self._solver, self._rows(), self.workers, probe)
+        sizes = sizes_of(self._at.dataset, self._solver)
+        pace = partial(timed_lap, self._solver, self._rows(), sizes, probe)
+        return circulating(self._at.spec, sizes, self._solver, self._grid.blocks, self.workers, pace)
 
     def solve(self, desk: Desk) -> None:
         """From the last checkpoint, or from the start, to all blocks in parts."""

@@ -7,7 +7,8 @@ holds it elsewhere: DS-MLR nowhere as a whole, L-BFGS on the driver many times o
 from __future__ import annotations
 
 import time
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -51,6 +52,8 @@ SHARD_ROW: Final = 64  # bytes that stay at a shard for each row: b, partial sum
 CELL: Final = 8 << 20  # bytes of scores in hand
 PROBED: Final = 4096  # rows that are timed, at most
 
+Pace: TypeAlias = Callable[[Any, float], tuple[float, int]]
+
 
 class Needs(NamedTuple):
     """What differs from family to family. Bytes: driver, beside what every training needs there; worker, at each; store, what all
@@ -65,7 +68,8 @@ class Needs(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """N, D', K, entries of X with the constant feature, bytes of X and targets as shards hold them, weights of the model."""
+    """N, D', K, entries of X with the constant feature, bytes of X and targets as shards hold them, weights of the model, bytes of
+    the data's files."""
 
     rows: int
     features: int
@@ -74,6 +78,7 @@ class Sizes(NamedTuple):
     n_bytes: int
     weights: int
     dense: bool
+    mapped: int
 
     @property
     def cell(self) -> float:
@@ -83,18 +88,24 @@ class Sizes(NamedTuple):
 
 def sizes_of(dataset: Dataset, solver: Any) -> Sizes:
     """The sizes of a training."""
-    train, constant = dataset.train, int(solver.bias > 0.0)
-    n, d, entries = train.n_rows, dataset.n_features + constant, train.X.nnz + constant * train.n_rows
-    dense = entries >= DENSE * n * d
+    train = dataset.train
     seen = int((np.diff(train.XT.indptr) > 0).sum())
+    return sizes_by(solver, (train.n_rows, dataset.n_features, dataset.n_labels, train.X.nnz), train.Y.nnz, seen, mapped(dataset))
+
+
+def sizes_by(solver: Any, sizes: tuple[int, int, int, int], pairs: int, seen: int, n_bytes: int) -> Sizes:
+    """The same by numbers: N, D, K and entries of X; pairs of row and label; features that rows have; bytes of the data's files."""
+    n, features, labels, nnz = sizes
+    constant = int(solver.bias > 0.0)
+    d, entries = features + constant, nnz + constant * n
+    dense = entries >= DENSE * n * d
     kept = min(seen * (PRUNED if solver.prune > 0.0 else 1.0), getattr(solver, "prune_keep", 0) or seen)
-    weights = int(kept * dataset.n_labels)
-    return Sizes(n, d, dataset.n_labels, entries, 8 * entries + 32 * n + 12 * train.Y.nnz + 4 * n * d * dense, weights, dense)
+    return Sizes(n, d, labels, entries, 8 * entries + 32 * n + 12 * pairs + 4 * n * d * dense, int(kept * labels), dense, n_bytes)
 
 
-def going(spec: TrainSpec, dataset: Dataset, solver: Any, workers: int) -> Estimate:
+def going(spec: TrainSpec, sizes: Sizes, solver: Any, workers: int) -> Estimate:
     """For solvers of the family "rounds"."""
-    sizes, name = sizes_of(dataset, solver), spec.solver
+    name = spec.solver
     W = 8 * sizes.features * sizes.labels
     scratch = SCRATCH * min(CELLS[name], 8 * sizes.rows * sizes.labels)
     if solver.replicated:  # LC: all rows, with their squares, at every worker; W in parts
@@ -104,36 +115,35 @@ def going(spec: TrainSpec, dataset: Dataset, solver: Any, workers: int) -> Estim
         worker = int(2.5 * sizes.n_bytes) // workers + 2 * W + scratch
         driver = (2 * solver.memory + 6) * W
     core = ROUNDS[name] * PRODUCTS[name] * sizes.cell
-    return estimate_of(spec, dataset, workers, sizes, Needs(driver, worker, 2 * W, 2 * W, core))
+    return estimate_of(spec, workers, sizes, Needs(driver, worker, 2 * W, 2 * W, core))
 
 
-def circulating(spec: TrainSpec, dataset: Dataset, solver: Any, rows: Rows, workers: int, probe: float | None) -> Estimate:
-    """For solvers of the family "circulate"; rows: what its shards are cut from; probe: seconds that timing a cell may take."""
-    sizes, grid = sizes_of(dataset, solver), rows.how.grid
-    block = solver.start(0, -(-sizes.labels // grid.blocks), sizes.features)
+def circulating(spec: TrainSpec, sizes: Sizes, solver: Any, blocks: int, workers: int, pace: Pace | None = None) -> Estimate:
+    """For solvers of the family "circulate", in so many blocks; pace: times a lap, given a block and the laps there will be."""
+    block = solver.start(0, -(-sizes.labels // blocks), sizes.features)
     weights = block.W.nbytes
     gathered = min(sizes.features, WHOLE) if solver.pairs else 1  # of C, a row of numbers a feature
     size = (
         weights + 4 * gathered * sizes.features + weights * (2 * solver.pairs + 2 if solver.pairs else 0)
     )  # with what it remembers
-    whole, shared = size * grid.blocks, spec.pool == "ray"
+    whole, shared = size * blocks, spec.pool == "ray"
     own = -(-sizes.n_bytes // workers) + SHARD_ROW * -(-sizes.rows // workers) + CELL  # rows of its shards, and what stays there
     worker = own + (2 * size if shared else 0)  # blocks of others are mapped from the store; one is copied, one is made
     epochs, exact = min(EPOCHS, solver.epochs), 0.0
     if solver.pairs:  # for most of them gradients are exact, and blocks tell the inner products of what they remember
         exact = (2 * solver.pairs + 1) * (3 * solver.pairs + 2) * VECTOR * sizes.features * sizes.labels
     laps = sum(1.0 if verb != "observe" else SUMMED for verb in solver.laps(solver.rest_every, True)) / solver.rest_every
-    pace, probed = _paced(solver, rows, block, sizes, epochs * laps, probe)
-    core = epochs * (laps * pace + exact)
+    lap, probed = (STEPS[sizes.dense] * sizes.cell, 0) if pace is None else pace(block, epochs * laps)
+    core = epochs * (laps * lap + exact)
     checkpoints = KEPT * (whole + 8 * sizes.rows)
-    held = whole + 2 * weights * grid.blocks  # at a rest the blocks of the rest before are still there, should the solver go back
-    return estimate_of(spec, dataset, workers, sizes, Needs(0 if shared else held, worker, 2 * held, checkpoints, core, probed))
+    held = whole + 2 * weights * blocks  # at a rest the blocks of the rest before are still there, should the solver go back
+    return estimate_of(spec, workers, sizes, Needs(0 if shared else held, worker, 2 * held, checkpoints, core, probed))
 
 
-def _paced(solver: Any, rows: Rows, block: Any, sizes: Sizes, laps: float, probe: float | None) -> tuple[float, int]:
+def timed_lap(solver: Any, rows: Rows, sizes: Sizes, probe: float | None, block: Any, laps: float) -> tuple[float, int]:
     """Seconds of one core for a lap of steps, and 1 when some rows were timed with a block (0: guessed).
 
-    laps: that there will be; probe: seconds it may take; None for what is worth it.
+    rows: what shards are cut from; probe: seconds it may take, None for what is worth it; laps: that there will be.
     """
     guess = STEPS[sizes.dense] * sizes.cell
     allowed = (min(1.0, laps * guess / 50) if laps * guess > WORTH else 0.0) if probe is None else probe
@@ -155,21 +165,21 @@ def _paced(solver: Any, rows: Rows, block: Any, sizes: Sizes, laps: float, probe
     return took * sizes.entries / entries * sizes.labels / width, 1
 
 
-def estimate_of(spec: TrainSpec, dataset: Dataset, workers: int, sizes: Sizes, needs: Needs) -> Estimate:
+def estimate_of(spec: TrainSpec, workers: int, sizes: Sizes, needs: Needs) -> Estimate:
     """The needs of a family with those of every training."""
-    place, K = place_of(spec), dataset.n_labels
-    model = INDEXED * sizes.weights + (MODEL_LABEL + 16) * K + 40 * dataset.n_features
+    place, K = place_of(spec), sizes.labels
+    model = INDEXED * sizes.weights + (MODEL_LABEL + 16) * K + 40 * sizes.features
     pieces = max(min(ENTRY * sizes.weights, merge_budget(spec, sizes.weights)), IN_FLIGHT * workers)
     beside = place != "here"
     return Estimate(
-        driver=LABEL * K + 24 * dataset.n_features + max(pieces, needs.driver) + RAY_DRIVER * beside,
+        driver=LABEL * K + 24 * sizes.features + max(pieces, needs.driver) + RAY_DRIVER * beside,
         worker=needs.worker,
         workers=workers,
         place=place,
         process=PROCESS * beside,
         ray=(needs.store + RAY * (spec.ray_address is None)) * (place == "beside"),
         reserved=0,
-        mapped=mapped(dataset),
+        mapped=sizes.mapped,
         parts=8 * sizes.weights + PART_LABEL * K,
         model=model,
         weights=sizes.weights,

@@ -27,7 +27,7 @@ from xcray.solvers import make_solver
 from xcray.solvers.block import Block
 from xcray.solvers.multinomial import Shard, shard_of, shard_rows, total_weight
 from xcray.solvers.rounds import Part, Round, Start, Trained, Watched
-from xcray.train.needs import going
+from xcray.train.needs import going, sizes_of
 from xcray.train.preflight import Estimate
 from xcray.train.together import Together, outcome, team_of, tell
 from xcray.train.way import Desk, Setting
@@ -87,7 +87,7 @@ class Going(Together):
 
     def foreseen(self, missing: Int32, probe: float | None = None) -> Estimate:
         """See `xcray.train.needs`."""
-        return going(self._at.spec, self._at.dataset, self._solver, self.workers)
+        return going(self._at.spec, sizes_of(self._at.dataset, self._solver), self._solver, self.workers)
 
     def solve(self, desk: Desk) -> None:
         """Rounds from the weights kept last, or from 0; then all weights in parts."""
