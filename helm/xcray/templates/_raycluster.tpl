@@ -209,7 +209,7 @@ autoscalerOptions:
 serviceType: ClusterIP
 enableIngress: false
 rayStartParams:
-  {{- $params := dict "num-cpus" "0" "dashboard-host" "0.0.0.0" "metrics-export-port" "8080" "ray-client-server-port" "0" "object-store-memory" (include "xcray.bytes" $head.objectStore) }}
+  {{- $params := dict "num-cpus" "0" "dashboard-host" "0.0.0.0" "metrics-export-port" "8080" "object-store-memory" (include "xcray.bytes" $head.objectStore) }}
   {{- toYaml (merge (deepCopy $head.rayStartParams) $params) | nindent 2 }}
 template:
   metadata:
