@@ -13,9 +13,11 @@ from xcray import __version__
 from xcray.cli import (
     batch,
     calibrate,
+    compile,
     data,
     demo,
     doctor,
+    health,
     jobs,
     keys,
     labels,
@@ -59,6 +61,8 @@ app.command("serve")(serve.serve)
 app.command("runner")(runner.runner)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("compile")(compile.compile_kernels)
+app.command("health")(health.health)
 
 
 def show_version(wanted: bool) -> None:
