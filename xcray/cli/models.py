@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli import output, sets
+from xcray.cli import output, sets, storage
 from xcray.cli.predict import ModelName, is_directory
 from xcray.cli.server import ServerChoice, client_of, located
 from xcray.cli.train import percent, show_measures
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from xcray.model.diff import ModelDiff
     from xcray.model.model import Model
 
-app = typer.Typer(name="models", help="Models: list, show, alias, card, upgrade, diff, sets.", no_args_is_help=True)
+app = typer.Typer(name="models", help="Models: list, show, alias, card, upgrade, diff, sets, push, pull.", no_args_is_help=True)
 app.add_typer(sets.app, name="sets")
+app.command("push")(storage.push)
+app.command("pull")(storage.pull)
+app.command("remote")(storage.remote)
 
 SHOWN = 20  # names of a list in a diff
 

@@ -23,7 +23,8 @@ class Home:
         self.path = Path(path).absolute()
         for folder in (self.path, self.datasets, self.models, self.runs, self.logs, self.ray):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
+        if self.path.stat().st_uid == os.getuid():  # the root of a mounted volume is another's, and its rights are the operator's
+            self.path.chmod(0o700)
 
     @property
     def store_url(self) -> str:

@@ -1,10 +1,13 @@
-"""A finished model directory comes into its place at once and whole, from whatever file system."""
+"""A finished model directory comes into its place at once and whole, from whatever file system, one writer at a time."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from xcray.files import discard_directory, publish_directory, staging_directory
@@ -24,6 +27,15 @@ def move_in(staged: Path, target: Path) -> None:
         finally:
             discard_directory(aside)
         discard_directory(staged)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold a lock file, which the kernel drops when its holder dies; who comes later waits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def _copy_durably(source: Path, target: Path) -> None:

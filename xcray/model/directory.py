@@ -182,6 +182,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raw = (Path(path) / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"there is no model at {Path(path).name}: it has no {MANIFEST}") from None
+    return manifest_of(raw)
+
+
+def manifest_of(raw: bytes) -> dict[str, Any]:
+    """The manifest that these bytes are, its seal and schema version checked. Raises Corrupt."""
     try:
         manifest = json.loads(raw)
         version, seal = manifest["schema_version"], manifest.pop("seal")

@@ -9,7 +9,6 @@ readers need no lock. A number is given out once, even when its version is delet
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -31,12 +30,13 @@ from xcray.files import (
     verify_files,
     write_json,
 )
-from xcray.model.arrival import move_in
+from xcray.model.arrival import alone, move_in
 from xcray.model.calibration import CALIBRATION
 from xcray.model.directory import MANIFEST, read_manifest
 from xcray.model.label_sets import Known, LabelSets
 from xcray.model.routing import Route, needed, route_of
 
+LOCK = ".lock"
 LATEST = "latest"  # implied: the highest version there is
 SETTLED = 2.0  # seconds after which the next change gets another time, whatever the file system's clock
 
@@ -71,22 +71,28 @@ class Registry:
         self._known: Known = {}
         self._held = threading.local()
 
-    def publish(self, name: str, staged: str | Path) -> int:
+    def publish(
+        self, name: str, staged: str | Path, *, number: int | None = None, verified: bool = False, source: str | None = None
+    ) -> int:
         """Move a finished model directory in as the next version of `name`; returns its number.
 
-        Raises NotFound or Corrupt when `staged` is not a whole model, ParameterError when the name is not allowed.
+        number: which it must be, for a model that has one elsewhere; verified: its files have been compared with their checksums
+        just now; source: where it came from, for the history. Raises NotFound or Corrupt when `staged` is not a whole model,
+        ParameterError when the name is not allowed, Conflict when there is a version of that number.
         """
         home, staged = self._home(name), Path(staged)
         manifest = read_manifest(staged)
-        verify_files(staged, manifest["files"])
+        if not verified:
+            verify_files(staged, manifest["files"])
         (home / "versions").mkdir(parents=True, exist_ok=True)
-        with _locked(home):
-            number = self._highest(name) + 1
+        with alone(home / LOCK):
+            highest = self._highest(name)
+            number = highest + 1 if number is None else number
             move_in(staged, home / "versions" / str(number))
             state = self._state(name)
             digests = {**state["digests"], str(number): manifest["sha256"]}
-            self._write_state(name, {**state, "highest": number, "digests": digests})
-            _note(home, "publish", version=number, sha256=manifest["sha256"])
+            self._write_state(name, {**state, "highest": max(highest, number), "digests": digests})
+            _note(home, "publish", version=number, sha256=manifest["sha256"], **({"source": source} if source else {}))
         return number
 
     def names(self) -> list[str]:
@@ -371,7 +377,7 @@ class Registry:
         if name in self._mine():
             yield home
         else:
-            with _locked(home):
+            with alone(home / LOCK):
                 yield home
 
     def _mine(self) -> set[str]:
@@ -380,14 +386,6 @@ class Registry:
             self._held.names = set()
         names: set[str] = self._held.names
         return names
-
-
-@contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Hold the lock of a folder; threads and processes alike wait for each other."""
-    with open(home / ".lock", "ab") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _note(home: Path, action: str, **facts: Any) -> None:
