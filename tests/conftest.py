@@ -19,7 +19,7 @@ import without
 if TYPE_CHECKING:
     from xcray.data.dataset import Dataset
 
-for _name in [name for name in os.environ if name.startswith(("XCRAY_", "RAY_"))]:
+for _name in [name for name in os.environ if name.startswith(("XCRAY_", "RAY_")) and name != "XCRAY_KUBERAY_CRDS"]:
     del os.environ[_name]
 _HOME = tempfile.TemporaryDirectory(prefix="xcray-test-", ignore_cleanup_errors=True)  # for what runs before any test: imports
 os.environ.update(
