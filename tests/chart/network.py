@@ -1,8 +1,8 @@
 """A small evaluator of NetworkPolicies: may this pod reach that one on this port?
 
-Kubernetes' rules: a pod that no policy selects, for a direction, is open in it; else a path is open when one rule of one policy that
-selects the pod allows it. Both ends must agree. Rules without `from`, `to` or `ports` allow all of them. An address block never
-matches a pod here: it speaks of addresses, and pods of this release have none yet.
+Kubernetes' rules: a pod that no policy selects, for a direction, is open in it; else a path is open when one rule of one policy
+that selects the pod allows it. Both ends must agree. Rules without `from`, `to` or `ports` allow all of them. An address block
+never matches a pod here: it speaks of addresses, and pods of this release have none yet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What manifests are held against: the schemas of Kubernetes, and those of KubeRay's custom resources.
 
-Schemas of Kubernetes come with the package kubernetes-validate, for each version; "strict": unknown fields are errors. KubeRay's are not
-this project's to copy: they are read from XCRAY_KUBERAY_CRDS, or ../shared/kuberay-crds, as an API server reads them (defaults first, then
-unknown fields are errors). Where they lack, `Fields` below names all fields of them that the chart may use, by hand.
+Schemas of Kubernetes come with the package kubernetes-validate, for each version; "strict": unknown fields are errors. KubeRay's
+are not this project's to copy: they are read from XCRAY_KUBERAY_CRDS, or ../shared/kuberay-crds, as an API server reads them
+(defaults first, then unknown fields are errors). Where they lack, FIELDS below names all that the chart may use, by hand.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def check_custom(thing: dict[str, Any]) -> list[str]:
     return faults(schema.validator, with_defaults(schema.original, plain(thing)))
 
 
-# Fields of KubeRay v1.7.0 that the chart uses, with their types: what is checked where the real schemas lack. ... is not looked into
-# (pod templates are validated as pods of Kubernetes).
+# Fields of KubeRay v1.7.0 that the chart uses, with their types: what is checked where the real schemas lack. ... is not looked
+# into (pod templates are validated as pods of Kubernetes).
 _TEXT, _YES, _NUMBER = str, bool, int
 _GROUP: dict[str, Any] = {"rayStartParams": {"*": _TEXT}, "template": ..., "labels": {"*": _TEXT}}
 _CLUSTER: dict[str, Any] = {
@@ -188,7 +188,7 @@ _CLUSTER: dict[str, Any] = {
         }
     ],
 }
-Fields: dict[str, Any] = {
+FIELDS: dict[str, Any] = {
     "RayCluster": _CLUSTER,
     "RayJob": {
         "entrypoint": _TEXT,
@@ -208,7 +208,7 @@ def unknown_fields(thing: dict[str, Any]) -> list[str]:
     """Faults against the list."""
     if set(thing) - {"apiVersion", "kind", "metadata", "spec"}:
         return [f"unknown fields {sorted(thing)}"]
-    return _differs("spec", Fields[thing["kind"]], thing["spec"])
+    return _differs("spec", FIELDS[thing["kind"]], thing["spec"])
 
 
 def _differs(path: str, wanted: Any, value: Any) -> list[str]:

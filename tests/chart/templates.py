@@ -1,4 +1,4 @@
-"""Every pod that a release makes, as a plain Pod: of Deployments, Jobs, hooks and tests, and, as KubeRay builds them, of Ray's head and workers.
+"""Every pod that a release makes, as a plain Pod: of Deployments, Jobs, hooks, tests, and of Ray's nodes as KubeRay builds them.
 
 What KubeRay 1.7 does to a template is told here as far as the checks depend on it: labels that can't be overridden, the autoscaler
 beside the head, the init container that waits for the head, the job that cleans Redis.
