@@ -76,6 +76,11 @@ class PostgresServer:
         """The address of a database, for `JobStore`."""
         return f"postgresql://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/{database}"
 
+    @property
+    def socket(self) -> Path:
+        """Its socket of the file system, for programs in namespaces without a way to 127.0.0.1."""
+        return self._folder / f".s.PGSQL.{self.port}"
+
     def database(self) -> str:
         """A new, empty database; its address."""
         name = f"test{next(self._numbers)}"
