@@ -1,0 +1,192 @@
+"""For each alert of rules.yaml: figures at which it must fire, and figures near by at which it must not. Prometheus' own notation:
+`0+1x9` is 0, 1, .. 9; a value a minute. Figures of the store are told by two replicas, so that a sum would count them twice.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+LOOK: Final = 100  # minutes after which an alert is looked at; figures go on a little longer
+FLAT: Final = f"x{LOOK + 20}"
+
+
+class Case(NamedTuple):
+    """Series and their values: with which the alert fires, with which it is silent."""
+
+    fires: dict[str, str]
+    silent: dict[str, str]
+
+
+def flat(value: float) -> str:
+    """The same all the time."""
+    return f"{value}{FLAT}"
+
+
+def rising(by: float) -> str:
+    """So much more every minute."""
+    return f"0+{by}{FLAT}"
+
+
+def late(value: float, minutes: int) -> str:
+    """Nothing but 0, and so much in the last minutes before the look."""
+    return f"0x{LOOK - minutes} {value}x{minutes + 20}"
+
+
+def both(figure: str, values: str, **labels: str) -> dict[str, str]:
+    """A figure of the store, as two replicas tell it."""
+    told = "".join(f',{label}="{value}"' for label, value in labels.items())
+    return {f'{figure}{{namespace="n",instance="{replica}"{told}}}': values for replica in "ab"}
+
+
+def one(figure: str, values: str, **labels: str) -> dict[str, str]:
+    """A figure of one replica or node."""
+    told = "".join(f',{label}="{value}"' for label, value in labels.items())
+    return {f'{figure}{{namespace="n",instance="a"{told}}}': values}
+
+
+def histogram(name: str, quick: float, slow: float, **labels: str) -> dict[str, str]:
+    """So many events a minute that take 0.1 s at most, and so many that take up to 5 s."""
+    counts = {"0.1": quick, "5.0": quick + slow, "+Inf": quick + slow}
+    return {key: value for le, by in counts.items() for key, value in one(f"{name}_bucket", rising(by), le=le, **labels).items()}
+
+
+CASES: Final[dict[str, Case]] = {
+    "XcrayNoRunner": Case(
+        both("xcray_check_failing", late(1, 3), check="RUNNER"), both("xcray_check_failing", late(1, 1), check="RUNNER")
+    ),
+    "XcrayJobsWaitLong": Case(
+        both("xcray_jobs_waiting_oldest_seconds", flat(3700)), both("xcray_jobs_waiting_oldest_seconds", flat(3500))
+    ),
+    "XcrayRunnersDie": Case(
+        both("xcray_job_attempts_lost_total", rising(0.2)), both("xcray_job_attempts_lost_total", rising(0.08))
+    ),
+    "XcrayJobsFail": Case(
+        both("xcray_jobs_ended_total", late(1, 30), kind="train", status="FAILED", reason="DISK_FULL"),
+        {
+            **both("xcray_jobs_ended_total", rising(5), kind="train", status="FAILED", reason="INPUT"),
+            **both("xcray_jobs_ended_total", rising(5), kind="train", status="SUCCEEDED", reason="NONE"),
+            **both("xcray_jobs_ended_total", flat(7), kind="train", status="FAILED", reason="DISK_FULL"),
+        },
+    ),
+    "XcrayTrainingStands": Case(
+        {**both("xcray_workers", flat(4)), **both("xcray_worker_seconds_total", flat(99), kind="train")},
+        {**both("xcray_workers", flat(4)), **both("xcray_worker_seconds_total", rising(1), kind="train")},
+    ),
+    "XcrayWorkersMissing": Case(
+        {**both("xcray_workers_wanted", flat(8)), **both("xcray_workers", flat(5))},
+        {**both("xcray_workers_wanted", flat(8)), **both("xcray_workers", flat(8))},
+    ),
+    "XcrayWorkersIdle": Case(
+        {**both("xcray_workers_busy_share", flat(0.4)), **both("xcray_workers", flat(8))},
+        {**both("xcray_workers_busy_share", flat(0.0)), **both("xcray_workers", flat(0))},
+    ),
+    "XcrayWorkersLost": Case(both("xcray_workers_lost_total", rising(0.2)), both("xcray_workers_lost_total", rising(0.08))),
+    "XcrayNodesLost": Case(both("xcray_nodes_lost_total", late(1, 10)), both("xcray_nodes_lost_total", late(1, 60))),
+    "XcrayWorkWasted": Case(
+        {
+            **both("xcray_worker_seconds_wasted_total", rising(10), outcome="lost"),
+            **both("xcray_worker_seconds_wasted_total", rising(10), outcome="stopped"),
+            **both("xcray_worker_seconds_total", rising(50), kind="train"),
+        },
+        {
+            **both("xcray_worker_seconds_wasted_total", rising(10), outcome="lost"),
+            **both("xcray_worker_seconds_total", rising(90), kind="train"),
+        },
+    ),
+    "XcrayGone": Case(one("up", flat(0)), both("xcray_store_figures_age_seconds", flat(1))),
+    "XcrayNotReady": Case(one("xcray_check_failing", flat(1), check="DISK"), one("xcray_check_failing", flat(1), check="DRAINING")),
+    "XcrayDegraded": Case(one("xcray_check_failing", flat(1), check="RAY"), one("xcray_check_failing", flat(0), check="RAY")),
+    "XcrayPredictionsSlow": Case(histogram("xcray_predict_seconds", 90, 10), histogram("xcray_predict_seconds", 1000, 1)),
+    "XcrayRequestsFail": Case(
+        {**one("xcray_http_requests_total", rising(97), status="2xx"), **one("xcray_http_requests_total", rising(3), status="5xx")},
+        {**one("xcray_http_requests_total", rising(97), status="2xx"), **one("xcray_http_requests_total", rising(3), status="4xx")},
+    ),
+    "XcrayCallersRefused": Case(
+        one("xcray_http_refusals_total", rising(90), code="RATE"), one("xcray_http_refusals_total", rising(30), code="RATE")
+    ),
+    "XcrayModelNotLoaded": Case(
+        one("xcray_model_loads_total", late(1, 5), outcome="failed"), one("xcray_model_loads_total", rising(5), outcome="loaded")
+    ),
+    "XcrayModelsDontFit": Case(
+        {**one("xcray_model_finds_total", rising(10), how="waited"), **one("xcray_model_finds_total", rising(90), how="mapped")},
+        {**one("xcray_model_finds_total", rising(1), how="waited"), **one("xcray_model_finds_total", rising(99), how="mapped")},
+    ),
+    "XcrayAnswersCut": Case(
+        {**one("xcray_predict_exact_total", rising(95)), **one("xcray_predict_instances_total", rising(100))},
+        {**one("xcray_predict_exact_total", rising(100)), **one("xcray_predict_instances_total", rising(100))},
+    ),
+    "XcrayLoopLate": Case(histogram("xcray_loop_lag_seconds", 90, 10), histogram("xcray_loop_lag_seconds", 1000, 1)),
+    "XcrayStoreSlow": Case(
+        histogram("xcray_store_seconds", 10, 90, door="write"),
+        {**histogram("xcray_store_seconds", 1000, 1, door="write"), **histogram("xcray_store_seconds", 90, 0, door="read")},
+    ),
+    "XcrayStoreDown": Case(
+        {**one("xcray_store_errors_total", flat(0), door="read"), **one("xcray_store_figures_age_seconds", late(300, 4))},
+        {**one("xcray_store_errors_total", flat(3), door="read"), **one("xcray_store_figures_age_seconds", flat(2))},
+    ),
+    "XcrayDiskFills": Case(
+        {**one("xcray_disk_free_bytes", flat(15e9)), **one("xcray_disk_reserve_bytes", flat(10e9))},
+        {**one("xcray_disk_free_bytes", flat(25e9)), **one("xcray_disk_reserve_bytes", flat(10e9))},
+    ),
+    "RayHeadGone": Case(
+        one("ray_node_cpu_count", flat(4), IsHeadNode="false", ip="w"),
+        {
+            **one("ray_node_cpu_count", flat(4), IsHeadNode="false", ip="w"),
+            **one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h"),
+        },
+    ),
+    "RayGcsSilent": Case(
+        one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h"),
+        {**one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h"), **one("ray_running_jobs", flat(0))},
+    ),
+    "RayNodesFail": Case(
+        one("autoscaler_recently_failed_nodes", flat(1), NodeType="w"), one("autoscaler_recently_failed_nodes", flat(0))
+    ),
+    "RayNodesPending": Case(
+        one("autoscaler_pending_nodes", late(2, 20), NodeType="w"), one("autoscaler_pending_nodes", late(2, 10))
+    ),
+    "RayObjectStoreSpills": Case(
+        one("ray_object_store_memory", flat(1e9), Location="SPILLED"),
+        one("ray_object_store_memory", flat(1e9), Location="MMAP_SHM"),
+    ),
+    "RayDiskFills": Case(
+        {**one("ray_node_disk_free", flat(8), ip="w"), **one("ray_node_disk_usage", flat(92), ip="w")},
+        {**one("ray_node_disk_free", flat(12), ip="w"), **one("ray_node_disk_usage", flat(88), ip="w")},
+    ),
+    "RayMemoryFull": Case(
+        {**one("ray_node_mem_used", flat(97), ip="w"), **one("ray_node_mem_total", flat(100), ip="w")},
+        {**one("ray_node_mem_used", flat(90), ip="w"), **one("ray_node_mem_total", flat(100), ip="w")},
+    ),
+    "XcrayPodsRestart": Case(
+        one("kube_pod_container_status_restarts_total", rising(0.1), pod="r-xcray-api-0"),
+        one("kube_pod_container_status_restarts_total", rising(0.1), pod="another-0"),
+    ),
+    "XcrayPodPending": Case(
+        one("kube_pod_status_phase", flat(1), phase="Pending", pod="r-xcray-api-0"),
+        one("kube_pod_status_phase", flat(1), phase="Running", pod="r-xcray-api-0"),
+    ),
+    "XcrayReplicasMissing": Case(
+        {
+            **one("kube_deployment_status_replicas_available", flat(1), deployment="r-xcray-api"),
+            **one("kube_deployment_spec_replicas", flat(2), deployment="r-xcray-api"),
+        },
+        {
+            **one("kube_deployment_status_replicas_available", flat(2), deployment="r-xcray-api"),
+            **one("kube_deployment_spec_replicas", flat(2), deployment="r-xcray-api"),
+        },
+    ),
+    "XcrayVolumeFills": Case(
+        {
+            **one("kubelet_volume_stats_available_bytes", flat(5), persistentvolumeclaim="r-xcray-home"),
+            **one("kubelet_volume_stats_capacity_bytes", flat(100), persistentvolumeclaim="r-xcray-home"),
+        },
+        {
+            **one("kubelet_volume_stats_available_bytes", flat(50), persistentvolumeclaim="r-xcray-home"),
+            **one("kubelet_volume_stats_capacity_bytes", flat(100), persistentvolumeclaim="r-xcray-home"),
+        },
+    ),
+    "XcrayCertificateExpires": Case(
+        one("certmanager_certificate_expiration_timestamp_seconds", flat(7 * 86400), name="r-xcray-tls"),
+        one("certmanager_certificate_expiration_timestamp_seconds", flat(60 * 86400), name="r-xcray-tls"),
+    ),
+}
