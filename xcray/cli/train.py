@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +15,18 @@ from xcray.cli import output
 from xcray.cli.estimate import show_estimate
 from xcray.cli.interrupt import resumable
 from xcray.cli.progress import duration
-from xcray.errors import Conflict
+from xcray.errors import Conflict, ParameterError
 
 if TYPE_CHECKING:
+    from xcray.model.objects import Place
     from xcray.train import TrainResult
 
 Parameters = Annotated[
     list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter of the solver; repeat it.")
 ]
+
+
+ADDRESS = re.compile(r"[^\s/]+:\d{1,5}")
 
 
 def show_parameters(solver: str, as_json: bool) -> None:
@@ -53,7 +59,10 @@ def train(
     param: Parameters = None,
     pool: Annotated[str, typer.Option(help="serial, threads, or ray.")] = "threads",
     workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
-    ray_address: Annotated[str | None, typer.Option(help="A running Ray; without one, --pool ray starts a local one.")] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="A running Ray, host:port, or auto: that of RAY_ADDRESS; without one, --pool ray starts a local one."),
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where finished work is kept; the same one again resumes. [default: OUT.run]")
     ] = None,
@@ -68,6 +77,13 @@ def train(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit probabilities too: half of the held-out rows fits, the other measures.")
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="A model of this training that is at OUT already counts as done: for commands run again."),
+    ] = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="URI", help="Copy the model to this folder of object storage too, see xcray models push.")
+    ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Show what memory, disk and time it would take, and end.")] = False,
     parameters: Annotated[bool, typer.Option("--parameters", help="Show the solver's parameters and end.")] = False,
     json: output.AsJson = False,
@@ -75,7 +91,7 @@ def train(
     """Train a model on a data set. Ctrl-C keeps finished work; the same command again does the rest."""
     if parameters:
         show_parameters(solver, json)
-    if out.exists():
+    if out.exists() and not resume:
         raise Conflict(f"{out} exists already; choose another --out or remove it first")
     from xcray.train import TrainSpec
 
@@ -87,7 +103,7 @@ def train(
             "params": output.assignments(param),
             "pool": pool,
             "workers": workers,
-            "ray_address": ray_address,
+            "ray_address": address_of(ray_address),
             "memory_limit": memory_limit,
             "max_seconds": max_seconds,
             "calibrate": calibrate,
@@ -96,13 +112,56 @@ def train(
     )
     if estimate:
         show_estimate(spec, out, run_dir or out.with_name(f"{out.name}.run"), json)
+    target = None if push is None else folder_of(push, name or out.resolve().name)
     kept = run_dir or out.with_name(f"{out.name}.run")
-    result = run(spec, out, kept, quiet=json)
+    result = (found_at(spec, out) if resume else None) or run(spec, out, kept, quiet=json)
+    if target is not None:
+        send(result, target)
     if run_dir is None and "partial" not in result.report:
         shutil.rmtree(kept, ignore_errors=True)  # ours, and of no use once the whole model is there
     report(result, json)
     if "partial" in result.report and not json:
         output.note(f"to complete it: the same command with --run-dir {kept}, more time and another --out")
+
+
+def address_of(given: str | None) -> str | None:
+    """Where Ray is; `auto` is the cluster that runs this command, as a job of its own. Raises ParameterError."""
+    if given != "auto":
+        return given
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not ADDRESS.fullmatch(address):
+        raise ParameterError(
+            "--ray-address auto is for jobs of a Ray cluster, which have RAY_ADDRESS: name host:port", code="RAY_ADDRESS"
+        )
+    return address
+
+
+def found_at(spec: Any, out: Path) -> TrainResult | None:
+    """The model that an earlier run of this command has made, if one has come so far."""
+    from xcray.train.finished import finished
+
+    found = finished(spec, out)
+    if found is not None:
+        output.note(f"{out} is there already: nothing is left to train")
+    return found
+
+
+def folder_of(uri: str, name: str) -> Place:
+    """Where a model of a name goes. It is asked for now: a bucket that lacks, or is not open, is told before hours of training."""
+    from xcray.files import check_name
+    from xcray.model.objects import Place
+    from xcray.model.remote import versions
+
+    place = Place.at(uri) / check_name(name, "model name")
+    versions(place)
+    return place
+
+
+def send(result: TrainResult, place: Place) -> None:
+    """Copy a model to object storage; it is not sent twice."""
+    from xcray.model.remote import push
+
+    output.note(f"pushed to {push(result.model_path, place).shown}")
 
 
 def run(spec: Any, out: Path, run_dir: Path, quiet: bool) -> TrainResult:
