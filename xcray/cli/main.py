@@ -27,6 +27,7 @@ from xcray.cli import (
     report,
     runner,
     serve,
+    size,
     store,
     train,
 )
@@ -57,6 +58,7 @@ app.command("predict-batch")(batch.predict_batch)
 app.command("explain")(predict.explain)
 app.command("report")(report.report)
 app.command("timeline")(report.timeline)
+app.command("size")(size.size)
 app.command("serve")(serve.serve)
 app.command("runner")(runner.runner)
 app.command("demo")(demo.demo)

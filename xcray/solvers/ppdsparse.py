@@ -159,10 +159,14 @@ class PPDSparseSolver:
         lengths = np.diff(X.indptr).astype(np.float64)
         labels = np.repeat(np.arange(YT.n_rows), np.diff(YT.indptr))
         walked = np.bincount(labels, _postings_of_rows(X, XT)[YT.indices], YT.n_rows)
-        rows = np.bincount(labels, lengths[YT.indices], YT.n_rows)
-        total = max(float(X.nnz), 1.0)
-        terms = [np.full(YT.n_rows, float(X.n_rows)), total * -np.expm1(-walked / total), self.max_sweeps * self.growth * rows]
-        return np.stack(terms, axis=1)
+        rows = np.bincount(labels, lengths[YT.indices], YT.n_rows).astype(np.float64)
+        return self.terms_by(X.n_rows, X.nnz, walked.astype(np.float64), rows)
+
+    def terms_by(self, n_rows: int, entries: int, walked: Float64, rows: Float64) -> Float64:
+        """`cost_terms` by numbers: N, the entries of X; (K,) postings met by each label's rows, (K,) entries of these."""
+        total = max(float(entries), 1.0)
+        scored = total * -np.expm1(-walked / total)
+        return np.stack([np.full(len(rows), float(n_rows)), scored, self.max_sweeps * self.growth * rows], axis=1)
 
     def solve(
         self,

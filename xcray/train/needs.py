@@ -69,7 +69,7 @@ class Needs(NamedTuple):
 
 class Sizes(NamedTuple):
     """N, D', K, entries of X with the constant feature, bytes of X and targets as shards hold them, weights of the model, bytes of
-    the data's files."""
+    the data's files; left: see `Shape`."""
 
     rows: int
     features: int
@@ -79,6 +79,7 @@ class Sizes(NamedTuple):
     weights: int
     dense: bool
     mapped: int
+    left: int | None = None
 
     @property
     def cell(self) -> float:
@@ -169,7 +170,7 @@ def estimate_of(spec: TrainSpec, workers: int, sizes: Sizes, needs: Needs) -> Es
     """The needs of a family with those of every training."""
     place, K = place_of(spec), sizes.labels
     model = INDEXED * sizes.weights + (MODEL_LABEL + 16) * K + 40 * sizes.features
-    pieces = max(min(ENTRY * sizes.weights, merge_budget(spec, sizes.weights)), IN_FLIGHT * workers)
+    pieces = max(min(ENTRY * sizes.weights, merge_budget(spec, sizes.weights, sizes.left)), IN_FLIGHT * workers)
     beside = place != "here"
     return Estimate(
         driver=LABEL * K + 24 * sizes.features + max(pieces, needs.driver) + RAY_DRIVER * beside,

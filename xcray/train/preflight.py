@@ -98,7 +98,8 @@ class Shape(NamedTuple):
     """What the needs of a training are reckoned from.
 
     rows, features, labels, entries: N, D, K, entries of X. of_labels: (K,) float64, entries of X in each label's rows. terms:
-    (K, T) float64, see the solver's `cost_terms`. mapped: bytes of the data's files. judged: bytes that calibrating takes.
+    (K, T) float64, see the solver's `cost_terms`. mapped: bytes of the data's files. judged: bytes that calibrating takes. left:
+    bytes that may be taken; None for what this machine says.
     """
 
     rows: int
@@ -109,6 +110,7 @@ class Shape(NamedTuple):
     terms: Float64
     mapped: int
     judged: int = 0
+    left: int | None = None
 
     def work(self, solver: Solver, labels: Int32) -> Work:
         """What solving `labels` (n,) takes at a first guess."""
@@ -129,10 +131,10 @@ def limits_of(spec: TrainSpec) -> dict[str, int]:
     return {**available(), **own}
 
 
-def merge_budget(spec: TrainSpec, weights: int = 0) -> int:
+def merge_budget(spec: TrainSpec, weights: int = 0, left: int | None = None) -> int:
     """Bytes of weights that merging may hold at once: as many as are fast; more for a model so large that there would be more
-    than PASSES passes; at most an eighth of what may still be taken, but 4 MiB at least."""
-    left = min(limits_of(spec).values(), default=8 * BUDGET)
+    than PASSES passes; at most an eighth of what may still be taken (`left`, or as this machine says), but 4 MiB at least."""
+    left = min(limits_of(spec).values(), default=8 * BUDGET) if left is None else left
     return max(4 * MIB, min(left // 8, max(BUDGET, ENTRY * weights // PASSES)))
 
 
@@ -176,7 +178,7 @@ def reckoned(spec: TrainSpec, shape: Shape, solver: Solver, labels: Int32, worke
     sizes = (shape.rows, shape.features, shape.labels, shape.entries)
     worker, reserved = scratch_bytes(solver, sizes, float(shape.of_labels.max(initial=0.0)), weights)
     model = INDEXED * weights + (MODEL_LABEL + 16) * K + 40 * shape.features
-    pieces = max(min(ENTRY * weights, merge_budget(spec, weights)), IN_FLIGHT * workers, shape.judged)
+    pieces = max(min(ENTRY * weights, merge_budget(spec, weights, shape.left)), IN_FLIGHT * workers, shape.judged)
     alone = float(work.seconds.max(initial=0.0)) * paces.slower
     return Estimate(
         driver=LABEL * K + 24 * shape.features + pieces + (RAY_DRIVER if place != "here" else 0),
