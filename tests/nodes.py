@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ US: Final = 254  # our own place on the bridge
 STORE: Final = 80 << 20  # bytes of a node's object store, the least that Ray takes
 STARTED: Final = "Ray runtime started"
 START_SECONDS: Final = 180.0  # a hang, whatever the machine is at
+LINKS: Final = count()
 OWN: Final = tuple(space for space in SPACES if space != "--user")
 
 
@@ -49,7 +51,7 @@ class Node:
     def __init__(self, ray: Nodes, number: int, words: Sequence[str], hide: Sequence[Path] = ()) -> None:
         self.ray, self.number, self.address = ray, number, ray.address(number)
         self.asked = time.time()
-        self.link = f"v{ray.count}"
+        self.link = f"v{next(LINKS)}"  # a new name: what a dead node had goes when the kernel comes to it
         self.folder = ray.folder / f"node-{ray.count}"
         self.log = ray.folder / f"node-{ray.count}.log"
         self.folder.mkdir()
@@ -106,11 +108,10 @@ class Node:
         kill(self.pid, signal.SIGTERM)
         self.process.wait(seconds)
 
-    def freeze(self, number: int = signal.SIGSTOP) -> None:
-        """Stop all its processes, or let them go on (SIGCONT)."""
-        for process in family([self.pid]):
-            if process.pid != self.pid or not namespaces():
-                kill(process.pid, number)
+    def freeze(self, number: int = signal.SIGSTOP, word: str = "") -> int:
+        """Stop its processes whose titles begin with a word, or let them go on (SIGCONT); how many. Actors are titled `ray::`."""
+        found = [each.pid for each in family([self.pid]) if each.pid not in (self.pid, self.process.pid) and _title(each.pid, word)]
+        return sum(kill(pid, number) for pid in found)
 
     def cut(self) -> float:
         """Take its link down: nobody hears it, and it hears nobody; when that was. Needs namespaces."""
@@ -323,6 +324,14 @@ def _only_child(pid: int) -> int:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         found = file.read().split()
     return int(found[0]) if found else 0
+
+
+def _title(pid: int, word: str) -> bool:
+    """Whether the command line of a process begins with a word."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(word.encode())
+    except OSError:  # it has ended
+        return False
 
 
 def _elsewhere(pid: int) -> bool:

@@ -27,6 +27,7 @@ class Launches:
     def __init__(self):
         self.asked, self.gone, self.trouble, self.slow = [], [], None, None
         self.living, self.ended = [], []
+        self.pools_away, self.pools_shaken = frozenset(), frozenset()
 
     def launch(self, job):
         self.asked.append((job.id, job.attempt))
@@ -44,6 +45,12 @@ class Launches:
 
     def end(self, runner):
         self.ended.append(runner)
+
+    def away(self):
+        return self.pools_away
+
+    def shaken(self):
+        return self.pools_shaken
 
 
 class Clock:

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol
 
 from xcray.errors import NotFound, Unavailable
 from xcray.execution.ray_keeper import Keeper
-from xcray.execution.ray_session import TOKEN_HEADER, auth_environment, connect, local_ray, reachable
+from xcray.execution.ray_session import TOKEN_HEADER, auth_environment, check_dashboard, connect, local_ray, reachable
 from xcray.files import read_json
 
 __all__ = ["Cluster", "ClusterInfo", "JoinedCluster", "LocalCluster", "connect", "local_ray"]
@@ -57,7 +57,9 @@ class ClusterInfo(NamedTuple):
 
 
 class Cluster(Protocol):
-    """A Ray to run jobs on."""
+    """A Ray to run jobs on. `joined`: somebody else runs it; what is not there can't be started by us."""
+
+    joined: bool
 
     def ensure(self) -> ClusterInfo:
         """Where it is, once it answers. Raises Unavailable."""
@@ -75,13 +77,22 @@ class Cluster(Protocol):
 class JoinedCluster:
     """A Ray that somebody else runs: joined, never started nor ended. `address` for drivers, `dashboard` for jobs."""
 
+    joined = True
+
     def __init__(self, address: str, dashboard: str, token_path: Path | None = None) -> None:
         self._info = ClusterInfo(address, dashboard, token_path, 0)
 
     def ensure(self) -> ClusterInfo:
-        """Where it is. Raises Unavailable when nothing answers there."""
+        """Where it is. Raises Unavailable when its head, or its dashboard, does not answer or refuses us."""
         if not reachable(self._info.address):
             raise Unavailable(f"no Ray answers at {self._info.address}: is the cluster up?", code="RAY_UNREACHABLE")
+        try:
+            headers = self._info.headers
+        except OSError as error:
+            raise Unavailable(
+                f"the file with Ray's token can't be read ({error.strerror}): is the Secret mounted?", code="RAY_REFUSED"
+            ) from error
+        check_dashboard(self._info.dashboard, headers)
         return self._info
 
     def info(self) -> ClusterInfo | None:
@@ -97,6 +108,8 @@ class JoinedCluster:
 
 class LocalCluster:
     """The local Ray that belongs to a directory. `grace`: seconds it lives on with nobody wanting it."""
+
+    joined = False
 
     def __init__(
         self,

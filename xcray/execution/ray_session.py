@@ -6,6 +6,7 @@ Ray keeps its settings in the environment and caches them, so they are set here 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import secrets
 import shutil
@@ -14,6 +15,8 @@ import socket
 import sys
 import tempfile
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +26,8 @@ from xcray.errors import Unavailable
 LONGEST_ROOT: Final = 30  # characters: Ray adds 70 to it for its sockets, whose paths may have 107
 TOKEN_HEADER: Final = "Authorization"
 NAMESPACE: Final = "xcray"
+AUTO: Final = "auto"  # the cluster that a process is in
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a cluster is never behind a proxy
 
 
 def auth_environment(token_path: Path | str) -> dict[str, str]:
@@ -76,6 +81,25 @@ def reachable(address: str, seconds: float = 5.0) -> bool:
     return True
 
 
+def check_dashboard(url: str, headers: Mapping[str, str], seconds: float = 5.0) -> None:
+    """Raise Unavailable unless the dashboard at `url` lets us in and finds its head healthy; each answer may take so long."""
+    for place in ("/api/version", "/api/gcs_healthz"):
+        request = urllib.request.Request(url.rstrip("/") + place, headers=dict(headers))
+        try:
+            with _DIRECT.open(request, timeout=seconds):
+                pass
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code in (401, 403):
+                why = f"Ray's dashboard at {url} refuses our token: does XCRAY_RAY_TOKEN_PATH name the cluster's own?"
+                raise Unavailable(why, code="RAY_REFUSED") from None
+            why = f"Ray's dashboard at {url} answers, but says {error.code}: is its head healthy?"
+            raise Unavailable(why, code="RAY_UNREACHABLE") from None
+        except (OSError, http.client.HTTPException) as error:
+            why = f"Ray's dashboard at {url} does not answer ({type(error).__name__}): jobs are submitted there; is it up?"
+            raise Unavailable(why, code="RAY_UNREACHABLE") from error
+
+
 @contextlib.contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Environment variables set (None: removed) for the length of a block; Ray's caches follow, before and after."""
@@ -102,12 +126,16 @@ def set_environment(changes: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def connect(address: str, *, token_path: Path | str | None = None, namespace: str = NAMESPACE, **more: Any) -> Iterator[str]:
-    """Make this process a driver of the Ray at `address` ("host:port") for the length of a block; the Ray itself lives on.
+    """Make this process a driver of the Ray at `address` for the length of a block; the Ray itself lives on.
 
+    `address`: "host:port", or "auto" for the cluster that this process is in: RAY_ADDRESS says where, as in all pods of KubeRay and
+    in all Ray jobs, or else what `ray start` noted on this machine.
     `token_path` is the file with the cluster's token; without it RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH of the environment hold.
     `more` goes to `ray.init`. Raises Unavailable when nothing answers there, or when it refuses the token.
     """
-    if not reachable(address):
+    if address == AUTO:
+        address = os.environ.get("RAY_ADDRESS") or AUTO
+    if address != AUTO and not reachable(address):
         raise Unavailable(f"no Ray answers at {address}: start one, or use the pool 'threads'", code="RAY_UNREACHABLE")
     ray = load_ray()
     with environment({**(auth_environment(token_path) if token_path else {}), **_left_behind()}):

@@ -5,7 +5,7 @@ Every write names its attempt and is refused with Fenced when a newer attempt, o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import takewhile
 from typing import Any
 
@@ -23,7 +23,8 @@ from xcray.jobs.states import FAILED, PENDING, RUNNING, STARTING, STOPPED, TERMI
 from xcray.jobs.waiting import FIRST_BACKOFF, LONGEST_BACKOFF, Quota, anything_waits, next_job, take_turn
 
 CLAIMING = "claim"  # what the lock of those who claim is called
-LAUNCH = "LAUNCH"  # the reason of attempts that never began
+LAUNCH = "LAUNCH"  # the reason of attempts that never began, or went with the cluster they were on
+MOST_LAUNCHES = 20  # of one job, that may fail for this reason
 
 
 class AttemptTable:
@@ -34,18 +35,27 @@ class AttemptTable:
     _now: Callable[[], float]
 
     @once_more
-    def claim(self, owner: str, *, lease_seconds: float, cap: int | None = None, most_running_of: Quota = None) -> Job | None:
+    def claim(
+        self,
+        owner: str,
+        *,
+        lease_seconds: float,
+        cap: int | None = None,
+        most_running_of: Quota = None,
+        but: Collection[str] = (),
+    ) -> Job | None:
         """Take the job whose turn it is (see `xcray.jobs.waiting`): RUNNING, attempt + 1, leased to `owner`; or None.
 
         `cap`: None also while that many jobs are RUNNING, counted in the same transaction, whoever runs them. `most_running_of`:
-        the same for each tenant: a function or a mapping from tenant to a number, or None for no bound.
+        the same for each tenant: a function or a mapping from tenant to a number, or None for no bound. `but`: pools whose jobs
+        wait, as while the cluster is away that they run on; others pass them by, and they keep their order.
         """
         with self._database.read() as connection:  # looking needs no lock, and most looks find nothing
             if not anything_waits(connection) or _is_full(connection, cap):
                 return None
         with self._database.write() as connection:
             self._database.alone(connection, CLAIMING)
-            row = None if _is_full(connection, cap) else next_job(connection, self._now(), most_running_of)
+            row = None if _is_full(connection, cap) else next_job(connection, self._now(), most_running_of, but)
             if row is None:
                 return None
             take_turn(connection, row["tenant"])
@@ -125,12 +135,13 @@ class AttemptTable:
             return self._lose(connection, row, max_attempts, reason, message, not_before=now + pause)
 
     @once_more
-    def expire(self, *, max_attempts: int = 3) -> list[Job]:
+    def expire(self, *, max_attempts: int = 3, spared: Collection[str] = ()) -> list[Job]:
         """Take jobs from runners that were silent for their lease while this store watched, and end jobs that waited too long.
 
         Call it often: a lease is lost when two calls, further apart than it is long, saw no heartbeat in between. Returns: jobs
         PENDING again, STOPPED when a stop was asked for, or FAILED: reason TIMEOUT or EXPIRED when their time was up; after
-        `max_attempts` losses (or the job's own) POISON when no attempt got any work done, else LOST.
+        `max_attempts` losses (or the job's own) POISON when no attempt got any work done, else LOST. `spared`: pools whose cluster
+        is or was away: what went with it counts as a launch that failed, of which there may be MOST_LAUNCHES.
         """
         columns = ("id", "attempt", "beats", "lease_seconds")
         with self._database.read() as connection:  # looking needs no lock, and most looks find nothing
@@ -146,14 +157,14 @@ class AttemptTable:
             waited = [row for row in found if row["status"] == PENDING and row["id"] in late]
             silent = [row for row in found if row["status"] == RUNNING and seen.get(row["id"]) == (row["attempt"], row["beats"])]
             return [self._waited_too_long(connection, row) for row in waited] + [
-                self._expired(connection, row, max_attempts) for row in silent
+                self._expired(connection, row, max_attempts, spared) for row in silent
             ]
 
     @once_more
-    def lose(self, job_id: str, attempt: int, *, max_attempts: int = 3) -> Job:
+    def lose(self, job_id: str, attempt: int, *, max_attempts: int = 3, spared: Collection[str] = ()) -> Job:
         """Do for one attempt what `expire` does when its lease is lost: its process is known to be gone. Raises Fenced."""
         with self._database.write() as connection:
-            return self._expired(connection, owned(connection, job_id, attempt), max_attempts)
+            return self._expired(connection, owned(connection, job_id, attempt), max_attempts, spared)
 
     @once_more
     def current(self, job_id: str, attempt: int) -> Job:
@@ -179,7 +190,7 @@ class AttemptTable:
         sentence = "its time to end came while it waited; submit it again with a later one, or with a higher priority"
         return move(connection, row, self._now(), FAILED, reason=EXPIRED, message=sentence)
 
-    def _expired(self, connection: Connection, row: sa.RowMapping, max_attempts: int) -> Job:
+    def _expired(self, connection: Connection, row: sa.RowMapping, max_attempts: int, spared: Collection[str]) -> Job:
         """One job whose runner vanished. A first loss may be a node's fault: it goes on at once; then it waits longer each time."""
         if row["stop_requested"]:
             return move(connection, row, self._now(), STOPPED)
@@ -187,6 +198,9 @@ class AttemptTable:
         if overtime is not None:
             sentence = "its time was up when its runner vanished; resume it to go on, or submit it with more time"
             return move(connection, row, self._now(), FAILED, reason=overtime, message=sentence)
+        if row["spec"].get("pool") in spared:
+            sentence = "the cluster that it ran on went away; it goes on from what is finished when that is back"
+            return self._lose(connection, row, MOST_LAUNCHES, LAUNCH, sentence, not_before=self._now())
         before = row["losses"] - _never_began(connection, row)
         sentence = f"its runner vanished {before + 1} times; see the log of the job, then resume it"
         pause = min(FIRST_BACKOFF * 2 ** (before - 1), LONGEST_BACKOFF) if before else 0.0
@@ -213,7 +227,7 @@ def _is_full(connection: Connection, cap: int | None) -> bool:
 
 
 def _never_began(connection: Connection, row: sa.RowMapping) -> int:
-    """How many of a job's losses, since submit or resume, were launches that failed: as its history tells."""
+    """How many of a job's losses, since submit or resume, were launches that failed, or clusters: as its history tells."""
     if not row["losses"]:
         return 0
     moves = sa.select(EVENTS.c.data).where(EVENTS.c.job_id == row["id"], EVENTS.c.kind == "status").order_by(EVENTS.c.seq.desc())

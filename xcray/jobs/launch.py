@@ -28,10 +28,15 @@ from xcray.jobs.log_bounds import bound_log
 LOG: Final = logging.getLogger(__name__)
 STORE_VARIABLE: Final = "XCRAY_STORE"  # the store's address where it holds a password: command lines are seen by everybody
 LOOK_SECONDS: Final = 2.0  # between questions to Ray
+ANSWER_SECONDS: Final = 30.0  # that its dashboard has for an answer
+SHAKEN_SECONDS: Final = 120.0  # after a cluster was away, in which lost runners are taken to have gone with it: leases are shorter
+RAY: Final = frozenset({"ray"})  # pools of jobs that need it
+NO_POOL: Final = frozenset[str]()
 KEPT_LOG: Final = 16_384  # characters of what a failed driver told Ray
 LOG_BYTES: Final = 50_000_000
 WELL: Final = (0, 3)  # exits of runners that said how their job ended, or left it to another; 1 may be Python's own
-OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED")  # what Ray says of jobs that have ended
+GONE: Final = "GONE"  # the cluster knows nothing of the job: it is another than the one that took it
+OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED", GONE)  # what Ray says of jobs that have ended
 _CHILDREN: Final[list[subprocess.Popen[bytes]]] = []  # runners outlive their launcher; as children they must still be collected
 
 
@@ -56,6 +61,12 @@ class Launcher(Protocol):
 
     def end(self, runner: Ended) -> None:
         """End a runner that was launched here, with all that came from it; `tend` tells when it is gone. Others are left alone."""
+
+    def away(self) -> frozenset[str]:
+        """Pools whose jobs can't be launched now, as far as is known: they are not to be claimed."""
+
+    def shaken(self) -> frozenset[str]:
+        """Pools whose cluster is or lately was away: runners lost on it are not to blame."""
 
 
 class ProcessLauncher:
@@ -130,6 +141,14 @@ class ProcessLauncher:
                     os.kill(pid, signal.SIGKILL)
             process.kill()
 
+    def away(self) -> frozenset[str]:
+        """None: processes can always be started."""
+        return NO_POOL
+
+    def shaken(self) -> frozenset[str]:
+        """None."""
+        return NO_POOL
+
     def give_back(self, seconds: float = 10.0) -> None:
         """Tell all to give their jobs back (SIGTERM), and wait until they have, at most so long."""
         for runner in self.runners():
@@ -142,7 +161,8 @@ class ProcessLauncher:
 class RayJobLauncher:
     """Runners as Ray jobs on a cluster: seen, logged and stoppable in its dashboard as xcray-NAME-JOB-aATTEMPT.
 
-    The cluster is started with the first job. This process talks to the dashboard only and never becomes a driver.
+    A cluster of our own is started with the first job; one that others run is looked at every LOOK_SECONDS, and while it is away
+    no job is launched. This process talks to the dashboard only and never becomes a driver.
     """
 
     def __init__(self, home: Home, cluster: Cluster, store_url: str | None = None, options: Sequence[str] = ()) -> None:
@@ -150,12 +170,13 @@ class RayJobLauncher:
         self._home, self._cluster, self._store_url, self._options = home, cluster, store_url or home.store_url, tuple(options)
         self._started: dict[Ended, str] = {}
         self._looked = 0.0
+        self._away, self._last_away = False, float("-inf")
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="xcray-ray-look")  # a dashboard that hangs holds up nobody else
         self._look: Future[list[Ended]] | None = None
 
     def launch(self, job: Job) -> None:
         """Submit a Ray job. Raises Unavailable when the cluster can't be had or refuses."""
-        info = self._cluster.ensure()
+        info = self._ensured()
         arguments = [*self._options, "--log", str(self._home.log(job.id)), "--ray-address", info.address]
         if info.pid:
             arguments += ["--wanted", str(self._home.ray / "wanted")]
@@ -193,8 +214,39 @@ class RayJobLauncher:
         if name is not None and info is not None:
             self._hand.submit(_stop, info, name)
 
+    def away(self) -> frozenset[str]:
+        """Jobs on Ray, while a joined cluster does not answer."""
+        return RAY if self._away else NO_POOL
+
+    def shaken(self) -> frozenset[str]:
+        """Jobs on Ray, from when a joined cluster does not answer until a lease after it did."""
+        return RAY if time.monotonic() - self._last_away < SHAKEN_SECONDS else NO_POOL
+
+    def _ensured(self) -> ClusterInfo:
+        """Where the cluster is. Raises Unavailable, and remembers it, when a joined one is away."""
+        try:
+            info = self._cluster.ensure()
+        except Unavailable:
+            self._note(away=self._cluster.joined)
+            raise
+        self._note(away=False)
+        return info
+
+    def _note(self, away: bool) -> None:
+        """Remember whether the cluster is away, and say when that changes."""
+        if away:
+            self._last_away = time.monotonic()
+        if away != self._away:
+            self._away = away
+            LOG.warning("Ray is away: its jobs wait" if away else "Ray is back: its jobs go on")
+
     def _ended(self) -> list[Ended]:
         """Those that have ended; of what failed, the end of Ray's own log is kept with the job's."""
+        if self._cluster.joined:
+            try:
+                self._ensured()
+            except Unavailable:
+                return []  # nothing is known; the leases of those that went with it run out
         info = self._cluster.info()
         if info is None:  # with Ray, its jobs are gone
             return list(self._started)
@@ -236,17 +288,25 @@ def _plain(url: str) -> bool:
 
 
 def _client(info: ClusterInfo) -> Any:
-    """Ray's client for jobs; HTTP only."""
+    """Ray's client for jobs; HTTP only. It would wait for ever for a dashboard that hangs."""
     from ray.job_submission import JobSubmissionClient
 
-    return JobSubmissionClient(info.dashboard, headers=info.headers)
+    class Patient(JobSubmissionClient):
+        """The same, with a limit."""
+
+        def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+            return super()._do_request(method, endpoint, timeout=ANSWER_SECONDS, **options)
+
+    return Patient(info.dashboard, headers=info.headers)
 
 
 def _status(info: ClusterInfo, name: str) -> str:
-    """What Ray says of a job; nothing when it can't say."""
+    """What Ray says of a job; GONE when it never heard of it, nothing when it can't say."""
     try:
         return str(_client(info).get_job_status(name))
     except Exception as error:  # see above; the lease decides when Ray can't say
+        if "status code 404" in str(error):
+            return GONE
         LOG.warning("Ray did not say how %s is: %s", name, type(error).__name__)
         return ""
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from xcray.errors import Fenced, XcrayError
-from xcray.jobs.attempts import LAUNCH
+from xcray.jobs.attempts import LAUNCH, MOST_LAUNCHES
 from xcray.jobs.job import Job
 from xcray.jobs.launch import Ended, Launcher
 from xcray.jobs.quotas import RunningQuota
@@ -53,7 +53,7 @@ class Supervisor:
         launch_seconds: float = 180.0,
         max_attempts: int = 3,
         stop_seconds: float = 3.0,
-        launch_attempts: int = 20,
+        launch_attempts: int = MOST_LAUNCHES,
         quota: RunningQuota | None = None,
         owner: str | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class Supervisor:
         while self._gone:
             self._collect(*self._gone[0])
             del self._gone[0]  # after it: what the store did not hear is told again
-        for lost in self._store.expire(max_attempts=self._max_attempts):
+        for lost in self._store.expire(max_attempts=self._max_attempts, spared=self._launcher.shaken()):
             LOG.warning("job %s lost its runner: now %s", lost.id, lost.status)
         self._launches = [launch for launch in self._launches if self._look(launch)]
         self._end_unwanted()
@@ -104,7 +104,13 @@ class Supervisor:
 
     def _claim(self) -> Job | None:
         """The next job, when there is one and room for it."""
-        return self._store.claim(self._owner, lease_seconds=self._start_seconds, cap=self._cap, most_running_of=self._quota)
+        return self._store.claim(
+            self._owner,
+            lease_seconds=self._start_seconds,
+            cap=self._cap,
+            most_running_of=self._quota,
+            but=self._launcher.away(),
+        )
 
     def _run(self) -> None:
         """The thread: a tick that fails is only a tick."""
@@ -119,7 +125,7 @@ class Supervisor:
     def _collect(self, job_id: str, attempt: int) -> None:
         """A runner ended: well, when its attempt is no longer the running one; else it is lost."""
         try:
-            job = self._store.lose(job_id, attempt, max_attempts=self._max_attempts)
+            job = self._store.lose(job_id, attempt, max_attempts=self._max_attempts, spared=self._launcher.shaken())
         except Fenced:
             return
         LOG.warning("job %s: the runner of attempt %d ended without a word: now %s", job_id, attempt, job.status)

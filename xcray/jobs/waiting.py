@@ -6,7 +6,7 @@ turn; of that tenant the oldest job. No step reads more rows than there are tena
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import sqlalchemy as sa
@@ -23,14 +23,14 @@ LONGEST_BACKOFF: Final = 300.0
 Quota: TypeAlias = Callable[[str], int | None] | Mapping[str, int | None] | None  # tenant -> most jobs that run, or None
 
 
-def next_job(connection: Connection, now: float, most_running_of: Quota) -> sa.RowMapping | None:
-    """The row of the job to run next, held until the transaction ends; None when nothing may run."""
+def next_job(connection: Connection, now: float, most_running_of: Quota, but: Collection[str] = ()) -> sa.RowMapping | None:
+    """The row of the job to run next, held until the transaction ends; None when nothing may run. but: pools whose jobs wait."""
     running = _running(connection)
     for priority in _priorities(connection):
         tenants = [name for name in _tenants(connection, priority) if _has_room(name, running, most_running_of)]
         turns = _turns(connection, tenants)
         for tenant in sorted(tenants, key=lambda name: (running.get(name, 0), turns.get(name, 0), name)):
-            row = _oldest(connection, priority, tenant, now)
+            row = _oldest(connection, priority, tenant, now, but)
             if row is not None:
                 return row
     return None
@@ -98,7 +98,7 @@ def _turns(connection: Connection, tenants: list[str]) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(sa.select(TURNS.c.tenant, TURNS.c.turn))}
 
 
-def _oldest(connection: Connection, priority: int, tenant: str, now: float) -> sa.RowMapping | None:
+def _oldest(connection: Connection, priority: int, tenant: str, now: float, but: Collection[str]) -> sa.RowMapping | None:
     """The oldest job of a tenant and priority that may run now.
 
     A pause that ends later than the longest backoff was written by a clock that has been put back since.
@@ -106,5 +106,6 @@ def _oldest(connection: Connection, priority: int, tenant: str, now: float) -> s
     mine = (JOBS.c.status == PENDING, JOBS.c.priority == priority, JOBS.c.tenant == tenant)
     due = sa.or_(JOBS.c.not_before <= now, JOBS.c.not_before > now + LONGEST_BACKOFF)
     alive = sa.or_(JOBS.c.expires.is_(None), JOBS.c.expires > now)
-    query = sa.select(JOBS).where(*mine, due, alive).order_by(JOBS.c.seq).limit(1)
+    others = (sa.func.coalesce(JOBS.c.spec["pool"].as_string(), "").not_in(but),) if but else ()
+    query = sa.select(JOBS).where(*mine, due, alive, *others).order_by(JOBS.c.seq).limit(1)
     return connection.execute(query.with_for_update(skip_locked=True)).mappings().first()

@@ -45,6 +45,14 @@ class LauncherByPool:
         self._here.end(runner)
         self._on_ray.end(runner)
 
+    def away(self) -> frozenset[str]:
+        """Pools whose jobs can't be launched now."""
+        return self._here.away() | self._on_ray.away()
+
+    def shaken(self) -> frozenset[str]:
+        """Pools whose cluster is or lately was away."""
+        return self._here.shaken() | self._on_ray.shaken()
+
     def give_back(self) -> None:
         """Tell the runners on this machine to give their jobs back, and wait for them a moment."""
         self._here.give_back()

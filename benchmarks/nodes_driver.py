@@ -1,0 +1,94 @@
+"""The training that `benchmarks.nodes` watches: a driver on the head of a Ray, which writes down what it sees.
+
+`python -m benchmarks.nodes_driver JSON`: keys `spec` (see TrainSpec), `place` (a folder), and `checkpoint_seconds`, which takes the
+place of what trainings whose blocks go round use. It writes PLACE/seen.jsonl, a line a
+look: how far the training is, which nodes live, on which node each actor is; and PLACE/result.json at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from xcray.execution.progress import Progress
+from xcray.execution.ray_actors import RayWorkers
+from xcray.files import write_json
+from xcray.train import TrainSpec, circulating, train
+
+LOOK = 0.1  # seconds
+JOB = "job-nodes"
+
+
+class Looker:
+    """Looks at the cluster from a thread of its own, and notes changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._out = path.open("w")
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._known: dict[str, Any] = {}
+
+    def __enter__(self) -> Looker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._out.close()
+
+    def progress(self, told: Progress) -> None:
+        """Called by the training."""
+        self.note(phase=told.phase, done=told.done, total=told.total, note=told.note)
+
+    def note(self, **seen: Any) -> None:
+        """A line, when anything is new in it."""
+        with self._lock:
+            new = {name: value for name, value in seen.items() if self._known.get(name) != value}
+            self._known |= new
+            if new:
+                self._out.write(json.dumps({"at": time.time(), **new}) + "\n")
+                self._out.flush()
+
+    def _look(self) -> None:
+        """The thread. Ray may be away, or not there yet."""
+        import ray
+        from ray._private.state import actors
+
+        while not self._over.wait(LOOK):
+            if ray.is_initialized():
+                with contextlib.suppress(ray.exceptions.RayError, RuntimeError, ValueError, AttributeError, KeyError):
+                    self.note(nodes={node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]})
+                    where = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+                    found: dict[str, Any] = actors()
+                    named = ((each["Name"], each["Address"]["NodeID"]) for each in found.values())
+                    self.note(actors={name: where[node] for name, node in named if node in where})
+
+
+def main(text: str) -> None:
+    """One training."""
+    given = json.loads(text)
+    place, spec = Path(given["place"]), TrainSpec.from_dict(given["spec"])
+    if "checkpoint_seconds" in given:
+        circulating.CHECKPOINT_SECONDS = given["checkpoint_seconds"]  # type: ignore[misc]
+    opened: list[float] = []
+    connect = RayWorkers._connect
+
+    def noted(self: RayWorkers) -> None:
+        connect(self)
+        opened.append(self._opened)
+
+    RayWorkers._connect = noted  # type: ignore[method-assign]
+    with Looker(place / "seen.jsonl") as looker:
+        result = train(spec, run_dir=place / "run", out=place / "model", progress=looker.progress, job=JOB)
+    found = {"sha256": result.sha256, "report": result.report, "measures": result.measures, "opened": opened}
+    write_json(place / "result.json", found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
