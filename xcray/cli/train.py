@@ -95,33 +95,27 @@ def train(
         raise Conflict(f"{out} exists already; choose another --out or remove it first")
     from xcray.train import TrainSpec
 
-    named = {} if name is None else {"name": name}
-    spec = TrainSpec.from_dict(
-        {
-            "dataset": str(dataset),
-            "solver": solver,
-            "params": output.assignments(param),
-            "pool": pool,
-            "workers": workers,
-            "ray_address": address_of(ray_address),
-            "memory_limit": memory_limit,
-            "max_seconds": max_seconds,
-            "calibrate": calibrate,
-            **named,
-        }
-    )
+    told = {"dataset": str(dataset), "solver": solver, "params": output.assignments(param), "pool": pool, "workers": workers}
+    told |= {"ray_address": address_of(ray_address), "memory_limit": memory_limit, "max_seconds": max_seconds}
+    spec = TrainSpec.from_dict({**told, "calibrate": calibrate, **({} if name is None else {"name": name})})
     if estimate:
         show_estimate(spec, out, run_dir or out.with_name(f"{out.name}.run"), json)
     target = None if push is None else folder_of(push, name or out.resolve().name)
-    kept = run_dir or out.with_name(f"{out.name}.run")
-    result = (found_at(spec, out) if resume else None) or run(spec, out, kept, quiet=json)
+    result = (found_at(spec, out) if resume else None) or complete(spec, out, run_dir, json)
     if target is not None:
         send(result, target)
-    if run_dir is None and "partial" not in result.report:
-        shutil.rmtree(kept, ignore_errors=True)  # ours, and of no use once the whole model is there
     report(result, json)
-    if "partial" in result.report and not json:
+
+
+def complete(spec: Any, out: Path, run_dir: Path | None, quiet: bool) -> TrainResult:
+    """Train; a run directory of our own goes once the whole model is there."""
+    kept = run_dir or out.with_name(f"{out.name}.run")
+    result = run(spec, out, kept, quiet)
+    if run_dir is None and "partial" not in result.report:
+        shutil.rmtree(kept, ignore_errors=True)
+    if "partial" in result.report and not quiet:
         output.note(f"to complete it: the same command with --run-dir {kept}, more time and another --out")
+    return result
 
 
 def address_of(given: str | None) -> str | None:
