@@ -232,6 +232,12 @@ template:
           - name: metrics
             containerPort: 8080
             protocol: TCP
+          - name: as-metrics
+            containerPort: 44217
+            protocol: TCP
+          - name: dash-metrics
+            containerPort: 44227
+            protocol: TCP
     volumes:
       {{- include "xcray.ray.volumes" $here | nindent 6 }}
       {{- if .root.Values.ray.autoscaling.enabled }}
