@@ -56,7 +56,7 @@ def main() -> None:
         expect("strangers are turned away", 401, "/v1/models")
         with open(os.environ["KEY_FILE"]) as file:
             key = file.read().strip()
-    expect("the admin key opens", 200, "/v1/models", key)
+    expect("the admin key opens" if key else "without keys, everybody may ask", 200, "/v1/models", key)
     if "MODEL" in os.environ:
         body = {"instances": [{"text": "a question"}], "top_k": 1}
         expect("a model answers", 200, f"/v1/models/{os.environ['MODEL']}:predict", key, body)

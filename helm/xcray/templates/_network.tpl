@@ -67,9 +67,7 @@ spec:
 
 {{/* Egress of API and runner: all that the release's own pods need of others. */}}
 {{- define "xcray.network.egress" -}}
-{{- with include "xcray.network.dns" . }}
-{{ . }}
-{{- end }}
+{{- include "xcray.network.dns" . }}
 {{- with include "xcray.network.store" . }}
 {{ . }}
 {{- end }}

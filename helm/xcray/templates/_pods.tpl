@@ -21,15 +21,13 @@ affinity:
 {{/* (list $ "api") -> pods of a component evenly over nodes and zones, where that is possible. */}}
 {{- define "xcray.spread" -}}
 {{- $root := . -}}
-{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
-- topologyKey: {{ . }}
-  maxSkew: 1
-  whenUnsatisfiable: ScheduleAnyway
-  labelSelector:
-    matchLabels:
-      {{- include "xcray.selectorLabels" $root | nindent 6 }}
-  matchLabelKeys: [pod-template-hash]
-{{- end }}
+{{- $rules := list -}}
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" -}}
+{{- $labels := dict "matchLabels" (include "xcray.selectorLabels" $root | fromYaml) -}}
+{{- $rule := dict "topologyKey" . "maxSkew" 1 "whenUnsatisfiable" "ScheduleAnyway" "labelSelector" $labels -}}
+{{- $rules = append $rules (set $rule "matchLabelKeys" (list "pod-template-hash")) -}}
+{{- end -}}
+{{- toYaml $rules -}}
 {{- end -}}
 
 {{/* Threads of a process for predictions: the cores that its pod asks for, shared by its processes. */}}
@@ -58,13 +56,27 @@ affinity:
 {{- concat $models .Values.api.preload | uniq | toJson -}}
 {{- end -}}
 
-{{/* Mode serving: an init container for each model, one after the other. */}}
-{{- define "xcray.pullContainers" -}}
-{{- if eq .Values.mode "serving" }}
-{{- range $i, $model := .Values.api.models }}
-- name: pull-{{ $i }}
-  image: {{ include "xcray.image" $ }}
-  imagePullPolicy: {{ $.Values.image.pullPolicy }}
+{{/* Init containers of the API: mode serving pulls models, one after the other; then the admin key is made known. */}}
+{{- define "xcray.initContainers" -}}
+{{- $containers := list -}}
+{{- if eq .Values.mode "serving" -}}
+{{- range $i, $model := .Values.api.models -}}
+{{- $containers = append $containers (include "xcray.pullContainer" (list $ $i $model)) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "xcray.adminSecretName" . -}}
+{{- $containers = append $containers (include "xcray.keyContainer" .) -}}
+{{- end -}}
+{{- join "\n" $containers -}}
+{{- end -}}
+
+{{/* (list $ 0 model) -> the init container that pulls a model. */}}
+{{- define "xcray.pullContainer" -}}
+{{- $root := index . 0 -}}
+{{- $model := index . 2 -}}
+- name: pull-{{ index . 1 }}
+  image: {{ include "xcray.image" $root }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   command: [xcray, models, pull]
   args:
     - {{ $model.uri | quote }}
@@ -81,14 +93,14 @@ affinity:
       value: /var/lib/xcray
     - name: HOME
       value: /tmp
-    {{- include "xcray.env.objects" $ | nindent 4 }}
-  {{- include "xcray.envFrom.objects" $ | nindent 2 }}
+    {{- include "xcray.env.objects" $root | trimPrefix "\n" | nindent 4 }}
+  {{- with include "xcray.envFrom.objects" $root }}
+  {{- . | nindent 2 }}
+  {{- end }}
   resources:
-    {{- toYaml $.Values.api.resources | nindent 4 }}
+    {{- toYaml $root.Values.api.resources | nindent 4 }}
   securityContext:
-    {{- include "xcray.containerSecurityContext" $ | nindent 4 }}
+    {{- include "xcray.containerSecurityContext" $root | nindent 4 }}
   volumeMounts:
-    {{- include "xcray.volumeMounts.base" $ | nindent 4 }}
-{{- end }}
-{{- end }}
+    {{- include "xcray.volumeMounts.base" $root | nindent 4 }}
 {{- end -}}

@@ -20,7 +20,24 @@ What this chart does not install, and what to do instead. Shapes of single value
 {{- include "xcray.refuse.keys" . -}}
 {{- include "xcray.refuse.doors" . -}}
 {{- include "xcray.refuse.pods" . -}}
+{{- include "xcray.refuse.extra" . -}}
 {{- include "xcray.ray.refuse" . -}}
+{{- end -}}
+
+{{/* Whoever reaches Ray's head may run code on every node: nothing that is seen from outside may lead there, also no extra object. */}}
+{{- define "xcray.refuse.extra" -}}
+{{- range .Values.extraObjects -}}
+{{- range splitList "\n---" (tpl (ternary . (toYaml .) (kindIs "string" .)) $) -}}
+{{- $object := fromYaml . -}}
+{{- $kind := get $object "kind" | default "" -}}
+{{- $open := has (get (get $object "spec" | default dict) "type" | default "") (list "LoadBalancer" "NodePort") -}}
+{{- if or (regexMatch "^(Ingress|IngressRoute|Route|VirtualService|[A-Z]+Route)$" $kind) (and (eq $kind "Service") $open) -}}
+{{- if regexMatch "head-svc|ray\\.io/|8265|10001|6379" (toJson $object) -}}
+{{- fail (printf "extraObjects has a %s that leads to Ray: whoever reaches its dashboard may run code on every node. Use kubectl port-forward, see NOTES" $kind) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "xcray.refuse.image" -}}
