@@ -1,0 +1,180 @@
+"""How large a deployment must be, from N, D, K and nnz: one formula with preflight's, held against what sets really took."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.chart import helm
+from tests.without import say
+from xcray.arrays import frozen
+from xcray.cli.main import main
+from xcray.data.dataset import Dataset
+from xcray.errors import ParameterError
+from xcray.solvers import make_solver
+from xcray.train import TrainSpec
+from xcray.train.preflight import Paces, Shape, entries_of_labels, estimate, mapped, reckoned
+from xcray.train.sizing import MOST, QUICKEST, SLOWEST, Data, Wishes, rows_of_labels, size
+
+CHART = Path(__file__).parent.parent / "helm" / "xcray"
+AT = ["--rows", "490449", "--features", "135909", "--labels", "670091", "--nnz", "37175000", "--labels-per-row", "5.39"]
+
+
+class Known(NamedTuple):
+    """A set that was solved with the defaults: its sizes, core seconds, weights, and bytes of its files in MB."""
+
+    rows: int
+    features: int
+    labels: int
+    per_row: float
+    labels_per_row: float
+    held_out: float
+    core: float
+    weights: float
+    files: float
+
+
+# README.md and `python -m benchmarks.sizing`; the last three are made up with the shapes of famous sets
+KNOWN = {
+    "bibtex": Known(4880, 1836, 159, 68.5, 2.38, 0.52, 0.58, 0.194e6, 8.5),
+    "cooking": Known(12404, 4201, 735, 7.8, 2.31, 0.24, 0.72, 0.213e6, 2.7),
+    "news20": Known(11269, 53975, 20, 130.2, 1.0, 0.67, 0.84, 0.15e6, 41.0),
+    "gutenberg_lcsh": Known(65798, 29268, 36828, 8.8, 2.33, 0.23, 15.5, 4.3e6, 17.0),
+    "gnd_tibkat": Known(90452, 200251, 35116, 99.2, 2.85, 0.284, 122.8, 31e6, 196.1),
+    "lshtc1": Known(93805, 347000, 12000, 130.7, 1.09, 0.1, 77.6, 13.2e6, 222.0),
+    "wiki": Known(444588, 1617899, 325056, 42.4, 3.16, 0.1, 1083.9, 136.4e6, 390.0),
+    "amazon": Known(490449, 135909, 670091, 75.8, 5.39, 0.1, 3547.7, 446.6e6, 665.0),
+}
+
+
+def data_of(known: Known) -> Data:
+    """The sizes alone."""
+    nnz = int(known.rows * known.per_row)
+    return Data(known.rows, known.features, known.labels, nnz, known.labels_per_row, known.held_out)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_sizes_alone_foresee_what_sets_of_text_really_took(name: str) -> None:
+    known = KNOWN[name]
+    found = size(data_of(known), Wishes(cluster=False, cores=1))
+    assert QUICKEST <= known.core / found.training.core_seconds <= SLOWEST
+    assert 0.5 <= known.weights / found.training.weights <= 1.6
+    assert 0.85 <= known.files / (found.training.mapped / 1e6) <= 1.15
+    assert found.least <= known.core / 3600 <= found.most
+
+
+def test_it_is_the_formula_of_preflight(tiny: Dataset) -> None:
+    """Given what a data set tells, the same needs come out to the byte."""
+    solver, train = make_solver("ppdsparse", {}), tiny.train
+    spec, every = TrainSpec(str(tiny.path), memory_limit="4GiB"), frozen(np.arange(tiny.n_labels), np.int32)
+    numbers = (train.n_rows, tiny.n_features, tiny.n_labels, train.X.nnz)
+    shape = Shape(*numbers, entries_of_labels(train), solver.cost_terms(train.X, train.XT, train.YT), mapped(tiny))
+    assert reckoned(spec, shape, solver, every, 2, Paces()) == estimate(spec, tiny, solver, every, workers=2, probe=0.0)
+
+
+def test_labels_are_drawn_with_the_mean_and_the_most_that_are_said() -> None:
+    for known in KNOWN.values():
+        data = data_of(known)
+        counts = rows_of_labels(data)
+        assert counts.sum() == pytest.approx(data.rows * data.labels_per_row, rel=0.01)
+        assert counts[0] == pytest.approx(max(MOST * data.rows, counts.mean()))
+        assert (np.diff(counts) <= 0).all()
+
+
+def test_more_of_anything_needs_no_less() -> None:
+    data, wishes = Data(100_000, 50_000, 10_000, 5_000_000), Wishes()
+    first = size(data, wishes)
+    for name in ("rows", "features", "labels", "entries"):
+        more = size(data._replace(**{name: 2 * getattr(data, name)}), wishes)
+        assert more.home >= first.home, name
+        assert more.pods["worker"].memory >= first.pods["worker"].memory, name
+    for name in ("jobs", "models", "versions"):
+        assert size(data, wishes._replace(**{name: 2})).home >= size(data, wishes._replace(**{name: 1})).home
+    assert size(data, wishes._replace(processes=4)).pods["api"].memory > first.pods["api"].memory
+
+
+def test_worker_pods_follow_from_the_hours_that_are_wanted() -> None:
+    data = data_of(KNOWN["amazon"])
+    numbers = []
+    for hours in (4.0, 1.0, 0.25):
+        found = size(data, Wishes(hours=hours))
+        assert found.hours < hours * 1.1  # publishing comes on top
+        assert found.training.workers == found.pods["worker"].number * 4
+        numbers.append(found.pods["worker"].number)
+    assert numbers == sorted(numbers)
+    assert numbers[-1] > numbers[0]
+
+
+@pytest.mark.parametrize("solver", ["dismec", "l2svm", "dsmlr", "lbfgs", "lc"])
+def test_other_solvers_have_a_size_too(solver: str) -> None:
+    found = size(data_of(KNOWN["cooking"]), Wishes(), solver)
+    assert found.core_hours > 0
+    assert found.training.worker > 0
+
+
+def test_what_can_not_be_is_refused_with_the_mend() -> None:
+    good = Data(1000, 100, 10, 5000)
+    for change, words in (
+        ({"entries": 100_001}, "nnz counts"),
+        ({"labels_per_row": 11.0}, "mean number"),
+        ({"rows": 0}, "from 1"),
+        ({"overlap": 1.5}, "a share"),
+        ({"labels_per_row": float("nan")}, "labels_per_row"),
+    ):
+        with pytest.raises(ParameterError, match=words):
+            size(good._replace(**change), Wishes())  # type: ignore[arg-type]
+    for change in ({"cores": 0}, {"hours": 0.0}, {"hours": float("inf")}, {"versions": 0}):
+        with pytest.raises(ParameterError):
+            size(good, Wishes()._replace(**change))  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="--estimate"):
+        size(good, Wishes(), "pdsparse")
+
+
+def test_the_command_tells_people_and_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", *AT, "--hours", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "core hours" in told
+    assert "sizes alone" in told
+    assert main(["size", *AT, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["training"]["weights"] > 1e8
+    assert set(found["pods"]) == {"api", "runner", "head", "worker"}
+    assert main(["size", *AT, "--mode", "serving"]) == 2
+    assert main(["size", *AT, "--json", "--values"]) == 2
+    assert main(["size", *AT, "--param", "nothing=1"]) == 2
+
+
+def unknown_keys(given: Any, known: Any, path: str = "") -> list[str]:
+    """Keys of values that the chart's values.yaml does not have."""
+    out = []
+    for key, value in given.items():
+        if key not in known:
+            out.append(f"{path}{key}")
+        elif isinstance(value, dict):
+            out += unknown_keys(value, known[key], f"{path}{key}.")
+    return out
+
+
+@pytest.mark.parametrize("mode", ["all-in-one", "cluster"])
+def test_values_are_ones_that_the_chart_takes(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", *AT, "--mode", mode, "--replicas", "3", "--hours", "0.5", "--values"]) == 0
+    values = yaml.safe_load(capsys.readouterr().out)
+    assert unknown_keys(values, yaml.safe_load((CHART / "values.yaml").read_text())) == []
+    if not helm.helms():
+        say("helm", "values of `xcray size` were held against the keys of values.yaml, and not rendered")
+        return
+    more = {"store": {"existingSecret": "store"}} if mode == "cluster" else {}
+    objects = helm.template_values({**values, **more})
+    if mode == "cluster":
+        (ray,) = [each for each in objects if each["kind"] == "RayCluster"]
+        wanted = values["ray"]["workerDefaults"]
+        group = ray["spec"]["workerGroupSpecs"][0]
+        assert group["maxReplicas"] == wanted["maxReplicas"]
+        assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == wanted["memory"]
+    (claim,) = [each for each in objects if each["kind"] == "PersistentVolumeClaim"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == values["storage"]["home"]["size"]
