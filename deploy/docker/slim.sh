@@ -6,5 +6,5 @@ cd "$1"/lib/python3.*/site-packages
 find numba numpy pyarrow scipy sklearn -type d -name tests -prune -exec rm -rf {} +
 rm -rf ray/jars ray/rllib ray/llm ray/cpp ray/include
 rm -rf pyarrow/include pyarrow/src numpy/_core/include numpy/_core/lib
-rm -f pyarrow/*flight* pyarrow/*substrait* # servers of Arrow, and plans of queries
+rm -f pyarrow/*flight* # Arrow over gRPC
 find . -type f \( -name '*.a' -o -name '*.h' -o -name '*.hpp' -o -name '*.pxd' -o -name '*.pyx' \) -delete
