@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ PARTS: Final = ("same", "kill", "add", "cut", "mlr")
 SMALL: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
 TRAINING_SECONDS: Final = 1200.0  # a hang
 EPOCHS: Final = 8
+RAYS: Final = count()
 GRID: Final = {"shards": 8, "blocks": 8}
 
 
@@ -113,7 +115,6 @@ class Bench:
         self.stage, self.data, self.chosen = set, data, chosen
         self.rows: list[dict[str, Any]] = []
         self._hashes: dict[str, str] = {}
-        self._rays = 0
 
     def spec(self, how: str, workers: int, ray: Nodes | None) -> TrainSpec:
         """A training of one kind: "ppdsparse", or an order of DS-MLR."""
@@ -138,8 +139,7 @@ class Bench:
     @contextmanager
     def ray(self) -> Iterator[Nodes]:
         """A Ray in a folder of its own, under a short path."""
-        self._rays += 1
-        place = self.stage.place(f"r{self._rays}")
+        place = self.stage.place(f"r{next(RAYS)}")
         with nodes(place, quick=not self.chosen.slow_health, store=self.chosen.store << 20) as ray:
             yield ray
 
@@ -198,12 +198,22 @@ def kill(bench: Bench, how: str = "ppdsparse", part: str = "kill", share: float 
     for turn in range(bench.chosen.repeats):
         bench.expected(how)
         with bench.ray() as ray:
-            victim = [ray.add(), ray.add()][turn % 2]
+            pair = [ray.add(), ray.add()]
+            victim, other = pair[turn % 2], pair[1 - turn % 2]
             run = bench.start(ray, f"{part}-{turn}", how, 2, **more)
             run.at(share)
             when = victim.kill()
+            given_up(bench, run, victim, other)
             figures = bench.judged(run, how)
             after_loss(bench, run, victim, when, part, how, figures)
+
+
+def given_up(bench: Bench, run: Run, victim: Node, other: Node) -> None:
+    """Wait until Ray takes a node for dead, or the training is over. Small ones would be over before: their others wait, too."""
+    held = bench.chosen.small and other.freeze(word="ray::") > 0
+    until(lambda: victim.address not in run.seen().get("nodes", {}) or run.process.poll() is not None, "the node is given up", 240)
+    if held:
+        other.freeze(signal.SIGCONT, "ray::")
 
 
 def after_loss(
@@ -274,11 +284,11 @@ def cut(bench: Bench) -> None:
         return
     bench.expected("ppdsparse")
     with bench.ray() as ray:
-        victim = [ray.add(), ray.add()][0]
+        victim, other = ray.add(), ray.add()
         run = bench.start(ray, "cut", "ppdsparse", 2)
         run.at(0.25)
         when = victim.cut()
-        until(lambda: run.seen() and victim.address not in run.seen().get("nodes", {}), "Ray gives the node up", 120, 0.05)
+        given_up(bench, run, victim, other)
         healed = victim.heal()
         figures = bench.judged(run, "ppdsparse")
         time.sleep(1.0)

@@ -186,7 +186,7 @@ class Nodes:
         self.temporary.mkdir()
         self.token = folder / "token"
         write_token(self.token)
-        self._given = {"head_cpus": head_cpus, "dashboard": dashboard}
+        self._given: dict[str, Any] = {"head_cpus": head_cpus, "dashboard": dashboard}
         self.environment = {
             **clean(folder),
             **own_environment(self.token),
@@ -259,6 +259,8 @@ class Nodes:
             "dashboard-port": self.dashboard_port,
             "temp-dir": self.temporary,
         }
+        if "redis_password" in self._given:
+            given["redis-password"] = self._given["redis_password"]
         if not namespaces():
             given["ray-client-server-port"] = free_port()
         return Node(self, 1, [*self._start(given, 1), "--head"]).ready()
@@ -280,9 +282,9 @@ class Nodes:
         with (self.folder / "redis.log").open("ab") as out:
             words = ["redis-server", str(self.folder / "redis.conf")]
             self.redis = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_die)
+        self._given["redis_password"] = password
         self.environment |= {
             "RAY_REDIS_ADDRESS": f"{where}:{port}",
-            "REDIS_PASSWORD": password,
             "RAY_external_storage_namespace": "xcray-test",
         }
 
