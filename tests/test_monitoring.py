@@ -19,7 +19,10 @@ import yaml
 from alert_cases import CASES, LOOK, Case
 from foreign_figures import KUBERNETES, RAY, scraped_with
 from grafana_foundation_sdk.models import dashboard as grafana
+from matplotlib import pyplot
 
+from benchmarks.dashboards import EMPTY, filled
+from benchmarks.dashboards_draw import colour_of, drawn, shown
 from deploy.dashboards.__main__ import BOARDS, path_of
 from deploy.dashboards.board import TITLES, written
 
@@ -239,3 +242,43 @@ def rehearsal(name: str, case: Case) -> dict[str, Any]:
 
     tests = [played(case.fires, True), played(case.silent, False)]
     return {"rule_files": [f"{name}.rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+
+
+def test_a_panel_is_asked_as_grafana_would() -> None:
+    asked = filled('rate(a{namespace=~"$namespace",pod=~"$pods"}[$__rate_interval]) / b[$__range]', 300.0)
+    assert asked == 'rate(a{namespace=~".*",pod=~".*xcray.*"}[30s]) / b[300s]'
+    for where, expr in queries():
+        assert "$" not in filled(expr, 300.0), where
+
+
+def test_panels_that_may_stay_empty_are_panels() -> None:
+    assert EMPTY.keys() <= {f"{board['uid']}: {panel['title']}" for board in boards() for panel in panels(board)}
+
+
+def test_values_are_written_with_their_units() -> None:
+    written_so = {
+        (0.25, "percentunit"): "25.0%",
+        (1, "percentunit"): "100%",
+        (0.0042, "s"): "4.2 ms",
+        (90, "s"): "1.5 min",
+        (0, "s"): "0 s",
+        (3 * 2**20, "bytes"): "3 MiB",
+        (1500, "cps"): "1.5 K c/s",
+        (7, "short"): "7",
+    }
+    assert {key: shown(*key) for key in written_so} == written_so
+    assert colour_of(0.6, [{"color": "red", "value": None}, {"color": "green", "value": 0.5}]) == "green"
+    assert colour_of(0.4, [{"color": "red", "value": None}, {"color": "green", "value": 0.5}]) == "red"
+
+
+def test_a_dashboard_is_drawn_with_all_its_panels_and_says_by_whom() -> None:
+    board = boards()[0]
+    series = {
+        each["id"]: {at["refId"]: [({"ip": "a"}, [(0.0, 1.0), (60.0, 2.0)])] for at in each["targets"]} for each in panels(board)
+    }
+    figure = drawn(board, series, 0.0, 60.0)
+    texts = [text.get_text() for text in figure.texts]
+    assert {each["title"] for each in board["panels"]} <= set(texts)
+    assert any("not by Grafana" in text for text in texts)
+    assert len(figure.axes) == len(panels(board))
+    pyplot.close(figure)
