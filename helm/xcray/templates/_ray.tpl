@@ -102,9 +102,6 @@ Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 {{- if and $ray.enabled (ne .Values.mode "cluster") -}}
 {{- fail "ray.enabled needs mode=cluster: API, runners and Ray share one home" -}}
 {{- end -}}
-{{- if and (eq .Values.runner.pool "ray") (not $ray.enabled) -}}
-{{- fail "runner.pool=ray needs ray.enabled=true: pods have no Ray of their own" -}}
-{{- end -}}
 {{- if or $ray.enabled .Values.rayJob.enabled .Values.rayService.enabled -}}
 {{- if not (semverCompare ">=2.56.0" $ray.version) -}}
 {{- fail (printf "ray.version=%s: token authentication needs 2.52, priorities of worker groups need 2.56" $ray.version) -}}
@@ -119,9 +116,6 @@ Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 {{- if and .enabled (not .existingSecret) -}}
 {{- fail "ray.gcsFaultTolerance.enabled needs existingSecret with the password: who reaches a Redis without one can run code in the cluster" -}}
 {{- end -}}
-{{- end -}}
-{{- if contains "-head-svc" (toYaml .Values.extraObjects) -}}
-{{- fail "extraObjects name the Service of Ray's head: its dashboard runs any command, so it is never exposed; use kubectl port-forward" -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.kueue.enabled -}}
