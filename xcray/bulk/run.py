@@ -103,7 +103,7 @@ class _Run:
             schedule = Scatter(missing, rows, (SECONDS_A_ROW,), values=order, workers=self.workers)
             pool = self._pool()
             self.vitals.follow(pool.muster)
-            with Timeline(self.run_dir) as timeline:
+            with Timeline(self.run_dir, lambda: pool.nodes) as timeline:
 
                 def record(span: Span) -> None:
                     timeline.add(span)
@@ -117,6 +117,8 @@ class _Run:
                     tick=lambda: self._tick(began),
                     record=record,
                 )
+            if not self.spec.workers:
+                self.workers = pool.muster().most or self.workers  # as many as came
         self.seconds["PREDICTING"] = time.monotonic() - began
 
     def publish(self, out: Path, check: Callable[[], None]) -> BulkResult:
@@ -192,10 +194,12 @@ class _Run:
 def ray_pool(spec: BulkSpec, work: BulkWork, workers: int, job: str) -> Pool:
     """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own."""
     try:
-        from xcray.execution.ray_pool import RayPool, session
+        from xcray.execution.ray_pool import MOST, RayPool, session, thrift_on
     except ModuleNotFoundError as error:
         raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
-    return RayPool(work, workers, session(spec.ray_address, workers), job, _unseen)
+    thrift = thrift_on(spec.ray_address)
+    most = workers if spec.workers or thrift is None else MOST
+    return RayPool(work, most, session(spec.ray_address, workers), job, _unseen, thrift=thrift)
 
 
 def _unseen() -> tuple[Any, ...]:

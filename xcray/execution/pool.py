@@ -97,7 +97,8 @@ class StopFlag:
 class Muster(NamedTuple):
     """Who is there of a pool or a team. wanted, present: workers; lost, nodes_lost: workers and machines that went without being
     told to, so far; stored: bytes in the object stores of the cluster that the workers are on, None where there is none;
-    lost_with_nodes: of the workers lost, those that went with their whole node, which is not their fault."""
+    lost_with_nodes: of the workers lost, those that went with their whole node, which is not their fault; most: workers that were
+    ready at a time, where they come and go by themselves."""
 
     wanted: int
     present: int
@@ -105,6 +106,7 @@ class Muster(NamedTuple):
     nodes_lost: int = 0
     stored: int | None = None
     lost_with_nodes: int = 0
+    most: int = 0
 
 
 class Pool(Protocol):

@@ -165,11 +165,12 @@ class RayWorkers:
 
     def _mustered(self, wanted: int, present: int, lost: int) -> Muster:
         """These workers, with what the cluster they are on says of itself."""
+        if self._is_open:
+            self._around.look(LOOK_SECONDS)
+        nodes_lost, with_nodes = self._around.nodes_lost, self._where.lost - self._where.crashes
         if not self._is_open:
-            return Muster(wanted, 0, lost)
-        self._around.look(LOOK_SECONDS)
-        with_nodes = self._where.lost - self._where.crashes
-        return Muster(wanted, present, lost, self._around.nodes_lost, self._around.stored, with_nodes)
+            return Muster(wanted, 0, lost, nodes_lost, None, with_nodes)
+        return Muster(wanted, present, lost, nodes_lost, self._around.stored, with_nodes)
 
     @property
     def nodes(self) -> dict[str, str]:

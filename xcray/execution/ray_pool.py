@@ -17,6 +17,7 @@ use, and near the end those that have nothing to do are given back, node by node
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -44,6 +45,7 @@ from xcray.schedule.messages import Cleared, Joined, Left, Lost, Task
 from xcray.schedule.placement import A_CPU, Need, room
 
 STORE: Final = 256 << 20  # bytes
+MOST: Final = 256  # workers of a job on a cluster that does not say how many it wants
 SEAT_SECONDS: Final = 15.0  # who had a seat on a node and is not there after them waits like the others
 
 
@@ -59,6 +61,14 @@ def session(address: str | None, workers: int, store: int = STORE) -> Iterator[N
     else:
         with connect(address):
             yield
+
+
+def thrift_on(address: str | None) -> Thrift | None:
+    """How a job behaves at a cluster that others pay for, or share; None for a Ray of its own, whose processors are there anyway.
+
+    XCRAY_RAY_NODE_SECONDS of the environment: how long a node takes to come, about; 60 without.
+    """
+    return Thrift(node=float(os.environ.get("XCRAY_RAY_NODE_SECONDS", Thrift().node))) if address is not None else None
 
 
 class WorkActor(WorkerActor):
@@ -145,7 +155,7 @@ class RayPool(RayWorkers):
         self._told: list[Report] = []
         self._shared: tuple[Any, ...] | None = None
         self._leaving: set[str] = set()
-        self._started, self._joined, self._most, self._seen = 0, 0, 1, 0
+        self._started, self._joined, self._most, self._seen = 0, 0, 0, 0
 
     def open(self) -> None:
         """Connect to Ray and start the actors. Raises Unavailable when Ray can't be reached."""
@@ -175,8 +185,11 @@ class RayPool(RayWorkers):
 
     def muster(self) -> Muster:
         """The actors that are ready, of those wanted."""
-        waiting = {held[0] for held in self._waiting.values() if held[1] is None}
-        return self._mustered(self._target, len(self._actors.keys() - waiting), self._where.lost)
+        return self._mustered(self._target, self._ready(), self._where.lost)._replace(most=self._most)
+
+    def _ready(self) -> int:
+        """How many actors have what they need."""
+        return len(self._actors.keys() - {held[0] for held in self._waiting.values() if held[1] is None})
 
     def foresee(self, outlook: Outlook) -> int | None:
         """Want as many workers as what is left can use, give back those it can't, and say how many there are to be."""
@@ -292,7 +305,6 @@ class RayPool(RayWorkers):
         self._solve[worker] = actor.solve.options(name=f"xcray:{self._job}:batch")
         self._finding[actor.place.remote()] = worker
         self._waiting[actor.open.options(name=f"xcray:{self._job}:open").remote()] = (worker, None)
-        self._most = max(self._most, len(self._actors))
 
     def _receive(self, reference: Any) -> list[Report]:
         """What one finished reference means."""
@@ -317,6 +329,7 @@ class RayPool(RayWorkers):
             self._waiting[self._actors[worker].load.remote(*self._share())] = (worker, None)
             return []
         self._joined += 1
+        self._most = max(self._most, self._ready())
         return [Joined(worker)]
 
     def _settle(self, worker: str, reference: Any) -> list[Report]:
@@ -337,7 +350,7 @@ class RayPool(RayWorkers):
         self._leaving.discard(worker)
         self._drop(worker)
         self._where.lose(worker)
-        self._check_losses(min(self._n_workers, self._most), why)
+        self._check_losses(min(self._n_workers, max(1, self._started - self._where.lost)), why)
         return [Lost(worker)]
 
     def _share(self) -> tuple[Any, ...]:

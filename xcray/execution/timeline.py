@@ -6,7 +6,7 @@ every second. A stream that a kill cut off is read up to the cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -35,6 +35,7 @@ SCHEMA = pa.schema(
         "seconds": pa.float64(),
         "outcome": pa.string(),
         "labels": pa.list_(pa.int32()),
+        "node": pa.string(),  # address and identity of the worker's node; empty in one process
     }
 )
 
@@ -47,15 +48,18 @@ class Span(NamedTuple):
     started: float
     seconds: float
     outcome: str
+    node: str = ""
 
 
 class Timeline:
     """The record of one attempt, appended to as batches end. A context manager: leaving it writes what is pending.
 
-    attempt: the number of this start of the run, from 1; one more than there are records in the directory.
+    attempt: the number of this start of the run, from 1; one more than there are records in the directory. nodes: tells the node of
+    each worker.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, nodes: Callable[[], Mapping[str, str]] = dict) -> None:
+        self._nodes = nodes
         self.attempt = 1 + max((int(path.stem.split("-")[1]) for path in _streams(directory)), default=0)
         self._pending: list[Span] = []
         self._flushed = 0.0
@@ -72,7 +76,7 @@ class Timeline:
 
     def add(self, span: Span) -> None:
         """Note what a worker did; on disk within FLUSH seconds of its time, when more is noted."""
-        self._pending.append(span)
+        self._pending.append(span._replace(node=self._nodes().get(span.worker, "")))
         if span.started + span.seconds > self._flushed + FLUSH:
             self._flushed = span.started + span.seconds
             self.flush()
@@ -88,7 +92,7 @@ class Timeline:
         task = span.task
         about = {"task": task.id, "attempt": task.attempt, "classes": len(task.labels), "cost": task.cost, "labels": task.labels}
         when = {"started": span.started, "seconds": span.seconds, "outcome": span.outcome}
-        return {"attempt_of_run": self.attempt, "worker": span.worker, **about, **when}
+        return {"attempt_of_run": self.attempt, "worker": span.worker, "node": span.node, **about, **when}
 
 
 def read_streams(directory: Path) -> pa.Table:
@@ -136,7 +140,13 @@ def _streams(directory: Path) -> list[Path]:
 def _read(path: Path) -> pa.Table:
     """The rows of a stream up to its end, or to where a kill cut it off."""
     with pa.OSFile(str(path), "rb") as source:
-        return pa.Table.from_batches(_whole_batches(source), SCHEMA)
+        batches = list(_whole_batches(source))
+    if not batches:
+        return SCHEMA.empty_table()
+    table = pa.Table.from_batches(batches)
+    if "node" not in table.column_names:  # written before nodes were told
+        table = table.append_column("node", pa.repeat(pa.scalar(""), table.num_rows))
+    return table.select(SCHEMA.names).cast(SCHEMA)
 
 
 def _whole_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 SPARES: Final = 8  # one idle worker is kept for as many batches under way, and one more
+GIVE_UP: Final = 10.0  # times as long as a node takes; then whoever asked for nodes has been heard and not answered
 IDLE_SECONDS: Final = 1.0  # of having nothing to do, before a worker is held to be spare
 
 
@@ -22,13 +23,15 @@ class Outlook(NamedTuple):
     """What a schedule foresees of the rest of its work.
 
     seconds: of work for a worker of average speed, that under way included as a whole; labels: not given out, 1 when they are one
-    task; batches: under way; idle: workers that have nothing to do.
+    task; batches: under way; idle: workers that have nothing to do; measured: whether so
+    much is done that costs are known, not guessed.
     """
 
     seconds: float
     labels: int
     batches: int
     idle: tuple[str, ...]
+    measured: bool = True
 
 
 class Thrift(NamedTuple):
@@ -63,10 +66,12 @@ def workers_wanted(outlook: Outlook, staff: Staff, most: int, thrift: Thrift) ->
     """
     new = max(outlook.labels, 0 if staff.ready else 1)  # nobody new has anything to do but what is not given out
     near = min(staff.ready + staff.room, max(staff.ready, int(outlook.seconds / thrift.worker), 1))
-    wanted = near
-    if near == staff.ready + staff.room:  # no node has room for more
+    wanted = max(near, 1)
+    if near == staff.ready + staff.room and (outlook.measured or not near):  # no node has room for more; and it is no mere guess
         lead = max(thrift.node - staff.waited, thrift.worker)  # until one comes that is asked for, or was
-        wanted = max(near, 1, int((outlook.seconds - near * lead) / thrift.node))
+        wanted = max(wanted, int((outlook.seconds - near * lead) / thrift.node))
+        if staff.asked and staff.waited > GIVE_UP * thrift.node:
+            wanted = max(near, min(wanted, near + 1))  # this cluster does not grow; should it, the rest are asked for again
     return max(staff.ready, min(wanted, staff.ready + new, most))
 
 

@@ -140,7 +140,10 @@ class Scatter:
         out = sum(self._price(flight) for flight in (*self._again, *self._flights.values()))
         new = 0 if self._draining else len(self._backlog) + sum(len(flight.batch.labels) for flight in self._again)
         left = 0.0 if self._draining else self._model.price(self._backlog.left)
-        return Outlook((left + out) / average, min(new, 1) if self._joint else new, len(self._flights), tuple(self._crew.idle))
+        new = min(new, 1) if self._joint else new
+        return Outlook(
+            (left + out) / average, new, len(self._flights), tuple(self._crew.idle), self.done_tasks > 2 * len(self._crew)
+        )
 
     def expect(self, workers: int) -> None:
         """So many workers there will be: batches are sized for them."""

@@ -68,7 +68,7 @@ class Circulating(Together):
             timeline.add(span._replace(task=replace(span.task, labels=())))  # a visit finishes no label
             desk.vitals.span(span)
 
-        with Timeline(at.run_dir) as timeline, one_core_each():
+        with Timeline(at.run_dir, lambda: team.nodes) as timeline, one_core_each():
             descend(
                 self._solver,
                 team,

@@ -105,7 +105,7 @@ class Going(Together):
             team.open()
             desk.watch(team.footprints)
             desk.vitals.follow(team.muster)
-            with Timeline(at.run_dir) as timeline, one_core_each():
+            with Timeline(at.run_dir, lambda: team.nodes) as timeline, one_core_each():
 
                 def record(span: Span) -> None:
                     timeline.add(span)

@@ -17,9 +17,10 @@ from xcray.execution.pool import Pool, Result
 from xcray.execution.progress import CLASSES
 from xcray.execution.remote import SolverWork, shared_arrays
 from xcray.execution.timeline import Span, Timeline
+from xcray.schedule.placement import A_CPU, Need
 from xcray.solvers.block import Block, joined
 from xcray.solvers.solver import Solver, keep_in
-from xcray.train.preflight import Estimate, entries_of_labels, estimate, workers_of
+from xcray.train.preflight import PROCESS, Estimate, entries_of_labels, estimate, worker_bytes, workers_of
 from xcray.train.report import class_table, figures, largest_gap
 from xcray.train.solving import Rows, local_pool, solve_labels
 from xcray.train.spec import TrainSpec
@@ -74,7 +75,7 @@ class Scattering:
         pool, seconds = self._pool(), desk.seconds_left()
         desk.watch(pool.footprints)
         desk.vitals.follow(pool.muster)
-        with Timeline(self._at.run_dir) as timeline:
+        with Timeline(self._at.run_dir, lambda: pool.nodes) as timeline:
 
             def record(span: Span) -> None:
                 timeline.add(span)
@@ -99,6 +100,8 @@ class Scattering:
                 seconds=seconds,
                 sync=sync,
             )
+        if not self._at.spec.workers:
+            self.workers = pool.muster().most or self.workers  # as many as came
 
     def figures(self, block: Block, measures: Mapping[str, float]) -> dict[str, Any]:
         """Counts, and how the certificates came out."""
@@ -121,10 +124,14 @@ class Scattering:
 def ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, job: str, keep: Path | None = None) -> Pool:
     """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own; keep: see `RayPool`."""
     try:
-        from xcray.execution.ray_pool import RayPool, session
+        from xcray.execution.ray_pool import MOST, RayPool, session, thrift_on
     except ModuleNotFoundError as error:
         raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
     where = str(dataset.path.resolve())
     kept = str(keep.resolve()) if keep is not None else None
     work = SolverWork(spec.solver, solver.as_dict(), where, dataset.content_hash, kept)
-    return RayPool(work, workers, session(spec.ray_address, workers), job, lambda: shared_arrays(dataset))
+    thrift, need = thrift_on(spec.ray_address), A_CPU
+    if thrift is not None:
+        need = Need(memory=PROCESS + worker_bytes(solver, dataset.train, 0)[0])
+        workers = workers if spec.workers or solver.joint else MOST
+    return RayPool(work, workers, session(spec.ray_address, workers), job, lambda: shared_arrays(dataset), need=need, thrift=thrift)

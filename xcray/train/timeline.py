@@ -5,6 +5,7 @@ worker         string  who had the batch                     cost    float64  se
 task           int64   which batch, within the attempt       started float64  seconds since the attempt's start
 attempt        int32   which try of the batch, from 1        seconds float64  how long it took
 outcome        string  done; or duplicate (another was faster), lost (with its worker), stopped
+node           string  address and identity of the worker's node; empty in one process
 
 A run keeps it as streams, with one more column, `labels`, the classes of a batch (see `xcray.execution.timeline`): the class
 table of the model is made from that.
@@ -39,8 +40,9 @@ COLUMNS: Final = {
     "started": pa.float64(),
     "seconds": pa.float64(),
     "outcome": pa.string(),
+    "node": pa.string(),
 }
-FORMER: Final = {"attempt_of_run": 1, "outcome": DONE}  # what timelines of 0.1 did not say
+FORMER: Final = {"attempt_of_run": 1, "outcome": DONE, "node": ""}  # what older timelines did not say
 LANES: Final = 4096  # workers of a document, at most
 PAUSE: Final = 0.005  # of the whole time: batches further apart than this are not drawn as one
 
@@ -154,12 +156,14 @@ def _workers(columns: dict[str, Any], spans: dict[int, float]) -> list[dict[str,
     batches = np.bincount(lane, minlength=len(names))
     counts = {outcome: np.bincount(lane[columns["outcome"] == outcome], minlength=len(names)) for outcome in _other(columns)}
     classes = np.bincount(lane, np.where(columns["outcome"] == DONE, columns["classes"], 0), len(names))
+    nodes = dict(zip(columns["worker"].tolist(), columns["node"].tolist(), strict=True))
     there = np.zeros(len(names))
     for number, span in spans.items():
         there[np.unique(lane[columns["attempt_of_run"] == number])] += span
     return [
         {
             "worker": str(names[i]),
+            "node": nodes[str(names[i])],
             "batches": int(batches[i]),
             "classes": int(classes[i]),
             "busy": float(busy[i]),

@@ -17,6 +17,7 @@ from xcray.errors import Unavailable
 from xcray.execution.local_team import ThreadTeam
 from xcray.execution.team import HandWork, Team
 from xcray.files import write_table
+from xcray.schedule.placement import A_CPU, Need
 from xcray.solvers.block import Block
 from xcray.train.preflight import workers_of
 from xcray.train.report import class_table
@@ -62,7 +63,8 @@ def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int)
         from xcray.execution.ray_team import RayTeam
     except ModuleNotFoundError as error:
         raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
-    return RayTeam(work, workers, session(spec.ray_address, workers, store), job)
+    need = Need(store=store / workers) if spec.ray_address is not None else A_CPU
+    return RayTeam(work, workers, session(spec.ray_address, workers, store), job, need=need)
 
 
 def tell(desk: Desk, done: float, total: int, rate: float, eta: float | None, newest: Mapping[str, Any], note: str = "") -> None:

@@ -115,9 +115,11 @@ class AttemptSpan(View):
 
 
 class WorkerSpan(View):
-    """A worker: seconds it was `busy`, their `share` of the attempts it worked in, and how many of its batches were of no use."""
+    """A worker: seconds it was `busy`, their `share` of the attempts it worked in, and how many of its batches were of no use; the
+    `node` it was on, in the end, by address and identity; empty when it was no process of its own."""
 
     worker: str
+    node: str
     batches: int
     classes: int
     busy: float

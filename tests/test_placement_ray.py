@@ -1,0 +1,143 @@
+"""Pools on a cluster of several nodes: one node is filled before another, nodes vanish and drain, and no bit changes."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import ray
+
+from benchmarks.ray_store import several_nodes
+from xcray.execution import ray_actors
+from xcray.execution.drive import drive
+from xcray.execution.pool import Result, StopFlag
+from xcray.execution.ray_pool import RayPool
+from xcray.execution.remote import SolverWork, shared_arrays
+from xcray.execution.timeline import Timeline, read_streams
+from xcray.schedule.demand import Thrift
+from xcray.schedule.scatter import Scatter
+from xcray.solvers.block import merge
+from xcray.solvers.ppdsparse import PPDSparseSolver
+
+pytestmark = pytest.mark.ray
+LATER_MS = 60_000  # when a node that drains is to be gone: after the test
+PREEMPTION = 2  # of Ray's DrainNodeReason
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes of two CPUs, and the driver's with none."""
+    with several_nodes(2, 2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def digest(tiny):
+    """Every label, solved here."""
+    t, solver = tiny.train, PPDSparseSolver()
+    return solver.solve(solver.load(t.X, t.XT, t.YT), np.arange(tiny.n_labels, dtype=np.int32)).digest()
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    """Wait for something that must come."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.05)
+
+
+class Run:
+    """A job on the cluster. act: what happens at the n-th result."""
+
+    def __init__(self, dataset, folder, job: str, workers: int = 2, acts=(), seconds: float = 1.0, thrift: Thrift | None = None):
+        solver, t = PPDSparseSolver(), dataset.train
+        costs = solver.cost_terms(t.X, t.XT, t.YT) @ solver.cost_rates
+        self.schedule = Scatter(range(dataset.n_labels), seconds * costs / costs.sum(), batch_seconds=0.01, workers=workers)
+        work = SolverWork("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
+        self.pool = RayPool(work, workers, nullcontext(), job, lambda: shared_arrays(dataset), thrift=thrift)
+        self.acts, self.results, folder = dict(acts), list[Result](), folder / job
+        folder.mkdir()
+        until(lambda: ray.available_resources().get("CPU") == 4.0)  # those of the test before are gone
+        with Timeline(folder, lambda: self.pool.nodes) as timeline:
+            drive(self.schedule, self.pool, commit=self._commit, stop=StopFlag(), tick=lambda: None, record=timeline.add)
+        self.rows = read_streams(folder).to_pylist()
+        self.digest = merge([result.block for result in self.results], dataset.n_labels, dataset.n_features).digest()
+
+    def _commit(self, result: Result) -> None:
+        """A result; now and then something happens."""
+        self.results.append(result)
+        act = self.acts.pop(len(self.results), None)
+        if act is not None:
+            act(self)
+
+    def node_of(self, worker: str) -> str:
+        """Identity of a worker's node, as the timeline shows it."""
+        return self.pool.nodes[worker].split("/")[1]
+
+    def linger(self, enough) -> None:
+        """Let the job last until something is so: what the cluster tells comes with every wait."""
+        ends = time.monotonic() + 60
+        held = self.pool.wait
+
+        def wait(seconds: float):
+            found = held(seconds)
+            if not enough() and time.monotonic() < ends:
+                found = [each for each in found if not isinstance(each, Result) or kept.append(each)]
+            else:
+                self.pool.wait = held
+                found = kept + found
+            return found
+
+        kept: list[Result] = []
+        self.pool.wait = wait
+
+
+def node_named(cluster, short: str):
+    """A node of the cluster."""
+    return next(node for node in cluster.worker_nodes if node.node_id.startswith(short))
+
+
+def test_two_workers_share_a_node_while_another_is_empty_and_bits_are_the_same(cluster, tiny, tmp_path, digest):
+    packed, spread = Run(tiny, tmp_path, "packed"), Run(tiny, tmp_path, "all", workers=4)
+    assert packed.digest == spread.digest == digest
+    assert len({row["node"] for row in packed.rows}) == 1
+    assert {row["worker"] for row in packed.rows} == {"worker-0", "worker-1"}
+    assert {row["node"] for row in spread.rows} <= set(spread.pool.nodes.values())
+    assert len(set(spread.pool.nodes.values())) == 2
+
+
+def test_a_node_that_drains_ends_its_batches_and_others_go_on(cluster, tiny, tmp_path, digest):
+    drained = []
+
+    def drain(run: Run) -> None:
+        drained.append(node_named(cluster, run.node_of("worker-0")).node_id)
+        client = ray._private.worker.global_worker.gcs_client
+        assert client.drain_node(drained[0], PREEMPTION, "spot", int(time.time() * 1000) + LATER_MS)[0]
+        run.linger(lambda: {"worker-2", "worker-3"} <= run.pool.nodes.keys())
+
+    run = Run(tiny, tmp_path, "drained", acts={2: drain})
+    assert run.digest == digest
+    assert run.pool.muster().lost == 0
+    assert not [row for row in run.rows if row["outcome"] == "lost"]
+    assert {run.node_of(worker) for worker in ("worker-0", "worker-1")} == {drained[0][:12]}
+    assert drained[0][:12] not in {run.node_of(worker) for worker in ("worker-2", "worker-3")}
+    cluster.remove_node(node_named(cluster, drained[0]), allow_graceful=False)
+    cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+
+
+def test_a_node_that_vanishes_costs_neither_bits_nor_patience(cluster, tiny, tmp_path, digest, monkeypatch):
+    """Both workers at once; not one crash is allowed. Others come on the other node."""
+    monkeypatch.setattr(ray_actors, "REPLACEMENTS", 1)
+
+    def vanish(run: Run) -> None:
+        victim = node_named(cluster, run.node_of("worker-0"))
+        cluster.remove_node(victim, allow_graceful=False)
+        run.linger(lambda: run.pool.muster().lost_with_nodes == 2 and len(run.pool.nodes) >= 4)
+
+    run = Run(tiny, tmp_path, "vanished", acts={2: vanish})
+    there = run.pool.muster()
+    assert run.digest == digest
+    assert (there.lost, there.lost_with_nodes) == (2, 2)
+    assert run.node_of("worker-2") not in {run.node_of("worker-0")}
