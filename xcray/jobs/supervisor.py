@@ -139,6 +139,7 @@ class Supervisor:
             if now - since > self._stop_seconds + (STOPPING if runner in wanted else ENDING):
                 LOG.warning("job %s: the runner of attempt %d does not end: ending its processes", *runner)
                 self._launcher.end(runner)
+                self._unwanted[runner] = now  # it is told again after as long, not every tick: a cluster may take its time
 
     def _look(self, launch: _Launch) -> bool:
         """Whether a launch is still under way. Keeps its lease, and gives the job back when it failed."""
