@@ -22,13 +22,14 @@ from pyarrow import fs
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, Refused, Unavailable, XcrayError, excerpt
 from xcray.files import write_bytes
 
+NO_BUCKET: Final = "NO_BUCKET"
 SCHEMES: Final = ("s3", "gs", "file")
 OPTIONS: Final = ("region", "endpoint_override", "scheme")  # of the query of an s3 or gs URI
 BUCKET: Final = re.compile(r"[a-z0-9A-Z][a-zA-Z0-9._-]{1,221}")
 TRIES: Final = 4
 PAUSE: Final = 0.25  # seconds before the second try; each further one waits twice as long
 CONNECT_SECONDS: Final = 10.0
-REQUEST_SECONDS: Final = 60.0  # without a byte
+REQUEST_SECONDS: Final = 20.0  # without a byte; the storage's own client tries three times
 AGAIN: Final = (
     "NETWORK_CONNECTION",
     "SLOW_DOWN",
@@ -108,8 +109,13 @@ class Place(NamedTuple):
 
     def entries(self) -> list[Entry]:
         """What lies directly in this folder, by name; nothing where there is none. Raises NotFound (bucket), Unavailable."""
-        selector = fs.FileSelector(self.path, allow_not_found=True, recursive=False)
-        found = patiently(self, lambda: self.files.get_file_info(selector))
+        selector = fs.FileSelector(self.path, recursive=False)
+        try:
+            found = patiently(self, lambda: self.files.get_file_info(selector))
+        except NotFound as error:
+            if error.code == NO_BUCKET:
+                raise
+            return []
         kinds = {fs.FileType.File, fs.FileType.Directory}
         listed = [Entry(info.base_name, int(info.size) if info.is_file else None) for info in found if info.type in kinds]
         return sorted(listed)
@@ -196,7 +202,7 @@ def _problem(place: Place, error: OSError) -> Exception:
     code = found.group(1) if found else next(iter(GOOGLE.findall(str(error))), "")
     bucket = place.path.split("/")[0]
     if code == "NO_SUCH_BUCKET":
-        return NotFound(f"there is no bucket {bucket!r}: make it first, or mend the URI {place.shown}", code="NO_BUCKET")
+        return NotFound(f"there is no bucket {bucket!r}: make it first, or mend the URI {place.shown}", code=NO_BUCKET)
     if code in ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND", "NOT_FOUND"):
         return NotFound(f"there is no {place.shown}")
     if DENIED.search(code) or (found and found.group(2) in ("401", "403")):

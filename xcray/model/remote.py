@@ -21,7 +21,7 @@ from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, excerpt
 from xcray.files import NAME, check_name, discard_directory, publish_directory, write_bytes
 from xcray.model.arrival import alone
 from xcray.model.directory import MANIFEST, manifest_of, read_manifest
-from xcray.model.objects import Place
+from xcray.model.objects import NO_BUCKET, Place
 from xcray.model.registry import Registry
 from xcray.model.routing import Route
 from xcray.model.transfer import MANIFEST_BYTES, Moved, checked, fetch, send
@@ -46,7 +46,7 @@ class Remote(NamedTuple):
         try:
             raw = (self.place / MANIFEST).read(MANIFEST_BYTES)
         except NotFound as error:
-            if error.code == "NO_BUCKET":
+            if error.code == NO_BUCKET:
                 raise
             raise NotFound(
                 f"there is no whole model at {self.place.shown}: it has no {MANIFEST}, which comes last; push it again",

@@ -20,7 +20,7 @@ from typing import IO, Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, NotFound, Refused, Stopped, Unavailable
 from xcray.files import sync_directory, verify_files
-from xcray.model.objects import Place, patiently, sync_file
+from xcray.model.objects import NO_BUCKET, Place, patiently, sync_file
 
 PIECE: Final = 8 << 20  # bytes read at once: what makes a request worth its answer's way
 AHEAD: Final = 6  # pieces of one file under way
@@ -199,7 +199,7 @@ def _open(source: Place, size: int) -> Any:
     try:
         opened = patiently(source, lambda: source.files.open_input_file(source.path))
     except NotFound as error:
-        if error.code == "NO_BUCKET":
+        if error.code == NO_BUCKET:
             raise
         raise Corrupt(f"{source.shown} is missing: push the model again", file=source.name) from None
     found = opened.size()
