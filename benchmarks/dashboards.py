@@ -21,7 +21,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -151,6 +151,11 @@ def filled(expr: str, seconds: float) -> str:
     return re.sub(r"\$(\w+)", lambda name: values[name[1]], expr)
 
 
+def named(board: Mapping[str, Any], panel: Mapping[str, Any]) -> str:
+    """What a panel is called here: a number and a graph may have the same title."""
+    return f"{board['uid']}: {panel['title']}" + (", now" if panel["type"] == "stat" else "")
+
+
 def asked(found: Prometheus, begin: float, end: float) -> dict[str, dict[str, Any]]:
     """Every panel: its series by query, and whether it is as it should be."""
     out: dict[str, dict[str, Any]] = {}
@@ -160,7 +165,7 @@ def asked(found: Prometheus, begin: float, end: float) -> dict[str, dict[str, An
         for panel in board["panels"]:
             if panel["type"] == "row":
                 continue
-            name = f"{board['uid']}: {panel['title']}"
+            name = named(board, panel)
             queries = {
                 each["refId"]: found.series(filled(each["expr"], end - begin), begin, end, step) for each in panel["targets"]
             }
@@ -212,35 +217,37 @@ def measure(folder: Path, minutes: float, pictures: Path | None) -> dict[str, An
         os.environ[name] = str(free_port())  # Ray's own are the same for every Ray of a machine
     models = Models(home, folder)
     models.prepare()
-    with service(home, 1) as (url, _), prometheus(folder / "prometheus", ("xcray", "ray")) as found:
-        found.scrape("xcray", [url.removeprefix("http://")])
-        begin = time.time()
-        traffic, work = Traffic(url, folder, models, record, ending), Workload(url, home, folder, ending)
-        stories: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
-            *((traffic.repeat, (seed, traffic.predict)) for seed in range(2)),
-            (traffic.repeat, (9, traffic.explain)),
-            (traffic.swapping, (60.0 * minutes, max(6, int(3 * minutes)))),
-            (work.run, ()),
-            (work.kill_a_worker, ()),
-            (work.refused, ()),
-            (follow_ray, (found, home, ending)),
-        ]
-        threads = [threading.Thread(target=told, args=(story, args, record), daemon=True) for story, args in stories]
-        for thread in threads:
-            thread.start()
-        try:
-            ending.wait(60.0 * minutes)
-        finally:
-            ending.set()
+    try:
+        with service(home, 1) as (url, _), prometheus(folder / "prometheus", ("xcray", "ray")) as found:
+            found.scrape("xcray", [url.removeprefix("http://")])
+            begin = time.time()
+            traffic, work = Traffic(url, folder, models, record, ending), Workload(url, home, folder, ending)
+            stories: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+                *((traffic.repeat, (seed, traffic.predict)) for seed in range(2)),
+                (traffic.repeat, (9, traffic.explain)),
+                (traffic.swapping, (60.0 * minutes, max(6, int(3 * minutes)))),
+                (work.run, ()),
+                (work.kill_a_worker, ()),
+                (work.refused, ()),
+                (follow_ray, (found, home, ending)),
+            ]
+            threads = [threading.Thread(target=told, args=(story, args, record), daemon=True) for story, args in stories]
             for thread in threads:
-                thread.join(120)
-        time.sleep(REST)
-        end = time.time()
-        panels = asked(found, begin, end)
-        said = {**verdict(found, panels), "object_store_most": object_store(found, begin, end)}
-        if pictures is not None:
-            said["pictures"] = draw(BOARDS, panels, begin, end, pictures) + photograph(found.url, pictures)
-    LocalCluster(home / "ray").stop()
+                thread.start()
+            try:
+                ending.wait(60.0 * minutes)
+            finally:
+                ending.set()
+                for thread in threads:
+                    thread.join(120)
+            time.sleep(REST)
+            end = time.time()
+            panels = asked(found, begin, end)
+            said = {**verdict(found, panels), "object_store_most": object_store(found, begin, end)}
+            if pictures is not None:
+                said["pictures"] = draw(BOARDS, panels, begin, end, pictures) + photograph(found.url, pictures)
+    finally:
+        LocalCluster(home / "ray").stop()
     return {"minutes": minutes, "jobs": dict(work.ends), "workers_killed": work.killed, "errors": record.errors(), **said}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from foreign_figures import KUBERNETES, RAY, scraped_with
 from grafana_foundation_sdk.models import dashboard as grafana
 from matplotlib import pyplot
 
-from benchmarks.dashboards import EMPTY, filled
+from benchmarks.dashboards import EMPTY, filled, named
 from benchmarks.dashboards_draw import colour_of, drawn, shown
 from deploy.dashboards.__main__ import BOARDS, path_of
 from deploy.dashboards.board import TITLES, written
@@ -121,9 +123,9 @@ def test_figures_of_the_store_are_never_added_up_over_replicas() -> None:
 
 
 def test_names_of_ray_are_in_the_installed_ray() -> None:
-    import ray
-
-    root = Path(ray.__file__).parent
+    found = importlib.util.find_spec("ray")
+    assert found is not None
+    root = Path(str(found.origin)).parent
     files = [root / "_raylet.so", *(root / "core" / "src" / "ray" / part for part in ("gcs/gcs_server", "raylet/raylet"))]
     files += [
         *(root / "dashboard").rglob("*.py"),
@@ -134,7 +136,7 @@ def test_names_of_ray_are_in_the_installed_ray() -> None:
     for name in RAY:
         if "xcray" not in name:
             core = re.sub(r"^(ray|autoscaler)_|_(bucket|total)$", "", name)
-            assert core.encode() in text, f"{name} is not in Ray {ray.__version__}; the list is of {scraped_with}"
+            assert core.encode() in text, f"{name} is not in Ray {version('ray')}; the list is of {scraped_with}"
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
@@ -251,8 +253,11 @@ def test_a_panel_is_asked_as_grafana_would() -> None:
         assert "$" not in filled(expr, 300.0), where
 
 
-def test_panels_that_may_stay_empty_are_panels() -> None:
-    assert EMPTY.keys() <= {f"{board['uid']}: {panel['title']}" for board in boards() for panel in panels(board)}
+def test_panels_that_may_stay_empty_are_panels_and_each_has_a_name_of_its_own() -> None:
+    assert len({named(board, panel) for board in boards() for panel in panels(board)}) == sum(
+        len(panels(board)) for board in boards()
+    )
+    assert EMPTY.keys() <= {named(board, panel) for board in boards() for panel in panels(board)}
 
 
 def test_values_are_written_with_their_units() -> None:
@@ -282,3 +287,29 @@ def test_a_dashboard_is_drawn_with_all_its_panels_and_says_by_whom() -> None:
     assert any("not by Grafana" in text for text in texts)
     assert len(figure.axes) == len(panels(board))
     pyplot.close(figure)
+
+
+def test_compose_gives_prometheus_and_grafana_what_they_ask_for(tmp_path: Path) -> None:
+    deploy = ROOT / "deploy"
+    services = yaml.safe_load((deploy / "compose.yaml").read_text())["services"]
+    mounted = {
+        target: (deploy / source).resolve()
+        for service in ("prometheus", "grafana")
+        for source, target, *_ in (each.split(":") for each in services[service]["volumes"] if each.startswith("."))
+    }
+    config = yaml.safe_load(mounted["/etc/prometheus/prometheus.yml"].read_text())
+    assert [mounted[path] for path in config["rule_files"]] == [RULES]
+    targets = {each for job in config["scrape_configs"] for group in job["static_configs"] for each in group["targets"]}
+    names = {name for job in config["scrape_configs"] for sd in job.get("dns_sd_configs", []) for name in sd["names"]}
+    assert {target.partition(":")[0] for target in targets} - {"127.0.0.1"} | names <= services.keys()
+    provisioning = mounted["/etc/grafana/provisioning"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "xcray.yaml").read_text())["providers"]
+    assert mounted[provider["options"]["path"]] == RULES.parent / "dashboards"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+    if promtool := shutil.which("promtool"):
+        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump({**config, "rule_files": [str(RULES)]}))
+        command = [promtool, "check", "config", str(tmp_path / "prometheus.yml")]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
