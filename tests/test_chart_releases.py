@@ -1,0 +1,121 @@
+"""Releases of the chart, by helm itself against a stand-in for the API server: installed, upgraded, tested, uninstalled, again.
+
+What only a cluster shows of templates is shown here: what `lookup` finds, which hook comes first, what stays.
+"""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.chart.apiserver import ApiServer, Write
+from tests.chart.helm import CHART, SECONDS, Refused, helms, values_files
+from tests.without import say
+from xcray.jobs.tokens import given_token
+
+SPACE = "ml"
+PRODUCTION = str(values_files()["production"])
+
+
+def helm(server: ApiServer, name: str, *words: str) -> str:
+    """What helm says to a command about the release xcray. Raises Refused."""
+    folder = str(Path(server.kubeconfig).parent)
+    command = [helms()[name], *words, "--namespace", SPACE, "--kubeconfig", server.kubeconfig]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env={"HOME": folder, "PATH": "/usr/bin:/bin"})
+    if done.returncode:
+        raise Refused(done.stderr)
+    return done.stdout
+
+
+def several() -> list[str]:
+    """The helms that are here; none is said."""
+    if not helms():
+        say("helm, for releases", "no release was installed or upgraded")
+    return sorted(helms())
+
+
+def own(writes: list[Write]) -> list[Write]:
+    """What is not helm's record of its releases."""
+    return [each for each in writes if not each.name.startswith("sh.helm.release")]
+
+
+def admin_key(server: ApiServer) -> str:
+    """The key that the chart made up."""
+    return base64.b64decode(server.find("Secret", "xcray-admin-key")["data"]["key"]).decode()
+
+
+def restarts(server: ApiServer) -> str:
+    """What pods of the API are restarted by."""
+    return str(server.find("Deployment", "xcray-api")["spec"]["template"]["metadata"]["annotations"]["checksum/secrets"])
+
+
+def test_a_made_up_key_and_the_volume_stay_through_everything(tmp_path: Path) -> None:
+    for name in several():
+        with ApiServer(tmp_path) as server:
+            said = helm(server, name, "install", "xcray", str(CHART))
+            assert "get secret xcray-admin-key" in said
+            assert "WARNING" not in said
+            key, template = admin_key(server), server.find("Deployment", "xcray-api")["spec"]["template"]
+            assert given_token(key).token == key
+            assert "xck_" not in said
+
+            helm(server, name, "upgrade", "xcray", str(CHART), "--set", "service.port=81")
+            assert server.find("Service", "xcray")["spec"]["ports"][0]["port"] == 81
+            assert admin_key(server) == key
+            assert server.find("Deployment", "xcray-api")["spec"]["template"] == template  # nothing of it changed: nothing restarts
+
+            helm(server, name, "test", "xcray")
+            assert ("POST", "Pod", "xcray-test") in server.writes or ("PATCH", "Pod", "xcray-test") in server.writes
+            claim = server.find("PersistentVolumeClaim", "xcray-home")["metadata"]["uid"]
+            helm(server, name, "uninstall", "xcray")
+            assert {(kind, its) for kind, _, its in server.objects} == {
+                ("Secret", "xcray-admin-key"),
+                ("PersistentVolumeClaim", "xcray-home"),
+            }
+            helm(server, name, "install", "xcray", str(CHART))
+            assert admin_key(server) == key
+            assert server.find("PersistentVolumeClaim", "xcray-home")["metadata"]["uid"] == claim
+
+
+def first_made(server: ApiServer) -> tuple[str, str]:
+    """Kind and name of what a command made or changed first."""
+    return next((each.kind, each.name) for each in own(server.writes) if each.verb != "DELETE")
+
+
+def test_migrations_come_first_and_changed_secrets_restart_pods(tmp_path: Path) -> None:
+    for name in several():
+        with ApiServer(tmp_path) as server:
+            server.put_secret("xcray-admin", SPACE, key="one")
+            server.put_secret("xcray-postgres", SPACE, url="postgresql://one")
+            helm(server, name, "install", "xcray", str(CHART), "--values", PRODUCTION)
+            assert first_made(server) == ("Job", "xcray-migrate")
+            assert not [
+                its for kind, _, its in server.objects if its == "xcray-migrate" or (kind, its) == ("Secret", "xcray-admin-key")
+            ]
+            installed = restarts(server)
+
+            server.writes.clear()
+            server.put_secret("xcray-postgres", SPACE, url="postgresql://two")
+            helm(server, name, "upgrade", "xcray", str(CHART), "--values", PRODUCTION)
+            assert first_made(server) == ("Job", "xcray-migrate")
+            upgraded = restarts(server)
+            assert upgraded != installed  # by the changed Secret alone
+
+
+@pytest.mark.parametrize(
+    ("change", "mend"),
+    [
+        ("api.replicas=2", "store.type=postgresql"),
+        ("auth.generate=false", "auth.existingSecret"),
+        ("mode=other", "all-in-one"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, change: str, mend: str) -> None:
+    for name in several():
+        with ApiServer(tmp_path) as server:
+            with pytest.raises(Refused, match=mend):
+                helm(server, name, "install", "xcray", str(CHART), "--set", change)
+            assert server.writes == []
