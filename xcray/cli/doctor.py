@@ -141,7 +141,9 @@ def check_kernel_cache() -> Check:
     place = Path(chosen) if chosen else source
     existing = next(path for path in (place, *place.parents) if path.exists())
     if os.access(existing, os.W_OK):
-        return Check("kernel cache", "ok", str(place))
+        baked, missed = os.environ.get("XCRAY_KERNELS"), len(kernels.missed())
+        told = f", from {baked}" + (f", and {missed} compiled here" if missed else "") if baked else ""
+        return Check("kernel cache", "ok", f"{place}{told}")
     mend = "each process compiles for a minute: set NUMBA_CACHE_DIR to a writable folder"
     fallback = not chosen and os.access(Path.home(), os.W_OK)  # numba's own second choice
     return graded("kernel cache", fallback, f"{place} can't be written", mend)
