@@ -1,6 +1,6 @@
 """The dashboards and alerts in front of a real run: a service, its Ray, trainings, traffic, and a Prometheus that scrapes them all.
 
-`python -m benchmarks.dashboards [--minutes 6] [--pictures DIR] [--json FILE]`
+`python -m benchmarks.dashboards [--minutes 6] [--pictures DIR] [--series FILE] [--json FILE]`
 
 Everything is private and on this machine: a home of its own, the local Ray that belongs to it, Debian's Prometheus on a free port.
 While predictions are asked (`soak_traffic`), models are swapped and some requests are refused, jobs run on Ray: labels of pydocs, a
@@ -63,18 +63,20 @@ class Workload:
         """All jobs at once, so that some wait, and again when they have ended. Pydocs joins once it is built."""
         small = {"synthetic": {"rows": 4000, "features": 800, "labels": 60, "seed": 3}}
         with Client(self.url, timeout=120.0) as client:
-            made = [client.datasets.build("epochs", "synthetic", {**small, "test_fraction": 0.2})]
-            made += [
-                client.datasets.build("whole", "synthetic", small),
+            many = {"synthetic": {"rows": 20_000, "features": 4000, "labels": 3000, "seed": 4}}
+            made = [
+                client.datasets.build("epochs", "synthetic", {**small, "test_fraction": 0.2}),
+                client.datasets.build("labels", "synthetic", {**many, "test_fraction": 0.1}),
                 client.datasets.build("pydocs", "pydocs", {"test_fraction": 0.1}),
             ]
-            epochs, whole, docs = (each["id"] for each in made)
-            for dataset in (epochs, whole):
+            epochs, labels, docs = (each["id"] for each in made)
+            for dataset in (epochs, labels):
                 client.datasets.wait(dataset)
             while not self.ending.is_set():
                 jobs = [
                     client.jobs.submit(dataset=epochs, model="epochs", solver="dsmlr", pool="ray", workers=2),
-                    client.jobs.submit(dataset=whole, model="never", pool="serial", calibrate=True),
+                    client.jobs.submit(dataset=labels, model="labels", pool="ray", workers=2),
+                    client.jobs.predict("docs@prod", format="jsonl", file=self.nonsense(), top_k=5, pool="serial"),
                     client.jobs.predict("docs@prod", format="text", file=self.questions(), top_k=5, pool="ray", workers=2),
                 ]
                 if client.datasets.get(docs)["status"] == "READY":
@@ -95,6 +97,12 @@ class Workload:
         """Rows for a batch prediction."""
         path = self.folder / "questions.txt"
         path.write_text("".join(f"word{i % 2000} word{(7 * i) % 2000} word{(31 * i) % 2000}\n" for i in range(400_000)))
+        return path
+
+    def nonsense(self) -> Path:
+        """Rows that are none: the job must fail, and through its sender's fault."""
+        path = self.folder / "nonsense.jsonl"
+        path.write_text("this is no JSON\n" * 10)
         return path
 
     def kill_a_worker(self) -> None:
@@ -209,8 +217,9 @@ def object_store(found: Prometheus, begin: float, end: float) -> dict[str, float
     return out
 
 
-def measure(folder: Path, minutes: float, pictures: Path | None) -> dict[str, Any]:
+def measure(folder: Path, chosen: Any) -> dict[str, Any]:
     """The whole run."""
+    minutes, pictures = chosen.minutes, chosen.pictures
     home, ending, record = folder / "home", threading.Event(), Record()
     home.mkdir()
     for name in ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT"):
@@ -244,6 +253,8 @@ def measure(folder: Path, minutes: float, pictures: Path | None) -> dict[str, An
             end = time.time()
             panels = asked(found, begin, end)
             said = {**verdict(found, panels), "object_store_most": object_store(found, begin, end)}
+            if chosen.series is not None:
+                chosen.series.write_text(json.dumps({"panels": panels, "begin": begin, "end": end}))
             if pictures is not None:
                 said["pictures"] = draw(BOARDS, panels, begin, end, pictures) + photograph(found.url, pictures)
     finally:
@@ -266,11 +277,17 @@ def main() -> None:
         str(__doc__).split("\n")[0],
         minutes={"type": float, "default": 6.0},
         pictures={"type": Path, "help": "write a PNG of each dashboard into this folder"},
+        series={"type": Path, "help": "keep what the panels showed in this file"},
+        redraw={"type": Path, "help": "run nothing: draw from such a file"},
     )
     wrong: list[str] = []
+    if chosen.redraw is not None:
+        kept = json.loads(chosen.redraw.read_text())
+        print(draw(BOARDS, kept["panels"], kept["begin"], kept["end"], chosen.pictures or Path()))
+        return
 
     def run(folder: Path) -> dict[str, Any]:
-        said = measure(folder, chosen.minutes, chosen.pictures)
+        said = measure(folder, chosen)
         print(f"{said['panels_with_data']} of {said['panels']} panels have data in all their {said['queries']} queries")
         for name, why in said["rightly_empty"].items():
             print(f"  empty, as it should be: {name} ({why})")

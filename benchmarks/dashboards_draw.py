@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import matplotlib
 
 matplotlib.use("Agg")
@@ -83,19 +84,29 @@ def _panel(
     frame = FancyBboxPatch(
         card[:2], card[2], card[3], boxstyle="square,pad=0", facecolor="white", edgecolor="#dcdee0", linewidth=0.8
     )
-    frame.set_transform(figure.transFigure)
+    frame.set(transform=figure.transFigure, zorder=-1)
     figure.patches.append(frame)
     figure.text(
-        card[0] + 0.1 / width, card[1] + card[3] - 0.15 / height, panel["title"], size=9, color=INK, weight="medium", va="center"
+        card[0] + 0.1 / width, card[1] + card[3] - 0.15 / height, panel["title"], size=9, color=INK, weight="bold", va="center"
     )
     lines = [(legend_of(panel, ref, labels), values) for ref, series in found.items() for labels, values in series]
     defaults = panel["fieldConfig"]["defaults"]
     if panel["type"] == "stat":
         _number(figure, defaults, lines, card)
         return
-    room = (card[0] + 0.62 / width, card[1] + 0.5 / height, card[2] - 0.75 / width, card[3] - 0.82 / height)
-    axes = figure.add_axes((room[0], room[1], room[2], room[3]))
-    _graph(axes, defaults, lines, span)
+    columns, rows = _columns([name for name, _ in lines[:MOST_IN_LEGEND]], panel["gridPos"]["w"])
+    below = 0.34 + 0.14 * rows
+    axes = figure.add_axes(
+        (card[0] + 0.66 / width, card[1] + below / height, card[2] - 0.82 / width, card[3] - (below + 0.36) / height)
+    )
+    _graph(axes, defaults, lines, span, columns)
+
+
+def _columns(names: Sequence[str], cells: int) -> tuple[int, int]:
+    """Columns and rows of a legend, so that it is no wider than its panel."""
+    longest = max((len(name) for name in names), default=0) + 14
+    columns = max(1, min(len(names) or 1, int(cells * CELL[0] / (0.056 * longest))))
+    return columns, math.ceil((len(names) or 1) / columns)
 
 
 def _number(figure: Figure, defaults: Mapping[str, Any], lines: Sequence[Any], card: Sequence[float]) -> None:
@@ -117,7 +128,7 @@ def _number(figure: Figure, defaults: Mapping[str, Any], lines: Sequence[Any], c
         axes.margins(x=0)
 
 
-def _graph(axes: Axes, defaults: Mapping[str, Any], lines: Sequence[Any], span: Sequence[float]) -> None:
+def _graph(axes: Axes, defaults: Mapping[str, Any], lines: Sequence[Any], span: Sequence[float], columns: int) -> None:
     """Lines, areas or bars, with thresholds and a legend below."""
     custom = defaults.get("custom", {})
     unit = defaults.get("unit", "short")
@@ -141,10 +152,10 @@ def _graph(axes: Axes, defaults: Mapping[str, Any], lines: Sequence[Any], span: 
         below |= {at: high for (at, _), high in zip(values, top, strict=True)} if stacked else {}
     _frame(axes, defaults, unit, (end - begin) / 60, custom)
     if lines:
-        axes.legend(
-            loc="upper left", bbox_to_anchor=(-0.02, -0.15), ncols=min(4, len(lines)), fontsize=6.6, frameon=False,
-            handlelength=1.0, columnspacing=1.1, handletextpad=0.4, labelcolor=INK,
-        )  # fmt: skip
+        inch = axes.get_window_extent().height / axes.figure.dpi
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.06, -0.22 / inch), "ncols": columns, "frameon": False}
+        space = {"handlelength": 1.0, "columnspacing": 1.1, "handletextpad": 0.4, "labelspacing": 0.25, "borderpad": 0}
+        axes.legend(**place, **space, fontsize=6.8, labelcolor=INK)
     else:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color=PALE, size=9)
 
@@ -220,6 +231,7 @@ def photograph(url: str, folder: Path) -> list[str]:
         print("chromium is not installed: Prometheus' own pages are not photographed")
         return []
     graph = GRAPH.format(expr="max%20by%20(outcome)%20(rate(xcray_batches_total%5B30s%5D))", minutes=10)
+    place = "/classic" if httpx.get(f"{url}/classic/targets", trust_env=False).status_code == 200 else ""  # as Debian builds it
     out = []
     for name, page in {**PAGES, "graph": graph}.items():
         target = folder / f"prometheus_{name}.png"
@@ -231,7 +243,7 @@ def photograph(url: str, folder: Path) -> list[str]:
             f"--user-data-dir={folder / '.chromium'}",
             f"--screenshot={target}",
         ]
-        subprocess.run([*command, url + page], timeout=120, check=False, capture_output=True)
+        subprocess.run([*command, url + place + page], timeout=120, check=False, capture_output=True)
         out += [target.name] if target.is_file() else []
     shutil.rmtree(folder / ".chromium", ignore_errors=True)
     return out

@@ -9,6 +9,7 @@ USED_BY_NODE = ray("ray_object_store_used_memory", "NodeAddress")
 STORE_BY_NODE = f"{USED_BY_NODE} + {ray('ray_object_store_available_memory', 'NodeAddress')}"
 DISK_FREE = ray("ray_node_disk_free", "ip", how="min")
 DISK_USED = ray("ray_node_disk_usage", "ip", how="max")
+FAILED = f"{ray('autoscaler_recently_failed_nodes')} or 0 * {ray('autoscaler_pending_nodes')}"  # it has no series while none fails
 CPUS = ray("ray_resources", "State", where='Name="CPU"')
 PODS = 'pod=~"$pods"'
 VOLUMES = 'persistentvolumeclaim=~"$pods"'
@@ -25,7 +26,7 @@ NOW = Row(
         number(
             "Nodes failed",
             "Nodes that failed lately, as Ray's autoscaler tells. Spot machines that were taken back are among them.",
-            ray("autoscaler_recently_failed_nodes"),
+            FAILED,
             steps=((None, GOOD), (1, FAIR)),
         ),
         number("Nodes on their way", "Asked for by the autoscaler, and not there yet.", ray("autoscaler_pending_nodes")),
@@ -61,7 +62,7 @@ NODES = Row(
             "By type, as the autoscaler counts them; on their way, and failed lately.",
             (ray("autoscaler_active_nodes", "NodeType"), "{{NodeType}}"),
             (ray("autoscaler_pending_nodes"), "on their way"),
-            (ray("autoscaler_recently_failed_nodes"), "failed lately"),
+            (FAILED, "failed lately"),
         ),
         graph("CPUs", "What actors and tasks hold, and what is free.", (CPUS, "{{State}}"), stack=True),
         graph(
