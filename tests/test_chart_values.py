@@ -202,12 +202,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "models without storage",
         over(SERVING, {"storage": {"objects": {"enabled": False}}}),
-        "api.models are pulled from object storage",
+        "api.models, storage.objects.mirror and storage.objects.follow speak with object storage",
+    ),
+    (
+        "following in another mode",
+        {"storage": {"objects": {"enabled": True, "follow": "s3://b/m"}}},
+        "storage.objects.follow is for mode serving",
+    ),
+    (
+        "a mirror of nothing",
+        over(SERVING, {"storage": {"objects": {"mirror": "s3://b/m"}}}),
+        "mode serving publishes nothing that storage.objects.mirror could copy",
     ),
     ("a model that is nowhere", over(SERVING, {"api": {"preload": ["law"]}}), "api.preload names law"),
     (
         "models in another mode",
-        {"api": {"models": [{"name": "news", "uri": "s3://b/m"}]}},
+        {"storage": {"objects": {"enabled": True}}, "api": {"models": [{"name": "news", "uri": "s3://b/m"}]}},
         "api.models are pulled in mode serving only",
     ),
     ("no keys", {"auth": {"generate": False}}, "no keys at all"),

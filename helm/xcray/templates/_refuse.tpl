@@ -69,6 +69,13 @@ What this chart does not install, and what to do instead. Shapes of single value
 {{- end -}}
 
 {{- define "xcray.refuse.storage" -}}
+{{- $objects := .Values.storage.objects -}}
+{{- if and (or .Values.api.models $objects.mirror $objects.follow) (not $objects.enabled) -}}
+{{- fail "api.models, storage.objects.mirror and storage.objects.follow speak with object storage: set storage.objects.enabled=true, which opens the way there and gives the credentials" -}}
+{{- end -}}
+{{- if and $objects.follow (ne .Values.mode "serving") -}}
+{{- fail "storage.objects.follow is for mode serving: elsewhere models are trained, and storage.objects.mirror copies them" -}}
+{{- end -}}
 {{- $home := .Values.storage.home -}}
 {{- $modes := include "xcray.accessModes" . | fromJsonArray -}}
 {{- if and (eq .Values.mode "cluster") (not (has "ReadWriteMany" $modes)) (not $home.sameNode) -}}
@@ -81,18 +88,19 @@ What this chart does not install, and what to do instead. Shapes of single value
 {{- fail "a ReadWriteOncePod claim belongs to one pod: use it in mode all-in-one" -}}
 {{- end -}}
 {{- if eq .Values.mode "serving" -}}
-{{- if and (not .Values.api.models) (not $home.existingClaim) -}}
-{{- fail "mode serving has nothing to serve: name models that lie in object storage, api.models=[{name: news, uri: s3://bucket/...}], or storage.home.existingClaim with a home that holds models" -}}
+{{- $follow := .Values.storage.objects.follow -}}
+{{- if and (not .Values.api.models) (not $follow) (not $home.existingClaim) -}}
+{{- fail "mode serving has nothing to serve: name models that lie in object storage, api.models=[{name: news, uri: s3://bucket/...}], a folder of them, storage.objects.follow, or storage.home.existingClaim with a home that holds models" -}}
 {{- end -}}
-{{- if and .Values.api.models $home.existingClaim -}}
-{{- fail "mode serving takes its models from api.models or from storage.home.existingClaim, not both: pods would write into one home" -}}
+{{- if and (or .Values.api.models $follow) $home.existingClaim -}}
+{{- fail "mode serving takes its models from object storage (api.models, storage.objects.follow) or from storage.home.existingClaim, not both: pods would write into one home" -}}
 {{- end -}}
-{{- if and .Values.api.models (not .Values.storage.objects.enabled) -}}
-{{- fail "api.models are pulled from object storage: set storage.objects.enabled=true, which opens the way there and gives the credentials" -}}
+{{- if .Values.storage.objects.mirror -}}
+{{- fail "mode serving publishes nothing that storage.objects.mirror could copy: leave it out" -}}
 {{- end -}}
 {{- if not $home.existingClaim -}}
 {{- $names := list -}}
-{{- $whole := false -}}
+{{- $whole := ne $follow "" -}}
 {{- range .Values.api.models }}
 {{- if .name }}{{ $names = append $names .name }}{{ else }}{{ $whole = true }}{{ end -}}
 {{- end -}}
