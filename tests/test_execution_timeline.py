@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from xcray.execution.timeline import DONE, DUPLICATE, LOST, SCHEMA, Span, Timeline, balance, read_streams
@@ -32,6 +33,7 @@ def test_every_row_comes_back_and_attempts_have_numbers(tmp_path):
         "seconds": 1.0,
         "outcome": "done",
         "labels": [2, 3],
+        "node": "",
     }
 
 
@@ -87,3 +89,16 @@ def test_the_spread_of_the_work_by_hand(tmp_path):
 def test_nothing_recorded_is_no_error(tmp_path):
     assert read_streams(tmp_path).schema == SCHEMA
     assert balance(read_streams(tmp_path), workers=4)["makespan_over_ideal"] == pytest.approx(1.0)
+
+
+def test_rows_name_the_node_of_their_worker_and_older_streams_are_read_as_well(tmp_path):
+    with Timeline(tmp_path, lambda: {"a": "10.0.0.1/abc"}) as timeline:
+        timeline.add(span(0))
+        timeline.add(span(1)._replace(worker="b"))
+    with pa.OSFile(str(tmp_path / "timeline-0002.arrows"), "wb") as sink:
+        former = pa.schema([field for field in SCHEMA if field.name != "node"])
+        with pa.ipc.new_stream(sink, former) as writer:
+            row = dict.fromkeys(former.names) | {"worker": "c", "labels": [1]}
+            writer.write_batch(pa.RecordBatch.from_pylist([row], former))
+    rows = read_streams(tmp_path).to_pylist()
+    assert [(row["worker"], row["node"]) for row in rows] == [("a", "10.0.0.1/abc"), ("b", ""), ("c", "")]

@@ -43,8 +43,8 @@ def test_a_document_by_hand():
     ]
     none = {"duplicate": 0, "lost": 0, "stopped": 0}
     assert found["workers"] == [
-        {"worker": "w-2", "batches": 3, "classes": 15, "busy": 3.5, "share": 1.0, **none, "duplicate": 1},
-        {"worker": "w-10", "batches": 1, "classes": 10, "busy": 1.0, "share": 0.4, **none},
+        {"worker": "w-2", "node": "", "batches": 3, "classes": 15, "busy": 3.5, "share": 1.0, **none, "duplicate": 1},
+        {"worker": "w-10", "node": "", "batches": 1, "classes": 10, "busy": 1.0, "share": 0.4, **none},
     ]
     assert [(e["worker"], e["started"], e["ended"]) for e in found["batches"][:2]] == [("w-10", 0.5, 1.5), ("w-2", 0.5, 2.5)]
     assert (found["classes"], found["batches_total"], found["thinned"]) == (25, 4, False)
