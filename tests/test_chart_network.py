@@ -94,7 +94,7 @@ def test_nobody_but_its_own_pods_reaches_ray() -> None:
         assert not [
             (each.name, port)
             for each in strangers
-            for port in range(1, 65536, 1 if each is NEIGHBOUR else 97)
+            for port in {*PORTS, *range(1, 65536, 997)}
             if reaches(policies, each, target, port)
         ]
     assert not any(reaches(policies, ends[role], ends["ray-worker"], port) for role in ("api", "runner") for port in PORTS)

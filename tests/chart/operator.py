@@ -1,7 +1,7 @@
 """What KubeRay's operator (1.7) says of a custom resource after the schema has passed it, and the command that it builds.
 
 The schema can't say it: these rules are the operator's code (`validation.go`) and the rules in CEL of its CRDs. A resource that
-breaks one is accepted by the API server and then never becomes a cluster. What the operator does on its own, and the chart counts on:
+breaks one is accepted by the API server and then never becomes a cluster. What the operator does by itself:
 
 - The head's Service is called NAME-head-svc; RayJob and RayService call their clusters NAME-xxxxx.
 - Labels ray.io/cluster, ray.io/node-type and ray.io/group can't be overridden by a template; app.kubernetes.io/name can.
