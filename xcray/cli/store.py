@@ -10,7 +10,7 @@ import typer
 from xcray.cli import output
 from xcray.cli.serve import settings_of
 
-app = typer.Typer(name="store", help="The job store: check, upgrade, backup, sweep.", no_args_is_help=True)
+app = typer.Typer(name="store", help="The job store: check, upgrade, backup, verify, sweep.", no_args_is_help=True)
 
 Home = Annotated[Path | None, typer.Option(help="Folder of the service. [default: XCRAY_HOME or ~/.xcray]")]
 Store = Annotated[
@@ -51,6 +51,34 @@ def backup(
     from xcray.jobs.backup import back_up
 
     shown(back_up(address(home, store), file, replace=replace), json)
+
+
+@app.command()
+def verify(
+    home: Home = None,
+    store: Store = None,
+    whole: Annotated[bool, typer.Option("--whole", help="Compare every file with its SHA-256: reads all bytes.")] = False,
+    json: output.AsJson = False,
+) -> None:
+    """After a restore: say which data sets, versions and aliases are named and not there. Ends with 1 when any is."""
+    from xcray.jobs.home import Home as Folder
+    from xcray.jobs.references import verified
+    from xcray.jobs.store import JobStore
+
+    settings = settings_of({"home": home, "store": store})
+    opened = JobStore(settings.store_url, upgrade=False)
+    try:
+        found = verified(opened, Folder(settings.home), whole=whole)
+    finally:
+        opened.close()
+    if json:
+        output.emit({"looked": found.looked, "dangling": [each._asdict() for each in found.dangling]})
+    else:
+        for each in found.dangling:
+            output.say(f"{each.kind} {each.what}: {each.why}")
+        output.pairs({**found.looked, "dangling": len(found.dangling)})
+    if found.dangling:
+        raise typer.Exit(output.FAILURE)
 
 
 @app.command()

@@ -93,10 +93,12 @@ class DatasetTable:
 
     @once_more
     def list_datasets(
-        self, tenant: str = "default", *, limit: int = 50, page_token: str | None = None
+        self, tenant: str | None = "default", *, limit: int = 50, page_token: str | None = None
     ) -> tuple[list[DatasetRecord], str | None]:
-        """Records of a tenant, newest first, and the token of the next page or None."""
-        query = sa.select(DATASETS).where(DATASETS.c.tenant == tenant).order_by(DATASETS.c.seq.desc())
+        """Records of a tenant (None: of all), newest first, and the token of the next page or None."""
+        query = sa.select(DATASETS).order_by(DATASETS.c.seq.desc())
+        if tenant is not None:
+            query = query.where(DATASETS.c.tenant == tenant)
         start = page_start(page_token, limit)
         if start is not None:
             query = query.where(DATASETS.c.seq < start)
