@@ -40,6 +40,7 @@ NET: Final = "10.77.0"
 US: Final = 254  # our own place on the bridge
 STORE: Final = 80 << 20  # bytes of a node's object store, the least that Ray takes
 STARTED: Final = "Ray runtime started"
+SLOW: Final = "timed out during startup"
 START_SECONDS: Final = 180.0  # a hang, whatever the machine is at
 LINKS: Final = count()
 OWN: Final = tuple(space for space in SPACES if space != "--user")
@@ -72,15 +73,15 @@ class Node:
         self.process.stdin.write(b"go\n")
         self.process.stdin.flush()
 
-    def ready(self) -> Node:
-        """Wait until Ray says that it runs here."""
+    def came(self) -> bool:
+        """Wait until Ray says that it runs here; False when it gave up because the machine was too slow for it."""
 
-        def look() -> bool:
-            assert self.alive, f"the node at {self.address} ended: {self.tail()}"
-            return STARTED in self.log.read_text(errors="replace")
+        def told() -> str:
+            return self.log.read_text(errors="replace")
 
-        until(look, f"the node at {self.address} did not start: {self.tail()}", START_SECONDS)
-        return self
+        until(lambda: STARTED in told() or not self.alive, f"the node at {self.address} starts", START_SECONDS)
+        assert STARTED in told() or SLOW in told(), f"the node at {self.address} ended: {self.tail()}"
+        return STARTED in told()
 
     @property
     def alive(self) -> bool:
@@ -189,6 +190,7 @@ class Nodes:
         self._given: dict[str, Any] = {"head_cpus": head_cpus, "dashboard": dashboard}
         self.environment = {
             **clean(folder),
+            **{name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")},  # which kernels: which bits
             **own_environment(self.token),
             **(SOON if quick else {}),
             "RAY_NUM_REDIS_GET_RETRIES": "20",
@@ -228,7 +230,10 @@ class Nodes:
         given = {"address": self.gcs, "num-cpus": cpus, **options}
         node = Node(self, len(self.others) + 2, self._start(given, len(self.others) + 2), hide)
         self.others.append(node)
-        return node.ready() if wait else node
+        if wait and not node.came():  # Ray gives a raylet thirty seconds, which a busy machine may not have
+            self.others.pop()
+            return self.add(cpus, hide, wait, **options)
+        return node
 
     def revive_head(self) -> Node:
         """Another head in the place of a dead one: with Redis the same cluster, without it a new one."""
@@ -263,7 +268,8 @@ class Nodes:
             given["redis-password"] = self._given["redis_password"]
         if not namespaces():
             given["ray-client-server-port"] = free_port()
-        return Node(self, 1, [*self._start(given, 1), "--head"]).ready()
+        head = Node(self, 1, [*self._start(given, 1), "--head"])
+        return head if head.came() else self._new_head()
 
     def _start(self, options: Mapping[str, Any], number: int) -> list[str]:
         """A command that starts Ray at an address."""
