@@ -144,6 +144,7 @@ class Play:
             "attempts_while_away": claimed,
             "attempts": [job["attempt"] for job in found],
             "statuses": [job["status"] for job in found],
+            "messages": [job["message"] for job in found if job["message"]],
             "same_sha256": [(job["result"] or {}).get("sha256") == self.sha for job in found],
         }
         self.judge(jobs)
@@ -156,17 +157,19 @@ class Play:
         runs = {job: [each for each in events[job] if each.data.get("status") == RUNNING] for job in jobs}
         began = [runs[job][-1].time for job in jobs]
         reasons = [each.data.get("reason") for job in jobs for each in events[job] if each.data.get("status") == PENDING]
-        again = [each for each in events[jobs[0]] if each.kind == "progress" and each.seq > runs[jobs[0]][-1].seq]
+        told = [each for each in events[jobs[0]] if each.kind == "progress" and each.seq > runs[jobs[0]][-1].seq]
+        again = [each for each in told if each.data.get("phase") == "TRAINING"]
         self.facts |= {
             "order_kept": began == sorted(began),
             "reasons": [reason for reason in reasons if reason],
-            "classes_found_again": int(again[0].data["done"]) if again else None,
+            "classes_found_again": int(again[0].data["done"]) if again else 0,
         }
         self.expect(self.facts["failed_predictions"] == 0, "a prediction failed")
         self.expect(self.facts["readyz_not_200"] == 0, "the service was not ready")
         self.expect(self.facts["order_kept"], "the queue lost its order")
         self.expect(all(self.facts["same_sha256"]), "a model has other bits")
         self.expect(set(self.facts["reasons"]) <= {"LAUNCH"}, "the outage cost an attempt")
+        self.expect(self.facts["classes_found_again"] > 0, "nothing was found again of what was finished")
         self.expect(max(self.facts["attempts_while_away"]) <= 1, "jobs were claimed in vain")
 
     def take_head(self) -> float:
