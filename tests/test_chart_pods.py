@@ -6,12 +6,14 @@ The environment, commands, volumes and probes are those of the manifests; only t
 from __future__ import annotations
 
 import base64
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chart.helm import NAMESPACE, Objects, rendering, values_files
+from tests.chart.helm import NAMESPACE, Objects, helms, rendering, template_values, values_files
 from tests.chart.pod import IP, environment, may_play, plan_of, play, runnable
 from tests.without import say
 from xcray.jobs.tokens import given_token, new_token
@@ -85,7 +87,7 @@ def hasten(spec: dict[str, Any]) -> None:
     variables[:] = [each for each in variables if each["name"] != "XCRAY_PRELOAD"]
     for each in variables:
         if each["name"] in ("XCRAY_DRAIN_SECONDS", "XCRAY_GRACE_SECONDS"):
-            each["value"] = "2"
+            each["value"] = "1"
 
 
 def asked(key: str, host: str, metrics: int = 401) -> list[dict[str, Any]]:
@@ -137,6 +139,41 @@ def test_the_pod_of_mode_all_in_one(tmp_path: Path) -> None:
     plan["programs"] = [helm_test(objects, secrets, plan["port"])]
     hold(play(plan, tmp_path))
     assert {path.name for path in (tmp_path / "home").iterdir()} >= {"xcray.db", "datasets", "models", "runs", "logs"}
+
+
+def test_a_pod_that_speaks_tls_itself(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if not (may_play() and helms() and openssl):
+        say("namespaces of one's own, helm or openssl", "no pod that speaks TLS itself was played")
+        return
+    made = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=xcray",
+    ]
+    files = {"tls.key": tmp_path / "made.key", "tls.crt": tmp_path / "made.crt"}
+    command = [openssl, *made, "-keyout", str(files["tls.key"]), "-out", str(files["tls.crt"])]
+    subprocess.run(command, check=True, capture_output=True)
+    objects = template_values({"api": {"tls": {"existingSecret": "cert"}}, "auth": {"existingSecret": "admin"}})
+    key = new_token().token
+    secrets = {"admin": {"key": key}, "cert": {name: path.read_text() for name, path in files.items()}}
+    spec = pods(objects)["Deployment/xcray-api"]
+    hasten(spec)
+    plan = plan_of(spec, secrets, tmp_path, asked(key, f"xcray.{NAMESPACE}.svc:443"))
+    assert plan["scheme"] == "HTTPS"
+    container = runnable(pods(objects)["Pod/xcray-test"]["containers"][0], secrets)
+    assert container["env"]["URL"] == f"https://xcray.{NAMESPACE}.svc:443"
+    container["env"]["URL"] = f"https://{IP}:{plan['port']}"
+    plan["programs"] = [container]
+    hold(play(plan, tmp_path))
 
 
 def test_the_pods_of_mode_cluster_on_postgresql(tmp_path: Path, postgres: Any) -> None:

@@ -79,6 +79,7 @@ def plan_of(spec: Mapping[str, Any], secrets: Secrets, folder: Path, asks: Seque
         "beside": [],
         "programs": [],
         "forward": {},
+        "scheme": probe["scheme"],
         "probe": {"path": probe["path"]},
         "asks": list(asks),
         "grace": spec["terminationGracePeriodSeconds"],
