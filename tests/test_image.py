@@ -40,7 +40,7 @@ DOCKER = ROOT / "deploy" / "docker"
 DOCKERFILE = DOCKER / "Dockerfile"
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 EXTRAS = ("serve", "postgres", "telemetry", "sklearn", "ray")
-BESIDE_SETTINGS = {"XCRAY_KERNELS", "XCRAY_CPU", "XCRAY_BLAS", "XCRAY_IMAGE", "XCRAY_WORKER_CPUS"}  # of the image and of compose.yaml itself
+BESIDE_SETTINGS = {"XCRAY_KERNELS", "XCRAY_CPU", "XCRAY_BLAS", "XCRAY_IMAGE", "XCRAY_WORKER_CPUS"}  # of the image, of compose.yaml
 CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
 
 
