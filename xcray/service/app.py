@@ -28,6 +28,7 @@ from xcray.service.guard import Guard
 from xcray.service.housekeeping import Housekeeper
 from xcray.service.limits import Limiter
 from xcray.service.logs import LOGGER
+from xcray.service.mirroring import carriers_of
 from xcray.service.predictors import Opener, PredictorCache, open_predictor
 from xcray.service.preloading import Preloading
 from xcray.service.readiness import HANGS
@@ -102,8 +103,10 @@ def create_app(
         supervisor=supervisor,
         checks=dict(checks or {}),
         preloading=Preloading(settings.preload if whole else ()),
+        carriers=carriers_of(settings, home, registries, gauges, post if leads else None),
     )
     rooms.checks.setdefault("MODEL", rooms.predictors.check)
+    rooms.checks.update({carrier.code: carrier.check for carrier in rooms.carriers})
     rooms.readiness = readiness_of(rooms)
     gauges.add(Failing(rooms.readiness.failing))
     life = _life(store is None, _housekeeper(rooms, post, alone) if leads else None)
@@ -173,6 +176,8 @@ def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any
         ]
         if rooms.supervisor is not None:
             rooms.supervisor.start()
+        for carrier in rooms.carriers:
+            carrier.start()
         try:
             yield
         finally:
@@ -181,6 +186,8 @@ def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any
                 task.cancel()
             if rooms.supervisor is not None:
                 rooms.supervisor.stop()
+            for carrier in rooms.carriers:
+                await asyncio.to_thread(carrier.close)
             await (rooms.builder if house is None else house).close()
             rooms.predictors.close()
             rooms.shadows.close()

@@ -97,6 +97,13 @@ class Gauges:
         )
         self.found_mapped, self.found_waited = finds.labels("mapped"), finds.labels("waited")
         self.swaps = self._counter("xcray_model_swaps", "times that a name or an alias came to mean another version")
+        self.models_unmirrored = self._gauge("xcray_models_unmirrored", "published versions not in XCRAY_MODELS_MIRROR yet")
+        self.models_unfollowed = self._gauge(
+            "xcray_models_unfollowed", "models of XCRAY_MODELS_FOLLOW that could not be brought here"
+        )
+        self.model_transfer_failures = self._counter(
+            "xcray_model_transfer_failures", "turns of mirror or follow that had trouble", "direction", values=("mirror", "follow")
+        )
 
     def _inside(self) -> None:
         """What the service does for itself."""

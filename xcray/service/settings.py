@@ -18,6 +18,7 @@ from xcray.jobs.home import store_in
 MB = 1_000_000
 GB = 1_000_000_000
 PREFIX = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?/[!$&'()*+,./0-9:;=A-Za-z_~-]*")
+FOLDER = re.compile(r"(?:(?:s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]+|file://)(?:/[^@?\s]*)?(?:\?[^@\s]*)?")
 ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 
 
@@ -42,6 +43,13 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_format: Literal["json", "text"] = Field("json", description="Form of log lines: JSON, or text for people.")
     preload: tuple[str, ...] = Field((), description="Models of the tenant default that are loaded before the service is ready.")
+    models_mirror: str | None = Field(
+        None, description="Folder of object storage, like s3://bucket/models, that published models are copied to."
+    )
+    models_follow: str | None = Field(
+        None, description="Folder of object storage whose models are brought here, as they come to be."
+    )
+    models_follow_seconds: float = Field(30.0, ge=1, description="Seconds between two looks at that folder.")
     runner_silence_seconds: float = Field(60.0, gt=0, description="Seconds that jobs wait unseen until readiness names RUNNER.")
 
     pool: Literal["serial", "threads", "ray"] = Field("threads", description="Pool of jobs that name none.")
@@ -132,6 +140,14 @@ class Settings(BaseSettings):
     def shares_store(self) -> bool:
         """Whether processes on several hosts may use the store: any database but a file."""
         return not self.store_url.startswith("sqlite")
+
+    @field_validator("models_mirror", "models_follow")
+    @classmethod
+    def _folder(cls, uri: str | None) -> str | None:
+        """A URI of object storage, without credentials: it is shown."""
+        if uri is not None and not FOLDER.fullmatch(uri):
+            raise ValueError("it is no folder of object storage: write s3://bucket/folder, gs://bucket/folder or file:///folder")
+        return uri
 
     @field_validator("dataset_uris")
     @classmethod

@@ -14,6 +14,7 @@ from xcray.model.registry import Registry
 from xcray.service.building import Builder
 from xcray.service.desk import Desk
 from xcray.service.gauges import Gauges
+from xcray.service.mirroring import Carrier
 from xcray.service.predictors import PredictorCache
 from xcray.service.preloading import Preloading
 from xcray.service.readiness import Check, Readiness
@@ -53,6 +54,7 @@ class Rooms:
     checks: dict[str, Check] = field(default_factory=dict)
     needs: dict[str, Check] = field(default_factory=dict)
     preloading: Preloading = field(default_factory=Preloading)
+    carriers: list[Carrier] = field(default_factory=list)
     readiness: Readiness = field(init=False)
     draining: bool = False
 
