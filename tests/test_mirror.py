@@ -226,7 +226,7 @@ def test_a_storage_that_is_not_there_degrades_and_stops_nothing(tmp_path: Path, 
     monkeypatch.undo()
     carrier.turn()
     carrier.check()
-    assert "FOLLOW" in app.state.rooms.checks
+    assert "FOLLOW" in app.state.rooms.readiness.failing()
     app.state.rooms.store.close()
 
 

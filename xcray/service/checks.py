@@ -31,6 +31,7 @@ def readiness_of(rooms: Rooms) -> Readiness:
     }
     idle = Idle(lambda: rooms.store.figures(), rooms.settings.runner_silence_seconds)
     others: dict[str, Check] = {"RUNNER": idle.check, "BUILDER": lambda: _check_builds(rooms), **rooms.checks}
+    others |= {carrier.code: carrier.check for carrier in rooms.carriers}
     return Readiness(needed, others, lambda: rooms.draining)
 
 
