@@ -33,7 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("index",),
     ("data", "metrics", "kernels", "plots"),
     ("schedule", "files"),
-    ("arrays",),
+    ("arrays", "cores"),
     ("errors",),
 )
 SIDEWAYS = {("data", "kernels")}  # the one door between rooms of a floor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from xcray.bulk.parquet import plan_parquet
 from xcray.bulk.plan import Plan
 from xcray.bulk.spec import BulkSpec
 from xcray.bulk.work import PHASES, BulkWork, warm
+from xcray.cores import cores
 from xcray.errors import Conflict, InputError, Stopped, Unavailable
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
@@ -94,7 +94,7 @@ class _Run:
     def answer(self) -> None:
         """Answer the chunks that no part holds."""
         began, missing = time.monotonic(), frozen(self.parts.missing, np.int32)
-        self.workers = 1 if self.spec.pool == "serial" else max(1, min(self.spec.workers or os.cpu_count() or 1, len(missing)))
+        self.workers = 1 if self.spec.pool == "serial" else max(1, min(self.spec.workers or cores(), len(missing)))
         self.vitals = Vitals(self.workers, 0)
         self.tell("PREDICTING", self.kept_rows, self.plan.n_rows)
         if len(missing):

@@ -17,6 +17,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from xcray.cli import output
+from xcray.cores import cores
 
 LIBRARIES = ("numpy", "numba", "pyarrow", "typer", "rich")
 EXTRAS = {  # by what they are for: the extra, and its libraries
@@ -78,11 +79,6 @@ def check_ray() -> Check:
     if found is None or importlib.util.find_spec("ray") is None:
         return Check("ray", "warn", "not installed", "only needed for --pool ray: pip install 'xcray[ray]'")
     return Check("ray", "ok", found)
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_cores() -> Check:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr_from, pattern, pattern_from
+from xcray.cores import cores
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.solvers.block import Block
@@ -125,8 +125,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Threads to use, by scikit-learn's convention."""
         if self.n_jobs is None:
             return 1
-        cores = os.cpu_count() or 1
-        return max(1, self.n_jobs if self.n_jobs > 0 else cores + 1 + self.n_jobs)
+        return max(1, self.n_jobs if self.n_jobs > 0 else cores() + 1 + self.n_jobs)
 
 
 def weighted(X: CSR, Y: Pattern, sample_weight: Any) -> tuple[CSR, Pattern, Float32 | None]:

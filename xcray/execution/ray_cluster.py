@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from xcray.cores import cores
 from xcray.errors import NotFound, Unavailable
 from xcray.execution.ray_keeper import Keeper
 from xcray.execution.ray_session import TOKEN_HEADER, auth_environment, check_dashboard, connect, local_ray, reachable
@@ -120,7 +121,7 @@ class LocalCluster:
         grace: float = GRACE_SECONDS,
     ) -> None:
         self.directory = Path(directory).absolute()
-        self._options = {"cpus": num_cpus or os.cpu_count() or 1, "object-store": object_store_memory, "grace": grace}
+        self._options = {"cpus": num_cpus or cores(), "object-store": object_store_memory, "grace": grace}
 
     def ensure(self, seconds: float = START_SECONDS) -> ClusterInfo:
         """The living Ray of this directory, started when there is none. Raises Unavailable when it is not ready in time.
@@ -234,7 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Become the keeper of a directory's Ray; returns at once in the process that was started."""
     parser = argparse.ArgumentParser(prog="xcray.execution.ray_cluster", description="hold a local Ray")
     parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--cpus", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--cpus", type=int, default=cores())
     parser.add_argument("--object-store", type=int, default=OBJECT_STORE)
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
     parser.add_argument("--start", type=float, default=START_SECONDS)

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from xcray.cores import cores
 from xcray.errors import ParameterError
 from xcray.jobs.home import store_in
 
@@ -175,7 +176,7 @@ class Settings(BaseSettings):
     @property
     def threads(self) -> int:
         """Threads of a process for predictions."""
-        return self.predict_threads or max(1, (os.cpu_count() or 1) // self.workers)
+        return self.predict_threads or max(1, cores() // self.workers)
 
     @property
     def hosts(self) -> frozenset[str]:

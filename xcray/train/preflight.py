@@ -9,7 +9,6 @@ with the limits. Every figure is an estimate; the training's report says how it 
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from xcray.arrays import Float64, Int32, csr, frozen, pattern
+from xcray.cores import cores
 from xcray.data.dataset import Dataset, Split
 from xcray.errors import Refused
 from xcray.execution.memory import anonymous, available, human, parse_bytes
@@ -140,7 +140,7 @@ def merge_budget(spec: TrainSpec, weights: int = 0, left: int | None = None) -> 
 
 def workers_of(spec: TrainSpec) -> int:
     """How many workers a training has."""
-    return 1 if spec.pool == "serial" else spec.workers or os.cpu_count() or 1
+    return 1 if spec.pool == "serial" else spec.workers or cores()
 
 
 def estimate(

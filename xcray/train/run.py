@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcray.arrays import CSR, Float32, TopK
+from xcray.cores import cores
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped
 from xcray.execution.parts import Parts
@@ -197,7 +197,7 @@ class _Run:
             return {}
         self._at("EVALUATING")
         began = time.monotonic()
-        top = index.query(test.X, max(self.spec.ks), threads=os.cpu_count() or 1).top
+        top = index.query(test.X, max(self.spec.ks), threads=cores()).top
         n_train = self.dataset.train.n_rows
         self.by_frequency = by_frequency(top, test.Y, self.dataset.label_counts, self.spec.ks)
         measures: dict[str, float] = evaluate(top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train)
@@ -210,7 +210,7 @@ class _Run:
         began, test = time.monotonic(), held_out(self.dataset)
 
         def query(X: CSR, k: int) -> TopK:
-            return index.query(X, k, threads=os.cpu_count() or 1).top
+            return index.query(X, k, threads=cores()).top
 
         how: dict[str, Any] = {"seed": self.seed or 0, "ks": self.spec.ks}
         try:

@@ -1,0 +1,55 @@
+"""How many cores there are for us."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from xcray.cores import cores
+from xcray.service.settings import Settings
+from xcray.train.preflight import workers_of
+from xcray.train.spec import TrainSpec
+
+HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHON_CPU_COUNT", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("100000 100000\n", 1),
+        ("50000 100000\n", 1),
+        ("100001 100000\n", min(2, HERE)),
+        ("max 100000\n", HERE),
+        ("99900000 100000\n", HERE),
+        ("", HERE),
+        ("100000\n", HERE),
+        ("100000 0\n", HERE),
+    ],
+)
+def test_a_container_has_as_many_as_its_limit(tmp_path: Path, said: str, wanted: int) -> None:
+    (tmp_path / "cpu.max").write_text(said)
+    assert cores(tmp_path / "cpu.max") == wanted
+    assert cores(tmp_path / "none") == HERE
+
+
+def test_what_an_operator_says_holds_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_CPU_COUNT", "7")
+    assert cores() == 7
+    assert Settings().threads == 7
+    assert Settings(workers=3).threads == 2
+    assert workers_of(TrainSpec(dataset="data", pool="threads")) == 7
+    assert workers_of(TrainSpec(dataset="data", pool="threads", workers=2)) == 2
+
+
+@pytest.mark.parametrize("said", ["", "default", "0", "-1", "2.5", "many"])
+def test_nonsense_counts_as_nothing(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("PYTHON_CPU_COUNT", said)
+    assert cores() >= 1
+    assert cores(Path("/nowhere")) == HERE
