@@ -66,13 +66,12 @@ def create_app(
 ) -> FastAPI:
     """The service as an ASGI app.
 
-    settings: see Settings. store, registry (of the tenant default): those of the home when not given; a store made here is
-    closed at the end. supervisor: started and stopped with the app. authenticate: finds the caller of a request; by the keys of
-    the store when not given. check_spec: a job's spec -> the same, validated and whole. opener: model directory -> predictor.
-    build_command: runs `ingest`. checks: by reason code, what readiness reports as degraded. leads: whether this process may
-    keep the house: build data sets, sweep what was left; on a shared store those that may elect one. alone: whether no other
-    process accepts anything for this home. whole: with all routes, or only with those for operators. Raises Conflict when the
-    store is newer than this program.
+    store, registry (of the tenant default): those of the home when not given; a store made here is closed at the end. supervisor:
+    started and stopped with the app. authenticate: finds the caller of a request; else by the keys of the store. check_spec: a
+    job's spec -> the same, validated and whole. opener: model directory -> predictor. build_command: runs `ingest`. checks: by
+    reason code, what readiness reports as degraded. leads: whether this process may keep the house: build data sets, sweep what
+    was left; on a shared store those that may elect one. alone: whether no other process accepts anything for this home. whole:
+    with all routes, or only with those for operators. Raises Conflict when the store is newer than this program.
     """
     home = Home(settings.home)
     kept = store or JobStore(settings.store_url, upgrade=settings.store_upgrade)
