@@ -30,11 +30,11 @@ affinity:
 {{- toYaml $rules -}}
 {{- end -}}
 
-{{/* Threads of a process for predictions: the cores that its pod asks for, shared by its processes. */}}
-{{- define "xcray.predictThreads" -}}
-{{- $requests := .Values.api.resources.requests | default dict -}}
-{{- $cores := include "xcray.cores" (get $requests "cpu" | default "1") | int -}}
-{{- max 1 (div $cores (int .Values.api.workers)) -}}
+{{/* Resources of a container -> the cores it counts on: its limit, else its request; not all that its node has. */}}
+{{- define "xcray.coresOf" -}}
+{{- $limits := .limits | default dict -}}
+{{- $requests := .requests | default dict -}}
+{{- include "xcray.cores" (get $limits "cpu" | default (get $requests "cpu") | default "1") -}}
 {{- end -}}
 
 {{/* Seconds until a pod of the API is killed: drain, grace, and what closing takes; with jobs in the pod, what giving them back takes. */}}
