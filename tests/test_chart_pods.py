@@ -81,6 +81,23 @@ def read_settings(variables: dict[str, str]) -> Settings:
         return Settings()
 
 
+@pytest.mark.parametrize(
+    ("resources", "cores"),
+    [
+        ({"requests": {"cpu": "1500m"}}, "2"),
+        ({"requests": {"cpu": "100m"}}, "1"),
+        ({"requests": {"cpu": 0.5}}, "1"),
+        ({"requests": {"cpu": 3}, "limits": {"cpu": "7500m"}}, "8"),
+    ],
+)
+def test_pods_count_on_the_cores_that_they_ask_for(resources: dict[str, Any], cores: str) -> None:
+    if not helms():
+        say("helm, for values of one's own", "how cores are counted was seen for the values of ci alone")
+        return
+    pod = pods(template_values({"api": {"resources": resources}}))["Deployment/xcray-api"]
+    assert environment(pod["containers"][0], {})["PYTHON_CPU_COUNT"] == cores
+
+
 def hasten(spec: dict[str, Any]) -> None:
     """Fewer seconds of draining, and no model that is waited for: it would have to be trained first."""
     variables = spec["containers"][0]["env"]
