@@ -6,6 +6,8 @@ thresholds and legends are those of the JSON; fonts, colours and ticks are matpl
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import math
 import re
@@ -23,17 +25,18 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from PIL import Image
 
 Series = list[tuple[Mapping[str, str], list[tuple[float, float]]]]
 
 CELL: Final = (0.62, 0.30)  # inches of a cell of Grafana's grid
 GAP: Final = 0.06  # inches around a panel
-DPI: Final = 82
+DPI: Final = 92
 COLOURS: Final = ("#3274d9", "#e0752d", "#37872d", "#c4162a", "#8f3bb8", "#e0b400", "#0a9fa5", "#ad0317", "#6d7278", "#b877d9")
 NAMED: Final = {"green": "#37872d", "orange": "#e0752d", "red": "#c4162a", "text": "#24292e"}
 INK, PALE, PAGE = "#24292e", "#6d7278", "#f4f5f5"
-MOST_IN_LEGEND: Final = 8
+MOST_IN_LEGEND: Final = 6
 PAGES: Final = {"targets": "/targets", "alerts": "/alerts"}
 GRAPH: Final = "/graph?g0.expr={expr}&g0.tab=0&g0.range_input={minutes}m"
 
@@ -47,10 +50,17 @@ def draw(boards: Path, panels: Mapping[str, Mapping[str, Any]], begin: float, en
         found = {panel["id"][1]: panel["series"] for panel in panels.values() if panel["id"][0] == board["uid"]}
         figure = drawn(board, found, begin, end)
         name = f"dashboard_{board['uid'].removeprefix('xcray-')}.png"
-        figure.savefig(folder / name, dpi=DPI, facecolor=PAGE, pil_kwargs={"optimize": True})
-        plt.close(figure)
+        _save(figure, folder / name)
         out.append(name)
     return out
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """A PNG of 128 colours: enough for lines and letters, and a third of the bytes."""
+    drawn_so = io.BytesIO()
+    figure.savefig(drawn_so, dpi=DPI, facecolor=PAGE)
+    plt.close(figure)
+    Image.open(drawn_so).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def drawn(board: Mapping[str, Any], found: Mapping[int, Mapping[str, Series]], begin: float, end: float) -> Figure:
@@ -94,7 +104,7 @@ def _panel(
     if panel["type"] == "stat":
         _number(figure, defaults, lines, card)
         return
-    columns, rows = _columns([name for name, _ in lines[:MOST_IN_LEGEND]], panel["gridPos"]["w"])
+    columns, rows = _columns([name for name, _ in lines][:MOST_IN_LEGEND], panel["gridPos"]["w"])
     below = 0.34 + 0.14 * rows
     axes = figure.add_axes(
         (card[0] + 0.66 / width, card[1] + below / height, card[2] - 0.82 / width, card[3] - (below + 0.36) / height)
@@ -136,19 +146,27 @@ def _graph(axes: Axes, defaults: Mapping[str, Any], lines: Sequence[Any], span: 
     bars = custom.get("drawStyle") == "bars"
     begin, end = span
     below: dict[float, float] = {}
-    for place, (name, values) in enumerate(sorted(lines, key=lambda each: each[0])):
+    if len(lines) > MOST_IN_LEGEND:
+        lines = sorted(lines, key=lambda each: -max(value for _, value in each[1]))
+    else:
+        lines = sorted(lines, key=lambda each: each[0])
+    for place, (name, values) in enumerate(lines):
         colour = COLOURS[place % len(COLOURS)]
+        step = (end - begin) / 60 / 150
         x = [(at - begin) / 60 for at, _ in values]
         base = [below.get(at, 0.0) if stacked else 0.0 for at, _ in values]
         top = [under + value for under, (_, value) in zip(base, values, strict=True)]
+        line = [high if high > under or not stacked else math.nan for under, high in zip(base, top, strict=True)]
         label = f"{name}  {shown(values[-1][1], unit)}" if place < MOST_IN_LEGEND else None
         if bars:
-            axes.bar(
-                x, [value for _, value in values], bottom=base, width=0.9 * (end - begin) / 60 / 150, color=colour, label=label
-            )
+            axes.bar(x, [value for _, value in values], bottom=base, width=step, color=colour, label=label)
         else:
-            axes.plot(x, top, color=colour, linewidth=1.3, label=label, solid_capstyle="round")
-            axes.fill_between(x, base, top, color=colour, alpha=0.3 if stacked else 0.07, linewidth=0)
+            for number, (first, last) in enumerate(_pieces(x, 2.5 * step)):
+                piece = slice(first, last)
+                axes.plot(
+                    x[piece], line[piece], color=colour, linewidth=1.3, label=None if number else label, solid_capstyle="round"
+                )
+                axes.fill_between(x[piece], base[piece], top[piece], color=colour, alpha=0.3 if stacked else 0.07, linewidth=0)
         below |= {at: high for (at, _), high in zip(values, top, strict=True)} if stacked else {}
     _frame(axes, defaults, unit, (end - begin) / 60, custom)
     if lines:
@@ -162,12 +180,10 @@ def _graph(axes: Axes, defaults: Mapping[str, Any], lines: Sequence[Any], span: 
 
 def _frame(axes: Axes, defaults: Mapping[str, Any], unit: str, minutes: float, custom: Mapping[str, Any]) -> None:
     """Axes as Grafana has them: pale, from zero, with the unit; thresholds dashed."""
-    if custom.get("scaleDistribution", {}).get("type") == "log":
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(0, defaults.get("max") or 1.08 * max(axes.get_ylim()[1], 1e-9))
-        axes.yaxis.set_major_locator(MaxNLocator(4, integer=unit == "short" and axes.get_ylim()[1] > 4))
-    top = axes.get_ylim()[1]
+    highest = axes.dataLim.y1 if axes.has_data() and axes.dataLim.y1 > 0.0 else 1.0
+    top = defaults.get("max") or 1.12 * highest
+    axes.set_ylim(0, top)
+    axes.yaxis.set_major_locator(_ticks(unit, top))
     for step in defaults["thresholds"]["steps"][1:]:
         if step["value"] <= top and custom.get("thresholdsStyle", {}).get("mode") == "dashed":
             axes.axhline(step["value"], color=NAMED[step["color"]], linewidth=0.9, linestyle=(0, (4, 3)))
@@ -180,6 +196,21 @@ def _frame(axes: Axes, defaults: Mapping[str, Any], unit: str, minutes: float, c
     axes.set_axisbelow(True)
     for side in axes.spines.values():
         side.set_visible(False)
+
+
+def _pieces(x: Sequence[float], gap: float) -> list[tuple[int, int]]:
+    """Where a line goes on without a gap: ranges of its points."""
+    cuts = [0, *(i for i in range(1, len(x)) if x[i] - x[i - 1] > gap), len(x)]
+    return list(itertools.pairwise(cuts))
+
+
+def _ticks(unit: str, top: float) -> Any:
+    """Ticks at round values of a unit: powers of two for bytes, parts of minutes and hours for seconds."""
+    if unit in ("bytes", "Bps"):
+        return MultipleLocator(2.0 ** math.ceil(math.log2(top / 4)))
+    if unit == "s" and top > 60:
+        return MultipleLocator(min((step for step in (15, 30, 60, 120, 300, 600, 1800, 3600) if step >= top / 5), default=7200))
+    return MaxNLocator(4, integer=unit == "short" and top > 4)
 
 
 def legend_of(panel: Mapping[str, Any], ref: str, labels: Mapping[str, str]) -> str:

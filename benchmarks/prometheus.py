@@ -17,7 +17,7 @@ import yaml
 from xcray.execution.ray_session import free_port
 
 RULES: Final = Path(__file__).parents[1] / "helm" / "xcray" / "monitoring" / "rules.yaml"
-SCRAPE: Final = 2  # seconds
+SCRAPE: Final = 3  # seconds
 START_SECONDS: Final = 60.0
 
 
@@ -62,10 +62,11 @@ def prometheus(folder: Path, jobs: Sequence[str]) -> Iterator[Prometheus]:
         for job in jobs
     ]
     every = {"scrape_interval": f"{SCRAPE}s", "evaluation_interval": "5s"}
-    config = {"global": every, "rule_files": [str(RULES)], "scrape_configs": configs}
+    config = {"global": every, "rule_files": [RULES.name], "scrape_configs": configs}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
-    command = [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    shutil.copy(RULES, folder)  # pages of Prometheus show paths: none of this machine
+    command = [program, "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
     with open(folder / "prometheus.log", "ab") as log:
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log, cwd=folder)
         try:

@@ -107,6 +107,7 @@ CASES: Final[dict[str, Case]] = {
     "XcrayModelNotLoaded": Case(
         one("xcray_model_loads_total", late(1, 5), outcome="failed"), one("xcray_model_loads_total", rising(5), outcome="loaded")
     ),
+    "XcrayModelsNotCopied": Case(one("xcray_models_unfollowed", late(1, 40)), one("xcray_models_unmirrored", late(1, 20))),
     "XcrayModelsDontFit": Case(
         {**one("xcray_model_finds_total", rising(10), how="waited"), **one("xcray_model_finds_total", rising(90), how="mapped")},
         {**one("xcray_model_finds_total", rising(1), how="waited"), **one("xcray_model_finds_total", rising(99), how="mapped")},

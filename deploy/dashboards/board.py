@@ -42,7 +42,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel. what: its description, for who sees it first; unit: of Grafana's; steps: colours by value; stack, bars, log: of
+    """One panel. what: its description, for who sees it first; unit: of Grafana's; steps: colours by value; stack, bars: of
     graphs; number: one number instead of a graph."""
 
     title: str
@@ -54,7 +54,6 @@ class Panel:
     width: int = 0
     stack: bool = False
     bars: bool = False
-    log: bool = False
     most: float | None = None
     decimals: int | None = None
 
@@ -220,8 +219,6 @@ def _graph(panel: Panel) -> timeseries.Panel:
     out.show_points(kinds.VisibilityMode.NEVER).gradient_mode(kinds.GraphGradientMode.NONE)
     out.color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
     out.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL if panel.stack else kinds.StackingMode.NONE).group("A"))
-    if panel.log:
-        out.scale_distribution(common.ScaleDistributionConfig().type(kinds.ScaleDistribution.LOG).log(10))
     dashed = len(panel.steps) > 1
     style = kinds.GraphThresholdsStyleMode.DASHED if dashed else kinds.GraphThresholdsStyleMode.OFF
     out.thresholds_style(common.GraphThresholdsStyleConfig().mode(style))

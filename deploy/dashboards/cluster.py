@@ -11,6 +11,7 @@ DISK_FREE = ray("ray_node_disk_free", "ip", how="min")
 DISK_USED = ray("ray_node_disk_usage", "ip", how="max")
 FAILED = f"{ray('autoscaler_recently_failed_nodes')} or 0 * {ray('autoscaler_pending_nodes')}"  # it has no series while none fails
 CPUS = ray("ray_resources", "State", where='Name="CPU"')
+PARTS = 'Component=~"gcs|raylet|agent|dashboard|ray::IDLE"'
 PODS = 'pod=~"$pods"'
 VOLUMES = 'persistentvolumeclaim=~"$pods"'
 
@@ -59,8 +60,8 @@ NODES = Row(
     (
         graph(
             "Nodes",
-            "By type, as the autoscaler counts them; on their way, and failed lately.",
-            (ray("autoscaler_active_nodes", "NodeType"), "{{NodeType}}"),
+            "As the autoscaler counts them: there, on their way, and failed lately.",
+            (ray("autoscaler_active_nodes"), "there"),
             (ray("autoscaler_pending_nodes"), "on their way"),
             (FAILED, "failed lately"),
         ),
@@ -128,9 +129,9 @@ HEAD = Row(
     "Actors and the head",
     (
         graph(
-            "xcray's workers",
-            "Actors by state. PENDING_CREATION for long: no node has a free CPU.",
-            (ray("ray_actors", "State", where='Source="gcs"'), "{{State}}"),
+            "Actors",
+            "By state; each of xcray's workers is one. PENDING_CREATION for long: no node has a free CPU.",
+            (ray("ray_actors", "State", where='Source="gcs",State!="DEAD"'), "{{State}}"),
             stack=True,
         ),
         graph(
@@ -144,8 +145,8 @@ HEAD = Row(
         ),
         graph(
             "Memory of Ray itself",
-            "Resident bytes by kind of process. gcs and dashboard are the head's.",
-            (f"topk(8, {ray('ray_component_rss_bytes', 'Component')})", "{{Component}}"),
+            "Resident bytes by kind of process. gcs and dashboard are the head's; ray::IDLE are workers kept ready.",
+            (ray("ray_component_rss_bytes", "Component", where=PARTS), "{{Component}}"),
             unit="bytes",
         ),
     ),

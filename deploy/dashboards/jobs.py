@@ -159,7 +159,7 @@ BEHIND = Row(
             "Checks that fail",
             "1 while a check of readiness fails. DRAINING, STORE, SCHEMA, DISK, MODELS make a replica unready.",
             (
-                f"{FAILING} > 0 or max({FAILING}) * 0",
+                f'{FAILING} > 0 or label_replace(max({FAILING}) * 0, "check", "none", "", "")',
                 "{{check}}",
             ),
             most=1,

@@ -11,6 +11,9 @@ ERRORS = share(f"({FAILED} or vector(0))", replica_rate("xcray_http_requests_tot
 EXACT = share(replica_rate("xcray_predict_exact_total"), INSTANCES)
 HITS = share(replica_rate("xcray_model_finds_total", where='how="mapped"'), replica_rate("xcray_model_finds_total"))
 
+ROUTES = quantile(0.99, "xcray_http_request_seconds", "route", where='route!~".*(events|uploads).*"')
+OURS = f"and on (instance) {replica('xcray_models_loaded', 'instance')}"  # Ray tells process_* too
+
 NOW = Row(
     "Now",
     (
@@ -80,8 +83,8 @@ RATE = Row(
         ),
         graph(
             "Slowest routes",
-            "The five routes whose 99 % take longest. Uploads and event streams may take long by their nature.",
-            (f"topk(5, {quantile(0.99, 'xcray_http_request_seconds', 'route')})", "{{route}}"),
+            "The five routes whose 99 % take longest; without uploads and event streams, which take long by their nature.",
+            (f"topk(5, {ROUTES})", "{{route}}"),
             unit="s",
         ),
         graph(
@@ -167,13 +170,13 @@ MODELS = Row(
         graph(
             "Memory",
             "Of each process, files that are mapped included. From one process a replica; with --workers N see the container.",
-            (replica("process_resident_memory_bytes", "instance"), "{{instance}}"),
+            (f"{replica('process_resident_memory_bytes', 'instance')} {OURS}", "{{instance}}"),
             unit="bytes",
         ),
         graph(
             "Processor",
             "Cores in use, by process.",
-            (replica_rate("process_cpu_seconds_total", "instance"), "{{instance}}"),
+            (f"{replica_rate('process_cpu_seconds_total', 'instance')} {OURS}", "{{instance}}"),
         ),
     ),
 )
@@ -199,6 +202,19 @@ INSIDE = Row(
             (replica("xcray_disk_free_bytes", how="min"), "free"),
             (replica("xcray_disk_reserve_bytes", how="max"), "reserve"),
             unit="bytes",
+        ),
+        graph(
+            "Object storage of models",
+            "Versions not in XCRAY_MODELS_MIRROR yet; models of XCRAY_MODELS_FOLLOW that could not be brought; troubles.",
+            (replica("xcray_models_unmirrored", how="max"), "not mirrored"),
+            (replica("xcray_models_unfollowed", how="max"), "not brought here"),
+            (f"60 * {replica_rate('xcray_model_transfer_failures_total', 'direction')}", "{{direction}}: troubles a minute"),
+        ),
+        graph("Uploads", "Bytes of whole uploads, a second.", (replica_rate("xcray_uploaded_bytes_total"), "uploaded"), unit="Bps"),
+        graph(
+            "Label filters",
+            "Sets of labels that requests allow or deny, kept ready for the next such request.",
+            (replica("xcray_filters_loaded", "instance"), "{{instance}}"),
         ),
     ),
 )

@@ -133,7 +133,6 @@ QUALITY = Row(
             "The largest duality gap of classes solved by running jobs, as a share of the null objective.",
             (f"{store('xcray_certified_gap_ratio')} > 0", "largest gap"),
             unit="percentunit",
-            log=True,
         ),
         graph(
             "Object store",
