@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -226,6 +227,7 @@ def test_a_job_that_a_new_cluster_never_heard_of_has_ended(home, store, monkeypa
 @pytest.mark.ray
 def test_a_dashboard_that_hangs_does_not_hold_a_launch_for_ever(home, store, monkeypatch):
     monkeypatch.setattr(launch, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "SUBMIT_SECONDS", 0.0)
     submit(store, ON_RAY)
     job = store.claim("me", lease_seconds=60)
     with dashboard(WELL) as (server, url):
@@ -235,3 +237,33 @@ def test_a_dashboard_that_hangs_does_not_hold_a_launch_for_ever(home, store, mon
         with pytest.raises(Unavailable, match="did not take the job") as caught:
             RayJobLauncher(home, cluster).launch(job)
         assert caught.value.code == "RAY_SUBMIT"
+
+
+@pytest.mark.ray
+def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found_out(home, store, monkeypatch):
+    """The second job's answer is lost: what Ray says of it counts."""
+    monkeypatch.setattr(launch, "SUBMIT_PAUSE", 0.0)
+    for _ in range(2):
+        submit(store, ON_RAY)
+    first, second = (store.claim("me", lease_seconds=60) for _ in range(2))
+    refuses, takes = (500, b"no agent yet"), (200, b'{"job_id": "x", "submission_id": "x"}')
+    known = json.dumps(
+        {"type": "SUBMISSION", "entrypoint": "x", "status": "RUNNING", "submission_id": "x", "job_id": None}
+    ).encode()
+    with dashboard({**WELL, "/api/jobs/": refuses}) as (server, url):
+        cluster = JoinedCluster(url.removeprefix("http://"), url)
+        launcher, looks = RayJobLauncher(home, cluster), []
+        ensured = launcher._ensured
+
+        def ensure():
+            looks.append(1)
+            if len(looks) == 3:  # the launch looks, and then before each try but the first
+                server.answers["/api/jobs/"] = takes
+            return ensured()
+
+        monkeypatch.setattr(launcher, "_ensured", ensure)
+        launcher.launch(first)
+        assert len(looks) == 3
+        server.answers |= {"/api/jobs/": refuses, f"/api/jobs/{launch.submission_id(second)}": (200, known)}
+        launcher.launch(second)
+        assert launcher.runners() == [Ended(first.id, 1), Ended(second.id, 1)]

@@ -29,6 +29,8 @@ LOG: Final = logging.getLogger(__name__)
 STORE_VARIABLE: Final = "XCRAY_STORE"  # the store's address where it holds a password: command lines are seen by everybody
 LOOK_SECONDS: Final = 2.0  # between questions to Ray
 ANSWER_SECONDS: Final = 30.0  # that its dashboard has for an answer
+SUBMIT_SECONDS: Final = 45.0  # that a dashboard has to take a job: a new head is up some time before it takes any
+SUBMIT_PAUSE: Final = 1.0
 SHAKEN_SECONDS: Final = 120.0  # after a cluster was away, in which lost runners are taken to have gone with it: leases are shorter
 RAY: Final = frozenset({"ray"})  # pools of jobs that need it
 NO_POOL: Final = frozenset[str]()
@@ -183,12 +185,24 @@ class RayJobLauncher:
         entrypoint = command(self._home, self._store_url, job) + arguments
         metadata = {"job": job.id, "name": job.name, "attempt": str(job.attempt), "tenant": job.tenant}
         name = submission_id(job)
-        try:
-            _client(info).submit_job(entrypoint=shlex.join(entrypoint), submission_id=name, metadata=metadata)
-        except Exception as error:  # the client raises whatever its HTTP library and its server do
-            LOG.warning("Ray refused job %s: %s", job.id, type(error).__name__)
-            raise Unavailable("Ray's dashboard did not take the job: is the cluster healthy?", code="RAY_SUBMIT") from error
+        self._submit(info, name, entrypoint=shlex.join(entrypoint), metadata=metadata)
         self._started[Ended(job.id, job.attempt)] = name
+
+    def _submit(self, info: ClusterInfo, name: str, **what: Any) -> None:
+        """Submit a job, again and again for SUBMIT_SECONDS: the next in the queue is not to overtake it. Raises Unavailable."""
+        deadline = time.monotonic() + SUBMIT_SECONDS
+        while True:
+            try:
+                _client(info).submit_job(submission_id=name, **what)
+                return
+            except Exception as error:  # the client raises whatever its HTTP library and its server do
+                if _status(info, name) not in ("", GONE):
+                    return  # it was taken, and only the answer was lost
+                LOG.warning("Ray refused %s: %s", name, str(error)[:500])
+                if time.monotonic() > deadline:
+                    raise Unavailable("Ray's dashboard did not take the job: is the cluster healthy?", code="RAY_SUBMIT") from error
+            time.sleep(SUBMIT_PAUSE)
+            self._ensured()
 
     def tend(self) -> list[Ended]:
         """Runners whose Ray job has ended. Keeps a local Ray wanted. Another thread asks Ray; what it said is told here later."""
