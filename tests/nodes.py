@@ -41,7 +41,8 @@ US: Final = 254  # our own place on the bridge
 STORE: Final = 80 << 20  # bytes of a node's object store, the least that Ray takes
 STARTED: Final = "Ray runtime started"
 SLOW: Final = "timed out during startup"
-START_SECONDS: Final = 180.0  # a hang, whatever the machine is at
+START_SECONDS: Final = 120.0  # a hang: to join a head that has just come may take for ever
+TRIES: Final = 4
 LINKS: Final = count()
 OWN: Final = tuple(space for space in SPACES if space != "--user")
 
@@ -74,12 +75,17 @@ class Node:
         self.process.stdin.flush()
 
     def came(self) -> bool:
-        """Wait until Ray says that it runs here; False when it gave up because the machine was too slow for it."""
+        """Wait until Ray says that it runs here; False when it gave up because the machine was too slow for it, or hung."""
 
         def told() -> str:
             return self.log.read_text(errors="replace")
 
-        until(lambda: STARTED in told() or not self.alive, f"the node at {self.address} starts", START_SECONDS)
+        deadline = time.monotonic() + START_SECONDS
+        while STARTED not in told() and self.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if self.alive and STARTED not in told():
+            self.kill()
+            return False
         assert STARTED in told() or SLOW in told(), f"the node at {self.address} ended: {self.tail()}"
         return STARTED in told()
 
@@ -225,14 +231,15 @@ class Nodes:
         """The address of a node by its number; 1 is the head."""
         return f"{NET}.{number}" if namespaces() else f"127.0.0.{number + 1}"
 
-    def add(self, cpus: int = 1, hide: Sequence[Path] = (), wait: bool = True, **options: Any) -> Node:
+    def add(self, cpus: int = 1, hide: Sequence[Path] = (), wait: bool = True, tries: int = TRIES, **options: Any) -> Node:
         """One more node. hide: folders that it does not see. wait: until it runs. options: more of `ray start`."""
         given = {"address": self.gcs, "num-cpus": cpus, **options}
         node = Node(self, len(self.others) + 2, self._start(given, len(self.others) + 2), hide)
         self.others.append(node)
         if wait and not node.came():  # Ray gives a raylet thirty seconds, which a busy machine may not have
+            assert tries > 1, f"no node came up at {node.address}: {node.tail()}"
             self.others.pop()
-            return self.add(cpus, hide, wait, **options)
+            return self.add(cpus, hide, wait, tries - 1, **options)
         return node
 
     def revive_head(self) -> Node:
@@ -254,7 +261,7 @@ class Nodes:
             _ip("link", "del", "br0")
         shutil.rmtree(self.temporary, ignore_errors=True)
 
-    def _new_head(self) -> Node:
+    def _new_head(self, tries: int = TRIES) -> Node:
         """A head at the first address."""
         given = {
             "port": self.gcs_port,
@@ -269,7 +276,10 @@ class Nodes:
         if not namespaces():
             given["ray-client-server-port"] = free_port()
         head = Node(self, 1, [*self._start(given, 1), "--head"])
-        return head if head.came() else self._new_head()
+        if head.came():
+            return head
+        assert tries > 1, f"no head came up: {head.tail()}"
+        return self._new_head(tries - 1)
 
     def _start(self, options: Mapping[str, Any], number: int) -> list[str]:
         """A command that starts Ray at an address."""
