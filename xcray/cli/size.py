@@ -94,6 +94,9 @@ def values_of(found: Size, jobs: int) -> str:
     lines = [f"# xcray size: {hours}, {found.training.weights:,} weights. A first guess."]
     api = found.pods["api"]
     worker = found.pods.get("worker")
+    lines += (
+        ["# mode cluster needs a Secret with PostgreSQL's address too: store.existingSecret (docs/kubernetes.md)"] if worker else []
+    )
     lines += [f"mode: {CLUSTER if worker else ALONE}", "api:", f"  replicas: {api.number}", *resources(api)]
     if worker:
         lines += ["runner:", f"  maxRunningJobs: {jobs}", *resources(found.pods["runner"])]
