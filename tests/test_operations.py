@@ -25,6 +25,7 @@ GIB = 1 << 30
 
 def quoted(text: str) -> list[str]:
     """The xcray commands of a page: of its indented or fenced blocks, and those in backticks."""
+    text = text.replace("\\\n", " ")  # a command goes on on the next line
     blocks = [line.strip() for line in text.splitlines() if line.startswith(("    ", "xcray "))]
     found = [line for line in blocks if line.startswith("xcray ")]
     return [*found, *re.findall(r"`(xcray [^`]+)`", text)]
