@@ -234,3 +234,8 @@ def test_a_storage_that_is_not_there_degrades_and_stops_nothing(tmp_path: Path, 
 def test_settings_refuse_what_is_no_storage(uri: str) -> None:
     with pytest.raises(ValueError, match="object storage"):
         Settings(models_mirror=uri)
+
+
+def test_a_home_leads_or_follows() -> None:
+    with pytest.raises(ValueError, match="set one of them"):
+        Settings(models_mirror="s3://bucket/models", models_follow="s3://bucket/models")

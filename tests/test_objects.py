@@ -354,7 +354,7 @@ def test_no_bucket_no_way_in_and_nobody_there_are_told_apart(door: Door, model: 
     [
         "s3://key:secret@bucket/models",
         "s3://bucket/models?access_key=key&secret_key=secret",
-        "ftp://host/models",
+        "ftp://key:secret@host/models",
         "file://host/models",
         "file:///a/../b",
         "s3:///models",

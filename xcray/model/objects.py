@@ -68,7 +68,7 @@ class Place(NamedTuple):
         parts = urlsplit(uri)
         if parts.scheme not in SCHEMES:
             raise ParameterError(
-                f"{excerpt(uri.partition('?')[0])!r} names no storage: write s3://..., gs://... or file:///...", code="URI"
+                f"{excerpt(parts.scheme)!r} is no storage that is known: write s3://..., gs://... or file:///...", code="URI"
             )
         if "@" in parts.netloc:
             raise ParameterError(

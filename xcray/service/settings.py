@@ -7,9 +7,9 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from xcray.cores import cores
@@ -149,6 +149,13 @@ class Settings(BaseSettings):
         if uri is not None and not FOLDER.fullmatch(uri):
             raise ValueError("it is no folder of object storage: write s3://bucket/folder, gs://bucket/folder or file:///folder")
         return uri
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        """A home that follows is led from elsewhere; to mirror it as well would send its aliases in circles."""
+        if self.models_mirror is not None and self.models_follow is not None:
+            raise ValueError("models_mirror and models_follow are for different homes: set one of them")
+        return self
 
     @field_validator("dataset_uris")
     @classmethod
