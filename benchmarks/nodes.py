@@ -62,7 +62,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
 
     def seen(self) -> dict[str, Any]:
-        """What is known now: phase, done, total, nodes, actors."""
+        """What is known now: phase, done, total, nodes."""
         path = self.place / "seen.jsonl"
         text = path.read_text()[self._read :] if path.exists() else ""
         for line in text.splitlines(keepends=True):
@@ -93,14 +93,11 @@ class Run:
     def batches(self, *outcomes: str) -> list[dict[str, Any]]:
         """Batches by how they ended, with the wall clock at their starts and ends, and the addresses of their nodes."""
         (opened,) = read_json(self.place / "result.json")["opened"]
-        where = {
-            name.rsplit(":", 1)[1].split(".")[0]: node for each in self.history for name, node in each.get("actors", {}).items()
-        }
         rows = read_streams(self.place / "run")
         chosen = rows.filter(pc.is_in(rows.column("outcome"), pc.cast([*outcomes], "string"))).to_pylist()
         for each in chosen:
             each |= {"from": opened + each["started"], "to": opened + each["started"] + each["seconds"]}
-            each["node"] = where.get(each["worker"], "")
+            each["node"] = each["node"].split("/")[0]
         return sorted(chosen, key=lambda each: each["from"])
 
     def first_look(self, holds: Any) -> float | None:
@@ -220,11 +217,10 @@ def after_loss(
     bench: Bench, run: Run, victim: Node, when: float, part: str, how: str, figures: Mapping[str, Any], **more: Any
 ) -> None:
     """The row of a run that lost a node at a moment."""
-    gone = run.first_look(lambda there: victim.address not in there) if run.history else None
-    seen = next(
-        (each["at"] for each in run.history if each["at"] > when and victim.address not in each.get("nodes", [victim.address])),
-        gone,
+    noticed = (
+        each["at"] for each in run.history if each["at"] > when and victim.address not in each.get("nodes", [victim.address])
     )
+    seen = next(noticed, None)
     lost, done = run.batches(LOST), run.batches(DONE)
     mine = [each for each in lost if each["node"] == victim.address or how != "ppdsparse"]
     told = max((each["to"] for each in mine), default=None)

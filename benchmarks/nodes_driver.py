@@ -1,8 +1,8 @@
 """The training that `benchmarks.nodes` watches: a driver on the head of a Ray, which writes down what it sees.
 
 `python -m benchmarks.nodes_driver JSON`: keys `spec` (see TrainSpec), `place` (a folder), and `checkpoint_seconds`, which takes the
-place of what trainings whose blocks go round use. It writes PLACE/seen.jsonl, a line a
-look: how far the training is, which nodes live, on which node each actor is; and PLACE/result.json at the end.
+place of what trainings whose blocks go round use. It writes PLACE/seen.jsonl, a line a look: how far the training is, which nodes
+live; and PLACE/result.json at the end.
 """
 
 from __future__ import annotations
@@ -58,16 +58,11 @@ class Looker:
     def _look(self) -> None:
         """The thread. Ray may be away, or not there yet."""
         import ray
-        from ray._private.state import actors
 
         while not self._over.wait(LOOK):
             if ray.is_initialized():
                 with contextlib.suppress(ray.exceptions.RayError, RuntimeError, ValueError, AttributeError, KeyError):
                     self.note(nodes={node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]})
-                    where = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-                    found: dict[str, Any] = actors()
-                    named = ((each["Name"], each["Address"]["NodeID"]) for each in found.values())
-                    self.note(actors={name: where[node] for name, node in named if node in where})
 
 
 def main(text: str) -> None:
