@@ -56,11 +56,12 @@ def draw(boards: Path, panels: Mapping[str, Mapping[str, Any]], begin: float, en
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """A PNG of 128 colours: enough for lines and letters, and a third of the bytes."""
+    """A PNG of 255 colours: enough for lines and letters, and a third of the bytes."""
     drawn_so = io.BytesIO()
     figure.savefig(drawn_so, dpi=DPI, facecolor=PAGE)
     plt.close(figure)
-    Image.open(drawn_so).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    whole = Image.open(drawn_so).convert("RGB")
+    whole.quantize(255, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def drawn(board: Mapping[str, Any], found: Mapping[int, Mapping[str, Series]], begin: float, end: float) -> Figure:
@@ -161,7 +162,7 @@ def _graph(axes: Axes, defaults: Mapping[str, Any], lines: Sequence[Any], span: 
         if bars:
             axes.bar(x, [value for _, value in values], bottom=base, width=step, color=colour, label=label)
         else:
-            for number, (first, last) in enumerate(_pieces(x, 2.5 * step)):
+            for number, (first, last) in enumerate(_pieces(x, 6 * step)):
                 piece = slice(first, last)
                 axes.plot(
                     x[piece], line[piece], color=colour, linewidth=1.3, label=None if number else label, solid_capstyle="round"
@@ -187,7 +188,7 @@ def _frame(axes: Axes, defaults: Mapping[str, Any], unit: str, minutes: float, c
     for step in defaults["thresholds"]["steps"][1:]:
         if step["value"] <= top and custom.get("thresholdsStyle", {}).get("mode") == "dashed":
             axes.axhline(step["value"], color=NAMED[step["color"]], linewidth=0.9, linestyle=(0, (4, 3)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit).replace(".0%", "%")))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} min"))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlim(0, minutes)
