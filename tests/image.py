@@ -85,8 +85,15 @@ class Engine:
 
     def inside(self, image: str, *command: str, options: Sequence[str] = (), seconds: float = 900) -> str:
         """Run a command in a container of its own; what it printed."""
-        limits = [*ISOLATED, *ROOM, "-v", f"{ROOT / 'tests/image_inside.py'}:/inside.py:ro", *options]
-        return self("run", "--rm", "-v", "/var/lib/xcray", *limits, image, *command, seconds=seconds).stdout
+        return self("run", "--rm", *self.limits(), *options, image, *command, seconds=seconds).stdout
+
+    def limits(self) -> list[str]:
+        """Options of `run`: how containers are shut in, what they may write, and the script with the questions."""
+        closed = [
+            *ISOLATED,
+            *(() if self.docker else ("--read-only-tmpfs=false",)),
+        ]  # podman's read-only lets /run and /var/tmp open
+        return [*closed, *ROOM, "-v", "/var/lib/xcray", "-v", f"{ROOT / 'tests/image_inside.py'}:/inside.py:ro"]
 
     def build(self, context: Path, image: str, arguments: dict[str, str]) -> None:
         """Build the image."""
@@ -195,10 +202,11 @@ def processor(engine: Engine, image: str) -> dict[str, Any]:
     return dict(json.loads(engine.inside(image, "python", "/inside.py", "processor", seconds=1800)))
 
 
-def service(engine: Engine, image: str, work: Callable[[str], dict[str, Any]], options: Sequence[str] = ()) -> dict[str, Any]:
-    """A container that serves while `work` is done with its name, and is stopped; seconds and exit code of the stop."""
-    limits = [*ISOLATED, *ROOM, "-v", f"{ROOT / 'tests/image_inside.py'}:/inside.py:ro", "-v", "/var/lib/xcray", *options]
-    name = engine("run", "--detach", *limits, image).stdout.strip()
+def service(engine: Engine, image: str, work: Callable[[str], dict[str, Any]], without: Sequence[str] = ()) -> dict[str, Any]:
+    """A container that serves while `work` is done with its name, and is stopped; seconds and exit code of the stop.
+
+    without: options of `Engine.limits` that are left out."""
+    name = engine("run", "--detach", *(option for option in engine.limits() if option not in without), image).stdout.strip()
     try:
         deadline = time.monotonic() + 120
         started = time.monotonic()
@@ -217,15 +225,13 @@ def service(engine: Engine, image: str, work: Callable[[str], dict[str, Any]], o
 
 
 def signals(engine: Engine, image: str) -> dict[str, Any]:
-    """It answers, is healthy, and SIGTERM ends it well, both as process 1 and under an init."""
-    options = [word for word in ISOLATED if word != "--init"]
-    assert "--init" not in options
+    """As process 1, without an init, it answers and SIGTERM ends it well; `train` has an init."""
 
     def nothing(name: str) -> dict[str, Any]:
         told = engine("exec", name, "xcray", "health", "--ready", "--json").stdout
         return {"ready": json.loads(told)["ok"]}
 
-    return {"service": service(engine, image, nothing)}
+    return {"service": service(engine, image, nothing, without=("--init",))}
 
 
 def train(engine: Engine, image: str) -> dict[str, Any]:
