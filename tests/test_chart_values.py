@@ -149,7 +149,7 @@ MISSHAPEN: list[tuple[str, dict[str, Any], str]] = [
     ("a group's name in capitals", {"ray": {"workerGroups": {"GPU": {}}}}, "does not match"),
     ("Redis without a port", {"ray": {"gcsFaultTolerance": {"redisAddress": "redis"}}}, "does not match"),
     ("no upscaling mode", {"ray": {"autoscaling": {"upscalingMode": "Fast"}}}, "'Fast' is not one of"),
-    ("a data set elsewhere", {"rayJob": {"dataset": "../../etc"}}, "does not match"),
+    ("a data set elsewhere", {"rayJob": {"dataset": "data/../../etc"}}, "does not match"),
     ("a push over the web", {"rayJob": {"push": "https://x/y"}}, "does not match"),
     ("a monitor that is none", {"monitoring": {"scraping": {}}}, "'scraping' was unexpected"),
 ]

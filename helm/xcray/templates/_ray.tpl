@@ -135,7 +135,7 @@ Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 {{- if .Values.rayJob.enabled -}}
 {{- include "xcray.ray.refuseGroups" (list . "rayJob.workerGroups" .Values.rayJob.workerGroups) -}}
 {{- if not (or .Values.rayJob.dataset .Values.rayJob.entrypoint) -}}
-{{- fail "rayJob.enabled needs rayJob.dataset, a folder in `data` of the home" -}}
+{{- fail "rayJob.enabled needs rayJob.dataset, a folder below the home, like data/news" -}}
 {{- end -}}
 {{- if and (ne .Values.mode "cluster") (not .Values.rayJob.entrypoint) -}}
 {{- fail "rayJob.enabled needs mode=cluster: head and workers share one home; or give an entrypoint that needs none" -}}
