@@ -153,6 +153,22 @@ def test_while_ray_is_away_its_jobs_wait_in_their_order_and_others_pass_them_by(
     supervisor.stop()
 
 
+def test_a_launch_that_finds_the_cluster_away_gives_the_job_its_place_back(store):
+    first, second = submit(store, ON_RAY), submit(store, ON_RAY)
+    launcher = Launches()
+    launcher.trouble = Unavailable("no Ray answers", code="RAY_UNREACHABLE")
+    supervisor = Supervisor(store, launcher, cap=1)
+    supervisor.step()
+    launcher.pools_away = {"ray"}  # the launch has found out
+    until(lambda: store.get(first).status == PENDING, tick=supervisor.step)
+    assert store.get(first).attempt == 1
+    launcher.trouble, launcher.pools_away = None, frozenset()
+    until(lambda: len(launcher.asked) == 2, tick=supervisor.step)
+    assert launcher.asked == [(first, 1), (first, 2)]  # at once, and before the second
+    assert store.get(second).status == PENDING
+    supervisor.stop()
+
+
 def test_what_goes_with_its_cluster_costs_no_attempt_and_is_bounded_all_the_same(store, monkeypatch):
     """Four times gone of two allowed; once more in another way, and it counts as ever. What brings down each cluster ends, too."""
     job, launcher = submit(store, ON_RAY), Launches()
@@ -252,18 +268,19 @@ def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found
     ).encode()
     with dashboard({**WELL, "/api/jobs/": refuses}) as (server, url):
         cluster = JoinedCluster(url.removeprefix("http://"), url)
-        launcher, looks = RayJobLauncher(home, cluster), []
-        ensured = launcher._ensured
+        launcher, tries = RayJobLauncher(home, cluster), []
+        client = launch._client
 
-        def ensure():
-            looks.append(1)
-            if len(looks) == 3:  # the launch looks, and then before each try but the first
+        def asked(info):
+            tries.append(1)
+            if len(tries) > 4:
                 server.answers["/api/jobs/"] = takes
-            return ensured()
+            return client(info)
 
-        monkeypatch.setattr(launcher, "_ensured", ensure)
+        monkeypatch.setattr(launch, "_client", asked)
         launcher.launch(first)
-        assert len(looks) == 3
+        assert len(tries) > 4
+        tries.clear()
         server.answers |= {"/api/jobs/": refuses, f"/api/jobs/{launch.submission_id(second)}": (200, known)}
         launcher.launch(second)
         assert launcher.runners() == [Ended(first.id, 1), Ended(second.id, 1)]

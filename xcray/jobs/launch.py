@@ -200,9 +200,9 @@ class RayJobLauncher:
                     return  # it was taken, and only the answer was lost
                 LOG.warning("Ray refused %s: %s", name, str(error)[:500])
                 if time.monotonic() > deadline:
+                    self._ensured()  # a cluster that went away meanwhile is another matter: its jobs wait
                     raise Unavailable("Ray's dashboard did not take the job: is the cluster healthy?", code="RAY_SUBMIT") from error
             time.sleep(SUBMIT_PAUSE)
-            self._ensured()
 
     def tend(self) -> list[Ended]:
         """Runners whose Ray job has ended. Keeps a local Ray wanted. Another thread asks Ray; what it said is told here later."""

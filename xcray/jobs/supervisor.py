@@ -11,7 +11,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from xcray.errors import Fenced, XcrayError
+from xcray.errors import Fenced, Unavailable, XcrayError
 from xcray.jobs.attempts import LAUNCH, MOST_LAUNCHES
 from xcray.jobs.job import Job
 from xcray.jobs.launch import Ended, Launcher
@@ -152,12 +152,17 @@ class Supervisor:
             error = outcome.exception()
             if error is not None:
                 LOG.warning("job %s could not be launched: %s", job.id, error)
-                self._store.retry_later(
-                    job.id, job.attempt, reason=LAUNCH, message=_sentence(error), max_attempts=self._launch_attempts
-                )
+                self._give_back(job, error)
         except Fenced:  # it ended, or was taken from us, in between
             return False
         return False
+
+    def _give_back(self, job: Job, error: BaseException) -> None:
+        """A job that could not be launched. While its cluster is away it keeps its place in the queue, and is not claimed."""
+        if isinstance(error, Unavailable) and job.spec.get("pool") in self._launcher.away():
+            self._store.release(job.id, job.attempt)
+            return
+        self._store.retry_later(job.id, job.attempt, reason=LAUNCH, message=_sentence(error), max_attempts=self._launch_attempts)
 
 
 def process_name() -> str:
