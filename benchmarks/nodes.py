@@ -244,7 +244,8 @@ def after_loss(
 def add(bench: Bench) -> None:
     """Nodes come while a training wants more workers: one that sees the data, one that does not."""
     bench.expected("ppdsparse")
-    for hide in ((), (bench.data.path,)) if namespaces() else ((),):
+    unseen = (bench.data.path,)
+    for hide in ((),) if not namespaces() else (unseen,) if bench.chosen.small else ((), unseen):
         with bench.ray() as ray:
             first = ray.add()
             run = bench.start(ray, f"add-{len(hide)}", "ppdsparse", 2)
