@@ -302,12 +302,12 @@ def test_the_variables_of_rays_pods_are_settings() -> None:
 
 
 def test_only_those_who_open_the_store_have_its_address() -> None:
-    """Drivers run on the head and open it. Workers of trainings do not: users' code finds no password there."""
+    """Drivers run on the head and open it, copies of the application do. Workers of trainings do not: no password is there."""
     for name in WITH_RAY:
         for owner in pods(rendering(name).objects):
-            if owner.role.endswith("-worker"):
+            if owner.role.startswith("ray"):
                 found = {each for container in containers(owner.pod) for each in variables(container)}
-                assert ("XCRAY_STORE" in found) == owner.role.startswith("rayservice"), owner.name
+                assert ("XCRAY_STORE" in found) == (owner.role in ("ray-head", "rayservice-worker")), owner.name
 
 
 def test_serve_takes_the_configuration_of_a_rayservice() -> None:

@@ -12,6 +12,16 @@ app.kubernetes.io/part-of: xcray
 {{- end }}
 {{- end -}}
 
+{{/* Who opens the job store: drivers of jobs, and copies of the application. `xcray train` of a RayJob knows none. */}}
+{{- define "xcray.ray.opensStore" -}}
+{{- if has (printf "%s-%s" .part .role) (list "ray-head" "rayservice-worker") -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Who asks object storage: drivers, and copies of the application. */}}
+{{- define "xcray.ray.asksObjects" -}}
+{{- if has (printf "%s-%s" .part .role) (list "ray-head" "rayjob-head" "rayservice-worker") -}}yes{{- end -}}
+{{- end -}}
+
 {{/* Environment of all containers with Ray's processes. KubeRay adds address, token and RAY_AUTH_MODE. */}}
 {{- define "xcray.ray.env" -}}
 {{- $ray := .root.Values.ray -}}
@@ -35,16 +45,18 @@ app.kubernetes.io/part-of: xcray
   value: "0"
 - name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S  # at SIGTERM; a head is not drained
   value: {{ ternary "0" ($ray.drainSeconds | toString) (eq .role "head") | quote }}
-{{- if eq .role "head" }}
-{{ include "xcray.env.store" .root }}
-{{- include "xcray.env.objects" .root }}
-{{- else if eq .part "rayservice" }}
+{{- if eq (printf "%s-%s" .part .role) "rayservice-worker" }}
 {{ include "xcray.ray.serveEnv" . }}
+{{- else if include "xcray.ray.opensStore" . }}
+{{ include "xcray.env.store" .root }}
 {{- else }}
 - name: XCRAY_HOME
   value: /var/lib/xcray
 - name: HOME
   value: /tmp
+{{- end }}
+{{- if include "xcray.ray.asksObjects" . }}
+{{- include "xcray.env.objects" .root }}
 {{- end }}
 {{- with $ray.extraEnv }}
 {{ toYaml . }}
@@ -155,7 +167,7 @@ image: {{ include "xcray.image" .root }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 env:
   {{- include "xcray.ray.env" . | nindent 2 }}
-{{- if or (eq .role "head") (eq .part "rayservice") }}
+{{- if include "xcray.ray.asksObjects" . }}
 {{- with include "xcray.envFrom.objects" .root }}
 {{ . }}
 {{- end }}
@@ -403,7 +415,6 @@ kueue.x-k8s.io/priority-class: {{ . }}
 - name: XCRAY_PRELOAD
   value: {{ toJson $names | squote }}
 {{- end }}
-{{- include "xcray.env.objects" $root }}
 {{- end -}}
 
 {{/* RayService: a pod is ready when Serve's proxy on it is. KubeRay's own look needs a wget in the image. */}}
