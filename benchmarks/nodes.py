@@ -207,10 +207,10 @@ def kill(bench: Bench, how: str = "ppdsparse", part: str = "kill", share: float 
 
 def given_up(bench: Bench, run: Run, victim: Node, other: Node) -> None:
     """Wait until Ray takes a node for dead, or the training is over. Small ones would be over before: their others wait, too."""
-    held = bench.chosen.small and other.freeze(word="ray::") > 0
+    held = bench.chosen.small and other.hold() > 0
     until(lambda: victim.address not in run.seen().get("nodes", {}) or run.process.poll() is not None, "the node is given up", 240)
     if held:
-        other.freeze(signal.SIGCONT, "ray::")
+        other.hold(signal.SIGCONT)
 
 
 def after_loss(
@@ -251,12 +251,12 @@ def add(bench: Bench) -> None:
             run = bench.start(ray, f"add-{len(hide)}", "ppdsparse", 2)
             run.at(0.15)
             if bench.chosen.small:  # so little work that it would be done before a node is up: let it wait
-                assert first.freeze(word="ray::"), "nobody works"
+                assert first.hold(), "nobody works"
             before, done = sent(ray), run.seen()["done"]
-            node = ray.add(hide=hide, wait=False)
+            node = ray.add(hide=hide)
             if bench.chosen.small:
                 until(lambda run=run, done=done: run.seen()["done"] > done + 100, "the new node works", 240)
-                first.freeze(signal.SIGCONT, "ray::")
+                first.hold(signal.SIGCONT)
             figures = bench.judged(run, "ppdsparse")
             up = run.first_look(lambda there, node=node: node.address in there)
             begun = next((each["from"] for each in run.batches(DONE) if each["node"] == node.address), None)

@@ -116,9 +116,13 @@ class Node:
         self.process.wait(seconds)
 
     def freeze(self, number: int = signal.SIGSTOP, word: str = "") -> int:
-        """Stop its processes whose titles begin with a word, or let them go on (SIGCONT); how many. Actors are titled `ray::`."""
+        """Stop its processes whose titles begin with a word, or let them go on (SIGCONT); how many."""
         found = [each.pid for each in family([self.pid]) if each.pid not in (self.pid, self.process.pid) and _title(each.pid, word)]
         return sum(kill(pid, number) for pid in found)
+
+    def hold(self, number: int = signal.SIGSTOP) -> int:
+        """Stop its actors, not Ray's own agents, or let them go on; how many."""
+        return sum(self.freeze(number, title) for title in ("ray::xcray", "ray::WorkActor", "ray::TeamActor"))
 
     def cut(self) -> float:
         """Take its link down: nobody hears it, and it hears nobody; when that was. Needs namespaces."""
