@@ -30,6 +30,7 @@ ALIASES: Final = "aliases.json"
 NO_VERSION: Final = "NO_VERSION"
 TENANTS: Final = "_tenants"
 VERSION: Final = re.compile(r"([1-9]\d{0,8})-([0-9a-f]{64})")
+STAGED: Final = ".pull-"
 HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -202,6 +203,8 @@ def fetch_to(
         if number is None:
             staged, moved = _staged(remote, manifest, raw, home, stop)
             number = registry.publish(name, staged, number=remote.number, verified=True, source=remote.place.shown)
+            for left in home.glob(f"{STAGED}*.part"):  # of versions that nobody came back for
+                discard_directory(left)
     return Pulled(remote.place.shown, registry.resolve(f"{name}:{number}"), name, number, manifest["sha256"], moved)
 
 
@@ -248,7 +251,7 @@ def _staged(
     remote: Remote, manifest: Mapping[str, Any], raw: bytes, beside: Path, stop: threading.Event | None
 ) -> tuple[Path, Moved]:
     """A version fetched into a directory that the next try would find; its manifest is written last."""
-    staged = beside / f".pull-{manifest['seal'][:32]}.part"
+    staged = beside / f"{STAGED}{manifest['seal'][:32]}.part"
     _remove_foreign(staged, manifest["files"])
     moved = fetch(remote.place, manifest["files"], staged, stop)
     write_bytes(staged / MANIFEST, raw)
