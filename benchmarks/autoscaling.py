@@ -47,9 +47,10 @@ LABEL = 0.05  # seconds of a label
 
 @dataclass(frozen=True)
 class Sleeping:
-    """Work that takes time and nothing else. longest: seconds of label 0."""
+    """Work that takes time and nothing else. longest: seconds of label 0, if they are more than 0; or less, when `gate` exists."""
 
     longest: float
+    gate: str = ""
     counter: ClassVar[tuple[str, str]] = ("xcray_labels_slept", "Labels slept through by this worker")
 
     def warm_up(self) -> None:
@@ -73,6 +74,8 @@ class Sleeping:
         while (left := ends - time.monotonic()) > 0.0:
             if stopped():
                 raise Stopped("called off")
+            if self.gate and 0 in labels and Path(self.gate).exists():
+                break
             time.sleep(min(SLEEP, left))
         return labels.tolist()
 
@@ -262,10 +265,9 @@ def joined(chosen: Any) -> dict[str, Any]:
                 steps.setdefault("worker_is_ready", time.time() - late[0])
             return found
 
-        def add() -> None:
-            time.sleep(5.0)
-            late[0] = time.time()
-            cluster.add_node(num_cpus=chosen.cpus, object_store_memory=80_000_000)
+        def work() -> None:
+            schedule = Scatter(range(n), np.full(n, LABEL), workers=2 * chosen.cpus)
+            drive(schedule, pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None, record=record)
 
         def record(span: Span) -> None:
             node = pool.nodes.get(span.worker, "/").split("/")[1]
@@ -273,10 +275,11 @@ def joined(chosen: Any) -> dict[str, Any]:
                 steps.setdefault("first_batch_begun", pool._opened + span.started - late[0])
 
         pool.wait, pool._settle = waiting, settled  # type: ignore[method-assign]
-        watch, thread = Watch(), threading.Thread(target=add, daemon=True)
+        watch, thread = Watch(), threading.Thread(target=work, daemon=True)
         thread.start()
-        schedule = Scatter(range(n), np.full(n, LABEL), workers=2 * chosen.cpus)
-        drive(schedule, pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None, record=record)
+        time.sleep(10.0)
+        late[0] = time.time()
+        cluster.add_node(num_cpus=chosen.cpus, object_store_memory=80_000_000)  # Ray sets signal handlers: in the main thread
         thread.join()
         watch.told(1.0, 1)
     steps["node_is_registered"] = sorted(watch.first.values())[-1] - late[0]
@@ -297,6 +300,7 @@ def main() -> None:
         newer={"action": "store_true"},
         join={"action": "store_true"},
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and what was started is ended
     if chosen.join:
         print(json.dumps(joined(chosen)))
         return

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import ray
 
+from benchmarks.autoscaling import LABEL, Sleeping
 from benchmarks.ray_store import several_nodes
 from xcray.execution import ray_actors
 from xcray.execution.drive import drive
@@ -31,6 +32,14 @@ def cluster():
     """Two nodes of two CPUs, and the driver's with none."""
     with several_nodes(2, 2) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def whole(cluster):
+    """What the test before took away is there again, and free."""
+    while len(cluster.worker_nodes) < 2:
+        cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+    until(lambda: ray.available_resources().get("CPU") == 4.0, 120.0)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +68,6 @@ class Run:
         self.pool = RayPool(work, workers, nullcontext(), job, lambda: shared_arrays(dataset), thrift=thrift)
         self.acts, self.results, folder = dict(acts), list[Result](), folder / job
         folder.mkdir()
-        until(lambda: ray.available_resources().get("CPU") == 4.0)  # those of the test before are gone
         with Timeline(folder, lambda: self.pool.nodes) as timeline:
             drive(self.schedule, self.pool, commit=self._commit, stop=StopFlag(), tick=lambda: None, record=timeline.add)
         self.rows = read_streams(folder).to_pylist()
@@ -99,13 +107,13 @@ def node_named(cluster, short: str):
     return next(node for node in cluster.worker_nodes if node.node_id.startswith(short))
 
 
-def test_two_workers_share_a_node_while_another_is_empty_and_bits_are_the_same(cluster, tiny, tmp_path, digest):
-    packed, spread = Run(tiny, tmp_path, "packed"), Run(tiny, tmp_path, "all", workers=4)
-    assert packed.digest == spread.digest == digest
-    assert len({row["node"] for row in packed.rows}) == 1
-    assert {row["worker"] for row in packed.rows} == {"worker-0", "worker-1"}
-    assert {row["node"] for row in spread.rows} <= set(spread.pool.nodes.values())
-    assert len(set(spread.pool.nodes.values())) == 2
+@pytest.mark.parametrize(("workers", "nodes"), [(2, 1), (4, 2)])
+def test_a_node_is_filled_before_another_is_opened_and_bits_are_the_same(tiny, tmp_path, digest, workers, nodes):
+    run = Run(tiny, tmp_path, f"w{workers}", workers, acts={1: lambda run: run.linger(lambda: len(run.pool.nodes) == workers)})
+    assert run.digest == digest
+    assert len(run.pool.nodes) == workers
+    assert len(set(run.pool.nodes.values())) == nodes
+    assert {(row["worker"], row["node"]) for row in run.rows} <= set(run.pool.nodes.items())
 
 
 def test_a_node_that_drains_ends_its_batches_and_others_go_on(cluster, tiny, tmp_path, digest):
@@ -124,7 +132,6 @@ def test_a_node_that_drains_ends_its_batches_and_others_go_on(cluster, tiny, tmp
     assert {run.node_of(worker) for worker in ("worker-0", "worker-1")} == {drained[0][:12]}
     assert drained[0][:12] not in {run.node_of(worker) for worker in ("worker-2", "worker-3")}
     cluster.remove_node(node_named(cluster, drained[0]), allow_graceful=False)
-    cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
 
 
 def test_a_node_that_vanishes_costs_neither_bits_nor_patience(cluster, tiny, tmp_path, digest, monkeypatch):
@@ -141,3 +148,22 @@ def test_a_node_that_vanishes_costs_neither_bits_nor_patience(cluster, tiny, tmp
     assert run.digest == digest
     assert (there.lost, there.lost_with_nodes) == (2, 2)
     assert run.node_of("worker-2") not in {run.node_of("worker-0")}
+
+
+def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_idles(cluster, tmp_path):
+    """Four CPUs, eight workers at most, and a label that ends when the node without it is empty: nobody waited for a node."""
+    gate = tmp_path / "gate"
+    pool = RayPool(Sleeping(100.0, str(gate)), 8, nullcontext(), "thrifty", tuple, thrift=Thrift(worker=0.1, node=1000.0))
+    counts, results = [], list[Result]()
+
+    def look() -> None:
+        counts.append((len(pool._actors), len(set(pool._where.placed.values()))))
+        if max(counts) == (4, 2) and counts[-1][0] <= 2 and counts[-1][1] == 1:  # the one at work, and one for a copy
+            gate.touch()
+
+    schedule = Scatter(range(401), [100.0] + [LABEL] * 400, workers=8)
+    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=look, seconds=90.0)
+    assert sorted(label for result in results for label in result.task.labels) == list(range(401))
+    assert gate.exists()
+    assert max(counts) == (4, 2)
+    assert pool.muster().lost == 0

@@ -332,14 +332,18 @@ class _Descent:
                 f"{self._lost} workers were lost one after the other; look at their logs and memory, then resume",
                 code="WORKERS_LOST",
             ) from lost
+        why: Unavailable | None = None  # there is no room: where one waited in vain, the others of its node need not
         for worker in lost.workers:
             self._speeds.forget(worker)
             try:
-                self._team.replace(worker)
-            except Unavailable:
-                self._crew.remove(worker)
-                if not self._crew:
-                    raise
+                if why is None:
+                    self._team.replace(worker)
+                    continue
+            except Unavailable as error:
+                why = error
+            self._crew.remove(worker)
+        if why is not None and not self._crew:
+            raise why
         self._note = lost.message
 
     def _everywhere(self, verb: str, *args: Any) -> None:
