@@ -1,0 +1,60 @@
+"""`xcray train --resume --push`: a command that may be run as often as it takes does its work once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from xcray.cli import main as cli
+from xcray.data.dataset import Dataset
+from xcray.errors import Conflict, Corrupt
+from xcray.model.objects import Place
+from xcray.model.remote import versions
+from xcray.train import TrainSpec
+from xcray.train.finished import finished
+
+
+def test_the_same_command_again_finds_the_model_and_pushes_it_once(
+    tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, store = tmp_path / "news", f"file://{tmp_path / 'store'}"
+    words = ["train", str(tiny.path), "--pool", "serial", "--out", str(out), "--resume"]
+    assert cli.main(words) == 0
+    assert "nothing is left to train" not in capsys.readouterr().err
+    for _ in range(2):
+        assert cli.main([*words, "--push", store]) == 0
+        told = capsys.readouterr()
+        assert "nothing is left to train" in told.err
+        assert "sha256" in told.out
+    (remote,) = versions(Place.at(store) / "news")
+    assert f"pushed to {remote.place.shown}" in told.err
+    assert cli.main([*words, "-p", "lam=0.5"]) == 1
+    assert "another training" in capsys.readouterr().err
+    assert cli.main(words[:-1]) == 1  # without --resume, what is there is in the way, as ever
+
+    spec = TrainSpec(str(tiny.path))
+    assert finished(spec, tmp_path / "nothing") is None
+    found = finished(spec, out)
+    assert found is not None
+    assert found.measures
+    with pytest.raises(Conflict):
+        finished(TrainSpec(str(tiny.path), calibrate=True), out)
+    with pytest.raises(Conflict, match="no model"):
+        finished(spec, tmp_path)
+    bias = out / "bias.arrow"
+    bias.write_bytes(bias.read_bytes()[:-1] + b"\1")
+    with pytest.raises(Corrupt):
+        finished(spec, out)
+
+
+def test_where_a_model_goes_is_asked_before_it_is_trained(
+    tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train", str(tiny.path), "--out", str(tmp_path / "news")]
+    assert cli.main([*words, "--push", "s3://key:secret@bucket/models"]) == 2
+    assert "secret" not in capsys.readouterr().err.replace("AWS_SECRET_ACCESS_KEY", "")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert cli.main([*words, "--pool", "ray", "--ray-address", "auto"]) == 2
+    assert "RAY_ADDRESS" in capsys.readouterr().err
+    assert not (tmp_path / "news").exists()
