@@ -147,13 +147,14 @@ def _graph(axes: Axes, defaults: Mapping[str, Any], lines: Sequence[Any], span: 
     bars = custom.get("drawStyle") == "bars"
     begin, end = span
     below: dict[float, float] = {}
+    times = [[at for at, _ in values] for _, values in lines]
+    step = min((after - at for each in times for at, after in itertools.pairwise(each)), default=1.0) / 60
     if len(lines) > MOST_IN_LEGEND:
         lines = sorted(lines, key=lambda each: -max(value for _, value in each[1]))
     else:
         lines = sorted(lines, key=lambda each: each[0])
     for place, (name, values) in enumerate(lines):
         colour = COLOURS[place % len(COLOURS)]
-        step = (end - begin) / 60 / 150
         x = [(at - begin) / 60 for at, _ in values]
         base = [below.get(at, 0.0) if stacked else 0.0 for at, _ in values]
         top = [under + value for under, (_, value) in zip(base, values, strict=True)]
