@@ -179,8 +179,13 @@ def connection_to(plan: Mapping[str, Any], port: int) -> http.client.HTTPConnect
 
 
 def program(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
-    """Another container beside it, as the one of `helm test`."""
-    done = subprocess.run(as_user(plan, container), env=container["env"], capture_output=True, text=True, timeout=START_SECONDS)
+    """Another container beside it, as the one of `helm test`; status None when it did not end in time."""
+    try:
+        done = subprocess.run(
+            as_user(plan, container), env=container["env"], capture_output=True, text=True, timeout=plan["program_seconds"]
+        )
+    except subprocess.TimeoutExpired:
+        return {"name": container["name"], "status": None, "said": f"not done within {plan['program_seconds']} s"}
     return {"name": container["name"], "status": done.returncode, "said": done.stdout + done.stderr}
 
 

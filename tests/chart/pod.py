@@ -21,6 +21,7 @@ from typing import Any, Final
 from tests.chart.cell import CALL_SECONDS
 
 ROOT: Final = Path(__file__).parent.parent.parent
+PROGRAM_SECONDS: Final = 120
 IP: Final = "10.244.3.17"
 SPACE: Final = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
 Secrets = Mapping[str, Mapping[str, str]]
@@ -78,6 +79,7 @@ def plan_of(spec: Mapping[str, Any], secrets: Secrets, folder: Path, asks: Seque
         "main": runnable(main, secrets),
         "beside": [],
         "programs": [],
+        "program_seconds": PROGRAM_SECONDS,
         "forward": {},
         "scheme": probe["scheme"],
         "probe": {"path": probe["path"]},
@@ -119,7 +121,7 @@ def play(plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Play a plan; what happened, as `tests.chart.cell.main` tells it. Raises RuntimeError when the machine does not play along."""
     file = folder / "plan.json"
     file.write_text(json.dumps(plan))
-    seconds = plan["grace"] + 10 * CALL_SECONDS
+    seconds = plan["grace"] + 10 * CALL_SECONDS + plan["program_seconds"]
     command = [*SPACE, sys.executable, "-m", "tests.chart.cell", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     if done.returncode:
