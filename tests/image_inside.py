@@ -143,7 +143,7 @@ def trained() -> dict[str, Any]:
     out: dict[str, Any] = {}
     with Client("http://127.0.0.1:8000") as client:
         synthetic = {"rows": 3000, "features": 800, "labels": 100}
-        data = client.datasets.wait(client.datasets.build("synthetic", "small", options={"synthetic": synthetic})["id"])
+        data = client.datasets.wait(client.datasets.build("small", "synthetic", options={"synthetic": synthetic})["id"])
         for pool in ("threads", "ray"):
             started = time.monotonic()
             job = client.jobs.wait(client.jobs.submit(dataset=data["id"], model=f"small-{pool}", name=pool, pool=pool)["id"])
