@@ -13,7 +13,8 @@ from ray.cluster_utils import Cluster
 
 from xcray.execution.ray_session import NAMESPACE, environment, own_environment, short_root, write_token
 
-QUICK = {  # a dead node is noticed in seconds
+QUICK = {  # a dead node is noticed in seconds; a start may take long where others work
+    "RAY_raylet_start_wait_time_s": "120",
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
