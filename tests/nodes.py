@@ -40,7 +40,6 @@ NET: Final = "10.77.0"
 US: Final = 254  # our own place on the bridge
 STORE: Final = 80 << 20  # bytes of a node's object store, the least that Ray takes
 STARTED: Final = "Ray runtime started"
-SLOW: Final = "timed out during startup"
 START_SECONDS: Final = 120.0  # a hang: to join a head that has just come may take for ever
 TRIES: Final = 4
 LINKS: Final = count()
@@ -75,7 +74,7 @@ class Node:
         self.process.stdin.flush()
 
     def came(self) -> bool:
-        """Wait until Ray says that it runs here; False when it gave up because the machine was too slow for it, or hung."""
+        """Wait until Ray says that it runs here; False when it gave up, as it does where the machine is too slow for it, or hung."""
 
         def told() -> str:
             return self.log.read_text(errors="replace")
@@ -86,7 +85,6 @@ class Node:
         if self.alive and STARTED not in told():
             self.kill()
             return False
-        assert STARTED in told() or SLOW in told(), f"the node at {self.address} ended: {self.tail()}"
         return STARTED in told()
 
     @property
