@@ -104,7 +104,8 @@ def service(home: Path, pool: str, quiet: bool) -> Iterator[Service]:
     """A service on a free port, ended with everything that came from it."""
     home.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "xcray", "serve", "--port", "0", "--home", str(home), "--pool", pool, "--log-level", "warning"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
+    kept = "XCRAY_KERNELS"  # of an image; everything else that says how a service is, is not the demo's
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_") or name == kept}
     with open(home / "serve.log", "ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
