@@ -74,7 +74,7 @@ class Node:
         self.process.stdin.flush()
 
     def came(self) -> bool:
-        """Wait until Ray says that it runs here; False when it gave up, as it does where the machine is too slow for it, or hung."""
+        """Wait until Ray says that it runs here; False when it gave up, as on a machine that is too slow, or hung."""
 
         def told() -> str:
             return self.log.read_text(errors="replace")
