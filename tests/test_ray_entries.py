@@ -37,7 +37,7 @@ PATIENCE = 120.0
 def cluster() -> Iterator[ClusterInfo]:
     """A Ray of our own with a dashboard and token authentication."""
     with tempfile.TemporaryDirectory(prefix="xr-") as folder:
-        kept = LocalCluster(folder, num_cpus=2, object_store_memory=100 << 20)
+        kept = LocalCluster(folder, num_cpus=2, object_store_memory=100 << 20, grace=10 * PATIENCE)
         try:
             yield kept.ensure(PATIENCE)
         finally:
