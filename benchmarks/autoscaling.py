@@ -3,7 +3,7 @@
 `python -m benchmarks.autoscaling [--cpu-seconds 160] [--longest 30] [--nodes 3] [--cpus 2] [--policies thrift all]`
 
 A head without CPUs; worker nodes are started and ended by Ray's provider for tests, on this machine, within seconds. The labels
-sleep, so that two cores can play many: nothing but the coming and going is real. (The autoscaler's version 2 can't be had like this:
+sleep, so that two cores can play many: nothing but the coming and going is real. (The autoscaler's version 2 can't be had so:
 what its provider needs is not in Ray's wheel.)
 
 `--join` measures something else: a job on one node, a second one joins: how long until it has its first batch, step by step.
