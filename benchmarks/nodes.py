@@ -131,7 +131,7 @@ class Bench:
 
     def start(self, ray: Nodes, name: str, how: str, workers: int, **more: Any) -> Run:
         """A training on a Ray."""
-        return Run(ray, self.stage.folder / name, self.spec(how, workers, ray), **more)
+        return Run(ray, self.stage.folder / name, self.spec(how, workers, ray), eager=self.chosen.small, **more)
 
     @contextmanager
     def ray(self) -> Iterator[Nodes]:

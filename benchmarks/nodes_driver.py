@@ -1,8 +1,8 @@
 """The training that `benchmarks.nodes` watches: a driver on the head of a Ray, which writes down what it sees.
 
-`python -m benchmarks.nodes_driver JSON`: keys `spec` (see TrainSpec), `place` (a folder), and `checkpoint_seconds`, which takes the
-place of what trainings whose blocks go round use. It writes PLACE/seen.jsonl, a line a look: how far the training is, which nodes
-live; and PLACE/result.json at the end.
+`python -m benchmarks.nodes_driver JSON`: keys `spec` (see TrainSpec), `place` (a folder), `eager` (have all workers, however little
+work there is for them) and `checkpoint_seconds`, which takes the place of what trainings whose blocks go round use. It writes
+PLACE/seen.jsonl, a line a look: how far the training is, which nodes live; and PLACE/result.json at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from xcray.execution import ray_pool
 from xcray.execution.progress import Progress
 from xcray.execution.ray_actors import RayWorkers
 from xcray.files import write_json
@@ -71,6 +72,8 @@ def main(text: str) -> None:
     place, spec = Path(given["place"]), TrainSpec.from_dict(given["spec"])
     if "checkpoint_seconds" in given:
         circulating.CHECKPOINT_SECONDS = given["checkpoint_seconds"]  # type: ignore[misc]
+    if given.get("eager"):
+        ray_pool.thrift_on = lambda _: None
     opened: list[float] = []
     connect = RayWorkers._connect
 
