@@ -25,6 +25,7 @@ from xcray.solvers.ppdsparse import PPDSparseSolver
 pytestmark = pytest.mark.ray
 LATER_MS = 60_000  # when a node that drains is to be gone: after the test
 PREEMPTION = 2  # of Ray's DrainNodeReason
+KEPT = []  # nodes that were removed
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +104,9 @@ class Run:
 
 
 def node_named(cluster, short: str):
-    """A node of the cluster."""
-    return next(node for node in cluster.worker_nodes if node.node_id.startswith(short))
+    """A node of the cluster; kept, for Python warns of processes whose owner forgot them before they ended."""
+    KEPT.append(next(node for node in cluster.worker_nodes if node.node_id.startswith(short)))
+    return KEPT[-1]
 
 
 @pytest.mark.parametrize(("workers", "nodes"), [(2, 1), (4, 2)])
