@@ -53,5 +53,6 @@ def draw_counts(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         mine = [row for row in rows if row["how"] == how]
         place.plot([row["nodes"] for row in mine], [row["sent_mb"] for row in mine], "o-", label=how)
     place.set_xticks(sorted({row["nodes"] for row in rows}))
+    place.set_ylim(bottom=0)
     place.set_title("MB over the network, by nodes", fontsize=10, loc="left")
-    place.legend(fontsize=8)
+    place.legend(fontsize=8, loc="lower right", ncols=3)
