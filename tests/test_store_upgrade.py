@@ -178,6 +178,14 @@ def test_an_empty_store_is_not_made_either_when_that_is_not_allowed(store_url, p
         JobStore(url, upgrade=False)
 
 
+def test_a_database_without_an_encoding_holds_texts_too(postgres):
+    postgres.run("CREATE DATABASE unencoded ENCODING 'SQL_ASCII' TEMPLATE template0")
+    store = JobStore(postgres.url("unencoded"))
+    job = submit(store, name="Bücher")
+    assert store.get(job.id).name == "Bücher"
+    store.close()
+
+
 def test_a_store_of_a_newer_xcray_is_refused(store_url, postgres, tmp_path):
     url = postgres.database() if store_url.startswith("postgresql") else f"sqlite:///{tmp_path / 'newer.db'}"
     JobStore(url).close()

@@ -46,6 +46,7 @@ def connector(busy_seconds: float) -> Callable[[Any, Any, Any, dict[str, Any]], 
         wished = {
             "connect_timeout": int(min(max(longest, CONNECT_SECONDS[0]), CONNECT_SECONDS[1])),
             "application_name": "xcray",
+            "client_encoding": "utf8",  # texts of a database without an encoding (SQL_ASCII) would come as bytes
             **named,
         }
         wished["options"] = f"{options} {named.get('options', '')}".strip()
