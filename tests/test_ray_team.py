@@ -193,7 +193,7 @@ def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, m
             assert caught.value.code == THING_LOST
             assert ask(team, "worker-1", "total", [kept]).told == 2.0
             with monkeypatch.context() as patch:
-                patch.setattr(ray_team, "START_SECONDS", 1.0)
+                patch.setenv("XCRAY_RAY_NODE_SECONDS", "1")
                 with pytest.raises(Unavailable, match=r"1 of 2 Ray workers \(worker-0\) were not ready"):
                     team.replace("worker-0")
         finally:

@@ -16,6 +16,7 @@ from xcray.errors import Unavailable, XcrayError
 from xcray.execution.memory import Footprint, footprint
 from xcray.execution.pool import Muster, StopFlag
 from xcray.execution.ray_nodes import LOOK_SECONDS, Surroundings, Whereabouts
+from xcray.schedule.demand import Thrift
 from xcray.schedule.placement import A_CPU, Need
 
 REPLACEMENTS: Final = 5  # actors that may take a lost one's place, for each worker
@@ -96,10 +97,15 @@ def start_actor(kind: type[WorkerActor], job: str, worker: str, *args: Any, need
     raise AssertionError("count has no end")
 
 
-def not_ready(who: str) -> Unavailable:
+def node_seconds() -> float:
+    """How long a node takes to come, about: XCRAY_RAY_NODE_SECONDS of the environment, 60 without."""
+    return float(os.environ.get("XCRAY_RAY_NODE_SECONDS", Thrift().node))
+
+
+def not_ready(who: str, seconds: float = START_SECONDS) -> Unavailable:
     """The error when actors do not start in time: `who`, like "no Ray worker was"."""
     return Unavailable(
-        f"{who} ready after {START_SECONDS:.0f} s; does the cluster have a free CPU for each worker, and memory? see `ray status`",
+        f"{who} ready after {seconds:.0f} s; does the cluster have a free CPU for each worker, and memory? see `ray status`",
         code="RAY_NO_CPU",
     )
 

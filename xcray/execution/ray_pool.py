@@ -17,7 +17,6 @@ use, and near the end those that have nothing to do are given back, node by node
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -35,6 +34,7 @@ from xcray.execution.ray_actors import (
     WorkerActor,
     answered,
     cause_of,
+    node_seconds,
     not_ready,
     start_actor,
 )
@@ -64,11 +64,8 @@ def session(address: str | None, workers: int, store: int = STORE) -> Iterator[N
 
 
 def thrift_on(address: str | None) -> Thrift | None:
-    """How a job behaves at a cluster that others pay for, or share; None for a Ray of its own, whose processors are there anyway.
-
-    XCRAY_RAY_NODE_SECONDS of the environment: how long a node takes to come, about; 60 without.
-    """
-    return Thrift(node=float(os.environ.get("XCRAY_RAY_NODE_SECONDS", Thrift().node))) if address is not None else None
+    """How a job behaves at a cluster that others pay for, or share; None for a Ray of its own: its processors are there anyway."""
+    return Thrift(node=node_seconds()) if address is not None else None
 
 
 class WorkActor(WorkerActor):

@@ -26,6 +26,7 @@ from xcray.execution.ray_actors import (
     WorkerActor,
     answered,
     cause_of,
+    node_seconds,
     not_ready,
     start_actor,
 )
@@ -128,15 +129,16 @@ class RayTeam(RayWorkers):
         self._work.warm_up()  # one process fills numba's disk cache before many read it
         self._connect()
         try:
-            self._start(self._names)
+            self._start(self._names, START_SECONDS)
         except BaseException:
             self.close()
             raise
 
     def replace(self, *lost: str) -> None:
-        """Other actors in the places of lost ones, wherever there is a CPU."""
+        """Other actors in the places of lost ones, wherever there is a CPU. They are waited for as long as a node takes to come,
+        no longer: others could do their work meanwhile."""
         check_replace(lost, self._names, self._actors)
-        self._start(lost)
+        self._start(lost, node_seconds())
 
     def ask(self, worker: str, verb: str, *args: Any) -> int:
         """See `Team`. Things go along as references, and are fetched to the worker's node when they are not there."""
@@ -182,12 +184,12 @@ class RayTeam(RayWorkers):
         self._due.clear()
         self._methods.clear()
 
-    def _start(self, workers: Iterable[str]) -> None:
-        """Start actors and make their hands; one that dies meanwhile has a follower. Raises what making a hand raises; then none
-        of them is there."""
+    def _start(self, workers: Iterable[str], seconds: float) -> None:
+        """Start actors, which have so long to get a place, and make their hands; one that dies meanwhile has a follower. Raises
+        what making a hand raises; then none of them is there."""
         waiting = self._hire(list(workers))  # reference -> worker that gets ready
         placed: set[str] = set()  # those that have a node, and make their hands
-        ends = time.monotonic() + START_SECONDS
+        ends = time.monotonic() + seconds
         try:
             while waiting:
                 again = self._prepare(waiting, placed)
@@ -195,7 +197,8 @@ class RayTeam(RayWorkers):
                 waiting |= self._hire(again)
                 missing = sorted(set(waiting.values()) - placed)
                 if missing and time.monotonic() > ends:
-                    raise not_ready(f"{len(missing)} of {len(self._names)} Ray workers ({', '.join(missing[:3])}) were not")
+                    who = f"{len(missing)} of {len(self._names)} Ray workers ({', '.join(missing[:3])}) were not"
+                    raise not_ready(who, seconds)
         except BaseException:
             for worker in workers:
                 self._forget(worker)
