@@ -37,8 +37,8 @@ def check_name(name: str, what: str = "name") -> str:
     return name
 
 
-def sync_directory(path: Path) -> None:
-    """Make the entries of a directory durable."""
+def sync_path(path: Path | str) -> None:
+    """Make the entries of a directory, or the content of a file, durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -55,7 +55,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             out.flush()
             os.fsync(out.fileno())
         os.replace(aside, path)
-        sync_directory(path.parent)
+        sync_path(path.parent)
     finally:
         aside.unlink(missing_ok=True)
 
@@ -103,7 +103,7 @@ def write_table(path: Path, table: pa.Table) -> None:
         with open(aside, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(aside, path)
-        sync_directory(path.parent)
+        sync_path(path.parent)
     finally:
         aside.unlink(missing_ok=True)
 
@@ -195,7 +195,7 @@ class MatrixWriter:
                 if self._written != self._nnz:
                     raise ShapeMismatch(f"{self._path.name} has {self._nnz} entries, {self._written} were written; write each once")
                 os.replace(self._aside, self._path)
-                sync_directory(self._path.parent)
+                sync_path(self._path.parent)
         finally:
             self._aside.unlink(missing_ok=True)
 
@@ -241,7 +241,7 @@ class BlobWriter:
                 os.fsync(self._file.fileno())
             if kind is None:
                 os.replace(self._aside, self._path)
-                sync_directory(self._path.parent)
+                sync_path(self._path.parent)
         finally:
             self._aside.unlink(missing_ok=True)
 
@@ -365,8 +365,8 @@ def publish_directory(staged: Path, target: Path) -> None:
     """Rename a finished directory into place, durably. Raises Conflict when `target` exists: published things never change."""
     for path in staged.rglob("*"):
         if path.is_dir():
-            sync_directory(path)
-    sync_directory(staged)
+            sync_path(path)
+    sync_path(staged)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.rename(staged, target)
@@ -374,7 +374,7 @@ def publish_directory(staged: Path, target: Path) -> None:
         if target.exists():
             raise Conflict(f"{target.name} exists already; choose another name or remove it first") from error
         raise
-    sync_directory(target.parent)
+    sync_path(target.parent)
 
 
 def staging_directory(target: Path) -> Path:

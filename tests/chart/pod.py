@@ -63,16 +63,11 @@ def plan_of(spec: Mapping[str, Any], secrets: Secrets, folder: Path, asks: Seque
         for mount in container["volumeMounts"]
         if mount["mountPath"] != "/tmp"
     }
-    keep = [str(ROOT), os.path.realpath(sys.base_prefix)]
     probe = main["startupProbe"]["httpGet"]
     return {
         "ip": IP,
         "port": next(port["containerPort"] for port in main["ports"] if port["name"] == probe["port"]),
-        "uid": security["runAsUser"],
-        "gid": security["runAsGroup"],
-        "groups": security["fsGroup"],
-        "keep": keep,
-        "cover": sorted({"/tmp", *(cover for path in keep if (cover := closed_above(Path(path))))}),
+        **who_sees(security),
         "mounts": mounts,
         "writable": [where for where in mounts if not where.startswith("/run/secrets/")],
         "init": [runnable(each, secrets) for each in spec.get("initContainers", [])],
@@ -85,6 +80,18 @@ def plan_of(spec: Mapping[str, Any], secrets: Secrets, folder: Path, asks: Seque
         "probe": {"path": probe["path"]},
         "asks": list(asks),
         "grace": spec["terminationGracePeriodSeconds"],
+    }
+
+
+def who_sees(security: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a plan that says as whom a pod runs, and what it sees of this machine: the checkout and Python."""
+    keep = [str(ROOT), os.path.realpath(sys.base_prefix)]
+    return {
+        "uid": security["runAsUser"],
+        "gid": security["runAsGroup"],
+        "groups": security["fsGroup"],
+        "keep": keep,
+        "cover": sorted({"/tmp", *(cover for path in keep if (cover := closed_above(Path(path))))}),
     }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.chart.helm import plain, rendering
 from tests.chart.operator import start_words
-from tests.chart.pod import IP, ROOT, SPACE, closed_above, environment, make_volume, may_play
+from tests.chart.pod import IP, ROOT, SPACE, environment, make_volume, may_play, who_sees
 from tests.chart.templates import cluster_spec, head_pod, index
 
 TOKEN = "0123456789abcdef" * 4
@@ -46,16 +46,11 @@ def plan(folder: Path) -> dict[str, Any]:
     line = " ".join(["ray", "start", *words, "--no-monitor", f"--node-ip-address={IP}"])
     around = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     opens = {"Authorization": f"Bearer {TOKEN}"}
-    keep = [str(ROOT), str(Path(sys.base_prefix).resolve())]
     return {
         "ip": IP,
         "port": AGENT,
         "scheme": "HTTP",
-        "uid": security["runAsUser"],
-        "gid": security["runAsGroup"],
-        "groups": security["fsGroup"],
-        "keep": keep,
-        "cover": sorted({"/tmp", *(cover for path in keep if (cover := closed_above(Path(path))))}),
+        **who_sees(security),
         "mounts": mounts,
         "writable": list(mounts),
         "init": [],

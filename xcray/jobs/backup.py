@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xcray.errors import Conflict, Corrupt, ParameterError
-from xcray.files import sync_directory
+from xcray.files import sync_path
 from xcray.jobs.engine import SQLITE, Database
 from xcray.jobs.upgrade import checked
 
@@ -32,7 +32,7 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> dict[str, Any]:
         try:
             facts = _copy(database, aside)
             aside.replace(path)
-            sync_directory(path.parent)
+            sync_path(path.parent)
         finally:
             aside.unlink(missing_ok=True)
     finally:

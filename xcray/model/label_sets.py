@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, NotFound, ParameterError, excerpt
-from xcray.files import check_name, read_json, sync_directory, write_json
+from xcray.files import check_name, read_json, sync_path, write_json
 
 SUFFIX: Final = ".json"
 KEPT: Final = 256  # sets that stay parsed
@@ -88,7 +88,7 @@ class LabelSets:
         with self._change():
             self.get(name)
             self._path(name).unlink()
-            sync_directory(self._folder)
+            sync_path(self._folder)
             self._known.pop(self._path(name), None)
             self._note("delete_labels", set=name)
 

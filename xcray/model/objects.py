@@ -156,15 +156,6 @@ class Place(NamedTuple):
             patiently(self, put)
 
 
-def sync_file(path: str) -> None:
-    """Make what was written to a file of this machine durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def patiently(place: Place, call: Callable[[], T]) -> T:
     """What a question to a storage gives; asked again, ever slower, while the trouble may pass. Raises what `told` says."""
     for turn in range(TRIES):

@@ -26,7 +26,7 @@ from xcray.files import (
     check_name,
     read_json,
     staging_directory,
-    sync_directory,
+    sync_path,
     verify_files,
     write_json,
 )
@@ -245,7 +245,7 @@ class Registry:
             self._write_state(name, {**state, "highest": self._highest(name)})
             gone = staging_directory(path)
             os.rename(path, gone)  # at once out of sight; processes that mapped it keep their pages
-            sync_directory(path.parent)
+            sync_path(path.parent)
             _note(home, "delete", version=version)
         shutil.rmtree(gone, ignore_errors=True)
 

@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, NotFound, Refused, Stopped, Unavailable
-from xcray.files import sync_directory, verify_files
-from xcray.model.objects import NO_BUCKET, Place, patiently, sync_file
+from xcray.files import sync_path, verify_files
+from xcray.model.objects import NO_BUCKET, Place, patiently
 
 PIECE: Final = 8 << 20  # bytes read at once: what makes a request worth its answer's way
 AHEAD: Final = 6  # pieces of one file under way
@@ -99,7 +99,7 @@ def fetch(source: Place, files: Digests, into: Path, stop: threading.Event | Non
     with ThreadPoolExecutor(AHEAD * FILES, "xcray-pieces") as readers:
         sent = _side_by_side(largest_first, lambda name: _fetch_file(source / name, files[name], into / name, readers, stop))
     for folder in sorted({(into / name).parent for name in files}):
-        sync_directory(folder)
+        sync_path(folder)
     return Moved(sum(sent), total - sum(sent))
 
 
@@ -128,8 +128,8 @@ def _send_file(source: Path, target: Place, stop: threading.Event | None) -> int
 
     sent = patiently(target, whole)
     if target.is_local:
-        sync_file(target.path)
-        sync_directory(Path(target.path).parent)
+        sync_path(target.path)
+        sync_path(Path(target.path).parent)
     return sent
 
 

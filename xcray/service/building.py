@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from xcray.errors import NotFound, Refused, XcrayError
-from xcray.files import discard_directory, read_json, sync_directory, write_json
+from xcray.files import discard_directory, read_json, sync_path, write_json
 from xcray.jobs.home import Home
 from xcray.jobs.job import DatasetRecord, new_id
 from xcray.jobs.leading import OnlyOne, Post
@@ -100,7 +100,7 @@ class Builder:
         }
         write_json(staged / "request.json", request)
         os.rename(staged, folder)
-        sync_directory(self._root)
+        sync_path(self._root)
         stats, target = {"format": format}, str(self._home.dataset(dataset_id))
         record = self._store.add_dataset(
             name, target, tenant=tenant, status=BUILDING, stats=stats, dataset_id=dataset_id, idempotency_key=key, digest=digest

@@ -20,7 +20,7 @@ from xcray.bulk import BulkSpec, read_manifest
 from xcray.bulk.output import MANIFEST
 from xcray.bulk.spec import MOST_K, MOST_ROWS, sets_named
 from xcray.errors import NotFound, ParameterError
-from xcray.files import sync_directory
+from xcray.files import sync_path
 from xcray.jobs import tracing
 from xcray.jobs.answering import INPUT, OUTPUT
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
@@ -188,7 +188,7 @@ def _taken(rooms: Rooms, tenant: str, asked: BatchRequest, job_id: str) -> Itera
     os.rename(upload.parent, folder)
     try:
         os.rename(folder / upload.name, folder / f"input.{asked.format}")
-        sync_directory(folder)
+        sync_path(folder)
         yield folder / f"input.{asked.format}"
     except BaseException:
         with suppress(OSError):
