@@ -26,7 +26,7 @@ from xcray.service.settings import Settings
 
 FILES = sorted(values_files())
 WITH_RAY = [name for name in FILES if name in ("production", "autoscaled", "kueue")]
-NO_SETTINGS = {"XCRAY_KEY_FILE"}  # variables of the client
+NO_SETTINGS = {"XCRAY_KEY_FILE", "XCRAY_RAY_NODE_SECONDS", "XCRAY_RAY_START_SECONDS"}  # variables of the client, and of drivers
 
 
 def clusters(name: str) -> list[dict[str, Any]]:

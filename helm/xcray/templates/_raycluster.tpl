@@ -45,6 +45,12 @@ app.kubernetes.io/part-of: xcray
   value: "0"
 - name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S  # at SIGTERM; a head is not drained
   value: {{ ternary "0" ($ray.drainSeconds | toString) (eq .role "head") | quote }}
+{{- if and $ray.autoscaling.enabled (eq .role "head") }}
+- name: XCRAY_RAY_NODE_SECONDS
+  value: {{ $ray.autoscaling.nodeSeconds | quote }}
+- name: XCRAY_RAY_START_SECONDS
+  value: {{ $ray.autoscaling.waitSeconds | quote }}
+{{- end }}
 {{- if eq (printf "%s-%s" .part .role) "rayservice-worker" }}
 {{ include "xcray.ray.serveEnv" . }}
 {{- else if include "xcray.ray.opensStore" . }}
