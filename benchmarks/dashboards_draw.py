@@ -61,7 +61,7 @@ def _save(figure: Figure, path: Path) -> None:
     figure.savefig(drawn_so, dpi=DPI, facecolor=PAGE)
     plt.close(figure)
     whole = Image.open(drawn_so).convert("RGB")
-    whole.quantize(255, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    whole.quantize(255, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def drawn(board: Mapping[str, Any], found: Mapping[int, Mapping[str, Series]], begin: float, end: float) -> Figure:
