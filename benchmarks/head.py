@@ -26,6 +26,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
+
 from benchmarks.common import machine
 from tests.faults.service import Service, runner_process, store_of
 from tests.faults.stage import Stage, enter, namespaces, stage, until
@@ -47,7 +49,7 @@ class Asker(threading.Thread):
     def __init__(self, service: Service) -> None:
         super().__init__(daemon=True)
         self.service, self.over = service, threading.Event()
-        self.asked, self.failed, self.slowest = 0, list[str](), 0.0
+        self.asked, self.failed, self.slowest, self.unheard = 0, list[str](), 0.0, 0
         self.standings: list[tuple[float, tuple[str, ...], int]] = []
 
     def run(self) -> None:
@@ -62,7 +64,11 @@ class Asker(threading.Thread):
                 self.failed.append(repr(error))
             self.asked += 1
             self.slowest = max(self.slowest, time.monotonic() - began)
-            ready = self.service.http.get("/readyz")
+            try:
+                ready = self.service.http.get("/readyz")
+            except httpx.TransportError:  # a connection that lay idle was closed as we asked
+                self.unheard += 1
+                continue
             standing = tuple(ready.json().get("degraded", ()))
             if not self.standings or self.standings[-1][1:] != (standing, ready.status_code):
                 self.standings.append((time.time(), standing, ready.status_code))
@@ -136,6 +142,7 @@ class Play:
             "failed_predictions": len(asker.failed),
             "failures": asker.failed[:3],
             "slowest_prediction_seconds": round(asker.slowest, 3),
+            "readyz_unheard": asker.unheard,
             "readyz_not_200": sum(status != 200 for *_, status in asker.standings),
             "degraded_after_seconds": degraded,
             "job_waits_after_seconds": waits,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ os.environ.update(
     OMP_NUM_THREADS="1",  # the pools under test bring the parallelism
 )
 os.environ.pop("FORCE_COLOR", None)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background had it ignored
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

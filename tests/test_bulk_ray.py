@@ -58,10 +58,10 @@ def test_a_node_that_does_not_see_the_model_is_told_so(tmp_path, model, monkeypa
     class Elsewhere(RayPool):
         """Its work names a model that is not there."""
 
-        def __init__(self, work, *rest):
+        def __init__(self, work, *rest, **more):
             from dataclasses import replace
 
-            super().__init__(replace(work, model=str(tmp_path / "nowhere")), *rest)
+            super().__init__(replace(work, model=str(tmp_path / "nowhere")), *rest, **more)
 
     monkeypatch.setattr("xcray.execution.ray_pool.RayPool", Elsewhere)
     with pytest.raises(Unavailable, match="file system that all nodes share"):

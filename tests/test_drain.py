@@ -97,7 +97,7 @@ def test_sigterm_fails_nobody_who_was_let_in(tmp_path: Path, workers: int) -> No
             until(lambda: crowd.told["200"] >= 20)
             process.send_signal(signal.SIGTERM)
             unready = until(lambda: (answer := httpx.get(f"{url}/readyz", trust_env=False)).status_code == 503 and answer)
-            assert unready.json()["reasons"] == ["DRAINING"]
+            assert unready.json()["reasons"][0] == "DRAINING"  # a second worker may still be loading: MODELS
             assert unready.headers["connection"] == "close"
             assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200  # alive: nothing to restart
             at_signal = crowd.told["200"]
