@@ -124,8 +124,9 @@ class Play:
         jobs.append(submit(http, ledger, self.data, f"m{JOBS}", "late", **ON_RAY))  # accepted while Ray is away
         time.sleep(max(0.0, self.chosen.away - (time.time() - gone)))
         claimed = [self.job(job)["attempt"] for job in jobs]
-        back = self.bring_head()
-        well = until(lambda: asker.since(back, degraded=False), "/readyz is well again", 240)
+        brought = time.time()
+        back = self.bring_head()  # with new nodes: /readyz may be well before these are there
+        well = until(lambda: asker.since(brought, degraded=False), "/readyz is well again", 240)  # from the start of the head
         until(
             lambda: self.job(jobs[0])["phase"] == "TRAINING" or self.job(jobs[0])["status"] not in (PENDING, RUNNING),
             "training",
@@ -203,7 +204,9 @@ class Play:
             self.ray.others.clear()
             self.ray.add()
             self.ray.add()
-        self.facts["nodes_that_lived_on"] = sum(node.alive for node in self.ray.others)
+            self.facts["nodes_that_lived_on"] = 0
+        else:
+            self.facts["nodes_that_lived_on"] = sum(node.alive for node in self.ray.others)
         return time.time()
 
     def auto(self) -> None:
