@@ -100,8 +100,7 @@ def write_table(path: Path, table: pa.Table) -> None:
     try:
         with pa.OSFile(str(aside), "wb") as sink:
             _write_batch(sink, table)
-        with open(aside, "rb") as handle:
-            os.fsync(handle.fileno())
+        sync_path(aside)
         os.replace(aside, path)
         sync_path(path.parent)
     finally:

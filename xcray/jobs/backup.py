@@ -54,6 +54,5 @@ def _copy(database: Database, aside: Path) -> dict[str, Any]:
     finally:
         target.close()
         source.close()
-    with open(aside, "rb") as whole:
-        os.fsync(whole.fileno())
+    sync_path(aside)
     return {"revision": revision[0], "jobs": jobs, "bytes": aside.stat().st_size}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from xcray.files import discard_directory, publish_directory, staging_directory
+from xcray.files import discard_directory, publish_directory, staging_directory, sync_path
 
 
 def move_in(staged: Path, target: Path) -> None:
@@ -42,5 +41,4 @@ def _copy_durably(source: Path, target: Path) -> None:
     """Copy a tree and sync each file."""
     shutil.copytree(source, target, dirs_exist_ok=True)
     for path in (p for p in target.rglob("*") if p.is_file()):
-        with open(path, "rb") as handle:
-            os.fsync(handle.fileno())
+        sync_path(path)

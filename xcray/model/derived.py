@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from xcray.files import discard_directory, file_digests, publish_directory, staging_directory, write_bytes
+from xcray.files import discard_directory, file_digests, publish_directory, staging_directory, sync_path, write_bytes
 from xcray.index import packed
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import card
@@ -75,5 +75,4 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without links: then the content must be durable too
         shutil.copyfile(source, target)
-        with open(target, "rb") as handle:
-            os.fsync(handle.fileno())
+        sync_path(target)
