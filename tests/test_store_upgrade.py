@@ -5,7 +5,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from alembic.script import ScriptDirectory
 from storing import claim, raw, submit
 
 from xcray.cli.main import main
-from xcray.errors import Conflict, ParameterError
+from xcray.errors import Conflict, ParameterError, Unavailable
 from xcray.jobs import upgrade
 from xcray.jobs.engine import Database
 from xcray.jobs.schema import HEAD, METADATA
@@ -133,6 +135,23 @@ def test_many_who_open_an_old_store_at_once_upgrade_it_once(old_url):
         for store in list(pool.map(lambda _: JobStore(old_url), range(6))):
             store.close()
     is_whole(old_url)
+
+
+@pytest.mark.parametrize("hold", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE", "BEGIN; SELECT * FROM sqlite_master"])
+def test_who_opens_a_store_of_the_old_log_waits_for_who_uses_it(tmp_path, hold):
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as user:
+        user.executescript("CREATE TABLE theirs (x)")
+        for statement in hold.split("; "):
+            user.execute(statement).fetchall()
+        with pytest.raises(Unavailable) as told:
+            JobStore(f"sqlite:///{path}", busy_seconds=0.2)
+        assert told.value.code == "STORE"
+        release = threading.Timer(0.5, lambda: user.execute("COMMIT"))
+        release.start()
+        JobStore(f"sqlite:///{path}").close()
+        release.join()
+        assert path.read_bytes()[18:20] == b"\2\2"  # the kind of its log: written ahead
 
 
 # A process that is killed at the n-th statement it sends, or right before it commits.

@@ -193,8 +193,9 @@ def _sqlite(engine: Engine, busy_seconds: float) -> None:
     def connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver's own BEGIN is deferred: a read that turns into a write would fail
         cursor = connection.cursor()
+        cursor.execute("PRAGMA busy_timeout = 0")
+        _knocking(lambda: cursor.execute("PRAGMA journal_mode = WAL"), busy_seconds)
         cursor.execute(timeout)
-        cursor.execute("PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
         cursor.close()
 
@@ -204,7 +205,7 @@ def _sqlite(engine: Engine, busy_seconds: float) -> None:
             return
         connection.exec_driver_sql("PRAGMA busy_timeout = 0")
         try:
-            _begin_writing(connection, busy_seconds)
+            _knocking(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), busy_seconds)
         finally:
             connection.exec_driver_sql(timeout)
 
@@ -212,18 +213,19 @@ def _sqlite(engine: Engine, busy_seconds: float) -> None:
     event.listen(engine, "begin", begin)
 
 
-def _begin_writing(connection: Connection, busy_seconds: float) -> None:
-    """Take SQLite's write lock, knocking as often after a second as at first.
+def _knocking(ask: Callable[[], object], busy_seconds: float) -> None:
+    """Ask SQLite for what others may hold, as often after a second as at first.
 
-    SQLite's own wait knocks less and less often: beside busy processes, who has waited longest would get in last.
+    SQLite's own wait knocks less and less often: beside busy processes, who has waited longest would get in last. And it does not
+    wait at all for a log of another kind while somebody writes: many who open an old store at once would find it locked.
     """
     deadline = time.monotonic() + busy_seconds
     while True:
         try:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            ask()
             return
-        except DBAPIError as error:
-            code = getattr(error.orig, "sqlite_errorcode", 0)
+        except (DBAPIError, sqlite3.OperationalError) as error:
+            code = getattr(getattr(error, "orig", error), "sqlite_errorcode", 0)
             if code & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
         time.sleep(random.uniform(*KNOCK_SECONDS))
