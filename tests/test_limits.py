@@ -231,6 +231,8 @@ def test_bodies_together_are_bounded(own_home: Path) -> None:
         head = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
         with closing(socket.create_connection((parts.host, parts.port or 80))) as half:
             half.sendall(head + b" " * 90_000)
+            (limits,) = [each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs]
+            wait_for(lambda: limits.held >= 90_000)  # asked before, the other body would be held, and this one refused
             answer = poll(lambda: http.post("/v1/jobs", content=b" " * 100_000, headers={"Content-Type": "application/json"}), 503)
             assert (answer.json()["code"], answer.headers["retry-after"]) == ("BUSY", "1")
         poll(lambda: http.post("/v1/jobs", content=b" " * 100_000, headers={"Content-Type": "application/json"}), 400)
