@@ -75,7 +75,7 @@ def submit(store: JobStore, spec: dict[str, Any] | None = None, **more: Any) -> 
 
 def until(wish: Callable[[], Any], step: Callable[[], None] = lambda: None) -> Any:
     """The first true value of a wish."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 600
     while not (value := wish()):
         assert time.monotonic() < deadline, "in vain"
         step()
@@ -161,11 +161,11 @@ def test_a_runner_that_stands_still_is_replaced_and_does_not_come_back(
     job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     poison(job_id, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     launcher = ProcessLauncher(home)
-    supervisor = Supervisor(store, launcher, stop_seconds=0.2, start_seconds=60.0, cap=2)
+    supervisor = Supervisor(store, launcher, stop_seconds=0.2, start_seconds=600.0, cap=2)
     first = until(lambda: launcher._started.get(Ended(job_id, 1)), supervisor.step)
     until(lambda: state(first.pid) == "T")
     supervisor.step()
-    clock.ahead += 61.0
+    clock.ahead += 601.0
     poison(job_id, None)  # type: ignore[arg-type]  # from now on the real runner
     until(lambda: store.get(job_id).status in TERMINAL, supervisor.step)
     assert (store.get(job_id).status, store.get(job_id).attempt) == (SUCCEEDED, 2), home.log(job_id).read_text()
@@ -245,7 +245,7 @@ def test_a_runner_stopped_in_the_middle_of_a_write_does_not_lock_the_store_for_e
     store = JobStore(home.store_url, busy_seconds=0.1)
     job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     poison(job_id, LOCKS.replace("sys.argv[1]", repr(str(home.path / "xcray.db"))))
-    launcher = ProcessLauncher(home, still_seconds=0.5)
+    launcher = ProcessLauncher(home, still_seconds=3600.0)
     supervisor = Supervisor(store, launcher, tick_seconds=0.02)
     supervisor.start()
     first = until(lambda: launcher._started.get(Ended(job_id, 1)))
@@ -254,6 +254,7 @@ def test_a_runner_stopped_in_the_middle_of_a_write_does_not_lock_the_store_for_e
         store.request_stop(job_id)
     assert store.get(job_id).status == RUNNING  # it can be read
     poison(job_id, None)  # type: ignore[arg-type]  # from now on the real runner
+    launcher._still_seconds = 0.2
     until(lambda: store.get(job_id).status in TERMINAL)
     assert (store.get(job_id).status, store.get(job_id).attempt) == (SUCCEEDED, 2), home.log(job_id).read_text()
     supervisor.stop()

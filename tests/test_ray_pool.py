@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -159,6 +158,23 @@ def test_a_batch_called_off_ends_and_its_actor_goes_on(tiny):
     assert given_up[0].worker == given_up[2].worker == "worker-0"
 
 
+def outlast(pool, worker: str) -> None:
+    """Keep back results until a worker has joined, and bring them after what it does first: the job lasts until then."""
+    wait, kept = pool.wait, []
+
+    def held(seconds: float):
+        found = wait(seconds)
+        late = [isinstance(each, Result) and each.worker != worker for each in found]
+        kept.extend(each for each, is_late in zip(found, late, strict=True) if is_late)
+        others = [each for each, is_late in zip(found, late, strict=True) if not is_late]
+        if any(isinstance(each, Result) for each in others):
+            pool.wait = wait
+            return others + kept
+        return others
+
+    pool.wait = held
+
+
 def test_workers_join_when_the_cluster_has_room_and_leave_when_told(tiny):
     """One CPU of two is taken: one worker of two begins; the other joins when the CPU is given back."""
 
@@ -179,9 +195,8 @@ def test_workers_join_when_the_cluster_has_room_and_leave_when_told(tiny):
         workers.append(result.worker)
         if len(results) == 1:
             ray_module.kill(taken)
-        if len(set(workers)) == 1:
-            time.sleep(0.2)  # the job must outlast the start of an actor
-        elif len(pool._actors) == 2:
+            outlast(pool, "worker-1")
+        elif len(set(workers)) == 2 and len(pool._actors) == 2:
             pool.resize(1)
 
     drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
