@@ -152,6 +152,7 @@ def filled(expr: str, seconds: float) -> str:
         "namespace": ".*",
         "instance": ".*",
         "pods": ".*xcray.*",
+        "ray": ".*",
         "__rate_interval": f"{WINDOW}s",
         "__range": f"{int(seconds)}s",
     }

@@ -130,14 +130,20 @@ CASES: Final[dict[str, Case]] = {
         {**one("xcray_disk_free_bytes", flat(25e9)), **one("xcray_disk_reserve_bytes", flat(10e9))},
     ),
     "RayHeadGone": Case(
-        one("ray_node_cpu_count", flat(4), IsHeadNode="false", ip="w"),
+        {  # the head of another cluster of the namespace, as of a RayJob, is there
+            **one("ray_node_cpu_count", flat(4), IsHeadNode="false", ip="w", ray_io_cluster="a"),
+            **one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h", ray_io_cluster="b"),
+        },
         {
             **one("ray_node_cpu_count", flat(4), IsHeadNode="false", ip="w"),
             **one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h"),
         },
     ),
     "RayGcsSilent": Case(
-        one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h"),
+        {
+            **one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h", ray_io_cluster="a"),
+            **one("ray_running_jobs", flat(0), ray_io_cluster="b"),
+        },
         {**one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h"), **one("ray_running_jobs", flat(0))},
     ),
     "RayNodesFail": Case(

@@ -417,11 +417,14 @@ def test_dashboards_and_rules_come_with_the_chart() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_monitors_find_pods_and_their_ports(name: str) -> None:
-    objects = rendering(name).objects
+    objects, seen = rendering(name).objects, set()
     for thing in objects:
         if thing["kind"] != "PodMonitor":
             continue
+        seen.add(thing["metadata"]["labels"]["app.kubernetes.io/component"])
         chosen = [each.pod for each in pods(objects) if selects(thing["spec"]["selector"], each.pod["metadata"]["labels"])]
         assert chosen, thing["metadata"]["name"]
         for endpoint in thing["spec"]["podMetricsEndpoints"]:
             assert all(endpoint["port"] in port_names(pod) for pod in chosen), f"{thing['metadata']['name']}: {endpoint['port']}"
+    telling = {each.role for each in pods(objects) if not each.hook and {"http", "metrics"} & port_names(each.pod)}
+    assert seen in (set(), telling), "somebody tells figures, and nobody asks"  # the clusters of RayJob and RayService, too

@@ -150,6 +150,9 @@ MISSHAPEN: list[tuple[str, dict[str, Any], str]] = [
     ("Redis without a port", {"ray": {"gcsFaultTolerance": {"redisAddress": "redis"}}}, "does not match"),
     ("no upscaling mode", {"ray": {"autoscaling": {"upscalingMode": "Fast"}}}, "'Fast' is not one of"),
     ("a data set elsewhere", {"rayJob": {"dataset": "data/../../etc"}}, "does not match"),
+    ("data in a folder of the node", {"rayJob": {"dataVolume": {"hostPath": {"path": "/"}}}}, "'hostPath' is not one of"),
+    ("data from two places", {"rayJob": {"dataVolume": {"nfs": {}, "csi": {}}}}, "has too many properties"),
+    ("a grace that is no span", {"auth": {"olderExpire": "1 day"}}, "does not match"),
     ("a push over the web", {"rayJob": {"push": "https://x/y"}}, "does not match"),
     ("a monitor that is none", {"monitoring": {"scraping": {}}}, "'scraping' was unexpected"),
 ]
@@ -304,6 +307,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("workers killed while they drain", over(RAY, {"ray": {"drainSeconds": 60}}), "must be more than ray.drainSeconds"),
     ("a training of nothing", over(CLUSTER, {"rayJob": {"enabled": True}}), "rayJob.enabled needs rayJob.dataset"),
+    (
+        "a training of what lies in a bucket",
+        over(CLUSTER, {"rayJob": {"enabled": True, "dataset": "s3://corpora/news"}}),
+        "rayJob.dataset=s3://corpora/news: trainings map a data set's files",
+    ),
     ("a training without a shared home", {"rayJob": {"enabled": True, "dataset": "news"}}, "rayJob.enabled needs mode=cluster"),
     ("copies without shared keys", {"rayService": {"enabled": True}}, "rayService.enabled needs PostgreSQL"),
     (
@@ -395,7 +403,7 @@ def like(written: str, expected: str) -> bool:
     spoken = re.sub(r"%[svd]", "\x00", written)
     whole = any(
         expected in spoken.replace("\x00", word)
-        for word in ("x", "2", "5", "40", "law", "Service", "LoadBalancer", "x.example.org")
+        for word in ("x", "2", "5", "40", "law", "Service", "LoadBalancer", "x.example.org", "s3://corpora/news")
     )
     return whole or bool(re.search(pattern, expected))
 

@@ -164,6 +164,19 @@ def test_a_key_that_opens_nothing_ends_no_other(place: Place) -> None:
     store.close()
 
 
+def test_a_key_that_is_known_by_another_name_ends_none_of_either_name(place: Place) -> None:
+    """Two releases share a store, and what made their keys called all of them alike: neither may end the other's."""
+    first = place.create(sprig(1), "--if-absent", name="chart")
+    place.create(sprig(2), "--if-absent", name="chart")
+    assert place.create(sprig(2), "--if-absent", "--older-expire", "1h", name="chart ml/two")["retired"] == []
+    store = place.store()
+    assert {key.expires for key in store.list_keys()} == {None}
+    store.close()
+    third = place.create(sprig(3), "--if-absent", "--older-expire", "1h", name="chart ml/two")
+    assert (third["new"], third["retired"]) == (True, [])  # those were called otherwise: an operator revokes them
+    assert place.create(sprig(4), "--if-absent", "--older-expire", "1h", name="chart")["retired"][0] == first["id"]
+
+
 def test_while_the_grace_lasts_a_service_knows_both_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,7 @@ from deploy.dashboards.board import TITLES, written
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "helm" / "xcray" / "monitoring" / "rules.yaml"
-TARGET = {"namespace", "instance", "pod", "job", "le"}  # labels that whoever scrapes adds, and that of buckets
+TARGET = {"namespace", "instance", "pod", "job", "ray_io_cluster", "le"}  # labels that whoever scrapes adds, and that of buckets
 BUILT_IN = re.compile(
     r"\b(sum|max|min|count|avg|topk|by|without|rate|increase|histogram_quantile|label_replace|absent|vector|time|and|or|unless|on|ignoring|offset)\b"
 )

@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Board:
-    """A dashboard. by_replica: whether it has a variable for replicas; pods: whether it has one for pods of Kubernetes."""
+    """A dashboard. by_replica: whether it has a variable for replicas; pods: whether it has those for Ray clusters and for pods."""
 
     uid: str
     what: str
@@ -124,8 +124,11 @@ def quantile(q: float, name: str, *by: str, of_store: bool = False, where: str =
     return f"histogram_quantile({q}, {rates})"
 
 
+CLUSTER: Final = 'ray_io_cluster=~"$ray"'  # of boards with `pods`; the chart's monitors write this label on all series of Ray
+
+
 def ray(name: str, *by: str, where: str = "", how: str = "sum") -> str:
-    """A figure of Ray's own, over its nodes."""
+    """A figure of Ray's own, or of Kubernetes, over its nodes."""
     return f"{how}{_by(by)}({name}{{{_and(HERE, where)}}})"
 
 
@@ -237,6 +240,8 @@ def _variables(board: Board) -> Iterator[Any]:
         what = "One process that answers, or all of them; figures of the store do not depend on it"
         yield _query("instance", "Replica", what, f"label_values(xcray_http_requests_under_way{{{HERE}}}, instance)")
     if board.pods:
+        what = "One Ray cluster, also of a RayJob or RayService; outside Kubernetes they have no names, and All is right"
+        yield _query("ray", "Ray cluster", what, f"label_values(ray_node_cpu_count{{{HERE}}}, ray_io_cluster)")
         what = "A regular expression that the names of the release's pods match"
         yield dashboard.TextBoxVariable("pods").label("Pods").description(what).default_value(".*xcray.*")
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.board import BAD, FAIR, GOOD, Board, Row, graph, number, ray, ray_rate, share, store
+from deploy.dashboards import board
+from deploy.dashboards.board import BAD, CLUSTER, FAIR, GOOD, Board, Row, graph, number, share, store
+
+
+def ray(name: str, *by: str, where: str = "", how: str = "sum") -> str:
+    """A figure of the Ray cluster that is chosen above the panels."""
+    return board.ray(name, *by, where=f"{CLUSTER},{where}".rstrip(","), how=how)
+
+
+def ray_rate(name: str, *by: str, where: str = "", window: str = "$__rate_interval") -> str:
+    """How fast a counter of that cluster rises, over its nodes, a second."""
+    return board.ray_rate(name, *by, where=f"{CLUSTER},{where}".rstrip(","), window=window)
+
 
 USED = ray("ray_object_store_used_memory")
 USED_BY_NODE = ray("ray_object_store_used_memory", "NodeAddress")
@@ -157,14 +169,14 @@ KUBERNETES = Row(
         graph(
             "Pods by phase",
             "Of the release. Pending for long: no machine has room.",
-            (ray("kube_pod_status_phase", "phase", where=PODS), "{{phase}}"),
+            (board.ray("kube_pod_status_phase", "phase", where=PODS), "{{phase}}"),
             stack=True,
         ),
         graph(
             "Restarts",
             "Containers that were started again, a minute.",
             (
-                f"60 * {ray_rate('kube_pod_container_status_restarts_total', 'pod', where=PODS)} > 0",
+                f"60 * {board.ray_rate('kube_pod_container_status_restarts_total', 'pod', where=PODS)} > 0",
                 "{{pod}}",
             ),
             bars=True,
@@ -174,8 +186,8 @@ KUBERNETES = Row(
             "Free share of the release's persistent volumes.",
             (
                 share(
-                    ray("kubelet_volume_stats_available_bytes", "persistentvolumeclaim", where=VOLUMES, how="min"),
-                    ray("kubelet_volume_stats_capacity_bytes", "persistentvolumeclaim", where=VOLUMES, how="min"),
+                    board.ray("kubelet_volume_stats_available_bytes", "persistentvolumeclaim", where=VOLUMES, how="min"),
+                    board.ray("kubelet_volume_stats_capacity_bytes", "persistentvolumeclaim", where=VOLUMES, how="min"),
                 ),
                 "{{persistentvolumeclaim}}",
             ),

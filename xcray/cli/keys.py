@@ -70,7 +70,8 @@ def create(
     token = new_token() if secret_file is None else _token_in(secret_file)
     with _opened(home, store) as opened:
         key, new = _added(opened, token, wanted, if_absent)
-        retired = [] if grace is None or not key.valid(time.time()) else _older_retired(opened, key, time.time() + grace)
+        older = grace is not None and key.valid(time.time()) and key.name == name  # known by another name: it follows nobody
+        retired = _older_retired(opened, key, time.time() + (grace or 0)) if older else []
     if json:
         output.emit({**_shown(key), "new": new, "retired": retired, **({"key": token.token} if secret_file is None else {})})
         return

@@ -189,7 +189,32 @@ securityContext:
       key: {{ .Values.store.secretKey }}
 - name: XCRAY_STORE_UPGRADE
   value: "false"
+{{- if .Values.store.caSecret }}
+- name: PGSSLROOTCERT
+  value: /run/secrets/xcray-postgres/ca.crt
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Who signed PostgreSQL's certificate: a volume and its mount, for all who open the store; both empty where that is not asked. */}}
+{{- define "xcray.volumes.storeCA" -}}
+{{- if .Values.store.caSecret -}}
+- name: store-ca
+  secret:
+    secretName: {{ .Values.store.caSecret }}
+    defaultMode: 0440
+    items:
+      - key: {{ .Values.store.caKey | default "ca.crt" }}
+        path: ca.crt
+{{- end -}}
+{{- end -}}
+
+{{- define "xcray.volumeMounts.storeCA" -}}
+{{- if .Values.store.caSecret -}}
+- name: store-ca
+  mountPath: /run/secrets/xcray-postgres
+  readOnly: true
+{{- end -}}
 {{- end -}}
 
 {{/* Credentials and addresses of object storage, for those who speak with it. */}}
@@ -287,6 +312,9 @@ envFrom:
 - name: tmp
   emptyDir:
     sizeLimit: {{ index . 1 }}
+{{- with include "xcray.volumes.storeCA" $root }}
+{{ . }}
+{{- end }}
 {{- end -}}
 
 {{- define "xcray.volumeMounts.base" -}}
@@ -294,6 +322,9 @@ envFrom:
   mountPath: /var/lib/xcray
 - name: tmp
   mountPath: /tmp
+{{- with include "xcray.volumeMounts.storeCA" . }}
+{{ . }}
+{{- end }}
 {{- end -}}
 
 {{/* (list $ "1Gi") -> all volumes that API and runner share; the admin key is mounted by the init container alone. */}}
@@ -334,13 +365,19 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* The init container that makes the first admin key known to the store. It does nothing where the store knows it. */}}
+{{/* The init container that makes the first admin key known to the store. It does nothing where the store knows it. Keys of the same name that
+were made before end after a grace: so the name says which release, for several may share a store. */}}
 {{- define "xcray.keyContainer" -}}
 - name: admin-key
   image: {{ include "xcray.image" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
-  command: [xcray, keys, create, --secret-file, /run/secrets/xcray-admin/key, --if-absent, --scopes, admin, --name, chart]
-  args: [--tenant, {{ .Values.auth.tenant | quote }}]
+  command: [xcray, keys, create, --secret-file, /run/secrets/xcray-admin/key, --if-absent, --scopes, admin]
+  args:
+    - --tenant={{ .Values.auth.tenant }}
+    - --name=chart {{ .Release.Namespace }}/{{ .Release.Name }}
+    {{- with .Values.auth.olderExpire }}
+    - --older-expire={{ . }}
+    {{- end }}
   env:
     {{- include "xcray.env.store" . | nindent 4 }}
   resources:
@@ -375,7 +412,7 @@ livenessProbe:
 {{- $root := . -}}
 {{- $found := list -}}
 {{- with .Values -}}
-{{- range list .store.existingSecret .auth.existingSecret .api.tls.existingSecret .storage.objects.existingSecret -}}
+{{- range list .store.existingSecret .store.caSecret .auth.existingSecret .api.tls.existingSecret .storage.objects.existingSecret -}}
 {{- if . -}}
 {{- $found = append $found (get (lookup "v1" "Secret" $root.Release.Namespace . | default dict) "data") -}}
 {{- end -}}

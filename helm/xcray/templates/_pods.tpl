@@ -37,6 +37,14 @@ affinity:
 {{- include "xcray.cores" (get $limits "cpu" | default (get $requests "cpu") | default "1") -}}
 {{- end -}}
 
+{{/* How many pods of the API the cluster wants now; empty on a first install, and where the cluster can't be asked. An upgrade with the
+autoscaler writes this number again: a field that is taken out of a manifest falls back to 1 until the autoscaler looks. */}}
+{{- define "xcray.api.running" -}}
+{{- $there := lookup "apps/v1" "Deployment" .Release.Namespace (printf "%s-api" (include "xcray.fullname" .)) | default dict -}}
+{{- $spec := get $there "spec" | default dict -}}
+{{- if hasKey $spec "replicas" -}}{{ int $spec.replicas }}{{- end -}}
+{{- end -}}
+
 {{/* Seconds until a pod of the API is killed: drain, grace, and what closing takes; with jobs in the pod, what giving them back takes. */}}
 {{- define "xcray.api.terminationGrace" -}}
 {{- $needed := add (ceil .Values.api.drainSeconds | int) (int .Values.api.graceSeconds) -}}

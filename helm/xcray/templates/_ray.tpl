@@ -7,6 +7,22 @@ Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 {{- printf "%s-ray" (include "xcray.fullname" .) -}}
 {{- end -}}
 
+{{/* The Ray clusters of a release, by the first half of their pods' components, as JSON: ray (RayCluster), rayjob, rayservice. */}}
+{{- define "xcray.ray.parts" -}}
+{{- $parts := list -}}
+{{- range $part, $on := dict "ray" .Values.ray.enabled "rayjob" .Values.rayJob.enabled "rayservice" .Values.rayService.enabled -}}
+{{- if $on -}}
+{{- $parts = append $parts $part -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $parts -}}
+{{- end -}}
+
+{{/* Where the data sets of a RayJob lie: in the home, or in a volume of their own. */}}
+{{- define "xcray.ray.dataPath" -}}
+{{- ternary "/var/lib/xcray-data" "/var/lib/xcray" (not (empty .Values.rayJob.dataVolume)) -}}
+{{- end -}}
+
 {{/* The Secret with Ray's token, under the key auth_token: one that is named, or KubeRay's, which is called as the cluster. */}}
 {{- define "xcray.ray.tokenSecretName" -}}
 {{- .Values.ray.auth.existingSecret | default (include "xcray.ray.clusterName" .) -}}
@@ -134,8 +150,11 @@ Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 {{- end -}}
 {{- if .Values.rayJob.enabled -}}
 {{- include "xcray.ray.refuseGroups" (list . "rayJob.workerGroups" .Values.rayJob.workerGroups) -}}
-{{- if not (or .Values.rayJob.dataset .Values.rayJob.entrypoint) -}}
-{{- fail "rayJob.enabled needs rayJob.dataset, a folder below the home, like data/news" -}}
+{{- if not (or .Values.rayJob.dataset .Values.rayJob.dataVolume .Values.rayJob.entrypoint) -}}
+{{- fail "rayJob.enabled needs rayJob.dataset, a folder below the home, like data/news, or rayJob.dataVolume, a volume that holds data" -}}
+{{- end -}}
+{{- if contains "://" .Values.rayJob.dataset -}}
+{{- fail (printf "rayJob.dataset=%s: trainings map a data set's files, so it must be a folder. Mount the bucket by rayJob.dataVolume (a CSI driver for object storage, a claim, NFS), or copy the folder into the home, and name it by its path there, like data/news" .Values.rayJob.dataset) -}}
 {{- end -}}
 {{- if and (ne .Values.mode "cluster") (not .Values.rayJob.entrypoint) -}}
 {{- fail "rayJob.enabled needs mode=cluster: head and workers share one home; or give an entrypoint that needs none" -}}

@@ -108,6 +108,16 @@ failureThreshold: {{ .failures }}
   mountPath: /tmp/ray
 - name: shared-mem
   mountPath: /dev/shm
+{{- if include "xcray.ray.opensStore" . }}
+{{- with include "xcray.volumeMounts.storeCA" .root }}
+{{ . }}
+{{- end }}
+{{- end }}
+{{- if and (eq .part "rayjob") .root.Values.rayJob.dataVolume }}
+- name: data
+  mountPath: {{ include "xcray.ray.dataPath" .root }}
+  readOnly: true
+{{- end }}
 {{- with .root.Values.ray.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -133,6 +143,17 @@ failureThreshold: {{ .failures }}
   emptyDir:
     medium: Memory
     sizeLimit: {{ include "xcray.ray.shmSize" .group }}
+{{- if include "xcray.ray.opensStore" . }}
+{{- with include "xcray.volumes.storeCA" .root }}
+{{ . }}
+{{- end }}
+{{- end }}
+{{- if eq .part "rayjob" }}
+{{- with .root.Values.rayJob.dataVolume }}
+- name: data
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
 {{- with .root.Values.ray.extraVolumes }}
 {{ toYaml . }}
 {{- end }}

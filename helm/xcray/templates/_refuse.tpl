@@ -3,7 +3,11 @@ What this chart does not install, and what to do instead. Shapes of single value
 */}}
 
 {{- define "xcray.accessModes" -}}
-{{- .Values.storage.home.accessModes | default (list (ternary "ReadWriteMany" "ReadWriteOnce" (eq .Values.mode "cluster"))) | toJson -}}
+{{- $claim := dict -}}
+{{- with .Values.storage.home.existingClaim -}}
+{{- $claim = get (lookup "v1" "PersistentVolumeClaim" $.Release.Namespace . | default dict) "spec" | default dict -}}
+{{- end -}}
+{{- get $claim "accessModes" | default .Values.storage.home.accessModes | default (list (ternary "ReadWriteMany" "ReadWriteOnce" (eq .Values.mode "cluster"))) | toJson -}}
 {{- end -}}
 
 {{/* Most pods of the API that there may be. */}}
@@ -79,7 +83,7 @@ What this chart does not install, and what to do instead. Shapes of single value
 {{- $home := .Values.storage.home -}}
 {{- $modes := include "xcray.accessModes" . | fromJsonArray -}}
 {{- if and (eq .Values.mode "cluster") (not (has "ReadWriteMany" $modes)) (not $home.sameNode) -}}
-{{- fail "mode cluster mounts the home into pods of several Deployments: storage.home.accessModes must hold ReadWriteMany (NFS, CephFS, EFS, Filestore, Azure Files). Where all of them run on one node, say storage.home.sameNode=true" -}}
+{{- fail "mode cluster mounts the home into pods of several Deployments: storage.home.accessModes, or those of storage.home.existingClaim, must hold ReadWriteMany (NFS, CephFS, EFS, Filestore, Azure Files). Where all of them run on one node, say storage.home.sameNode=true" -}}
 {{- end -}}
 {{- if and (ne .Values.mode "cluster") (has "ReadWriteMany" $modes) (eq (include "xcray.storeType" .) "sqlite") (ne .Values.mode "serving") -}}
 {{- fail "SQLite on a ReadWriteMany volume is refused: such volumes are network file systems, where its write-ahead log is not safe. Use ReadWriteOnce, or store.type=postgresql" -}}
