@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -93,10 +94,11 @@ def write_openapi(out: Path) -> None:
 
 def markdown_pages() -> list[Path]:
     """The Markdown pages that belong to the project."""
-    listed = subprocess.run(["git", "ls-files", "-z", "*.md"], cwd=ROOT, capture_output=True, check=False)
-    if listed.returncode == 0:
-        return [ROOT / name for name in listed.stdout.decode().split("\0") if name]
-    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if shutil.which("git") is not None:
+        listed = subprocess.run(["git", "ls-files", "-z", "*.md"], cwd=ROOT, capture_output=True, check=False)
+        if listed.returncode == 0:
+            return [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    return [*ROOT.glob("*.md"), *(page for folder in ("deploy", "docs", "helm") for page in (ROOT / folder).rglob("*.md"))]
 
 
 def anchors(text: str) -> set[str]:

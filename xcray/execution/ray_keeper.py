@@ -29,6 +29,7 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 TICK: Final = 0.25  # seconds
 RUNNER: Final = b"xcray.jobs.runner"  # how a runner is known among our descendants
+PROC: Final = Path("/proc/self/stat")  # where it lacks, as on macOS, `ps` tells; a small Linux has no `ps`
 
 
 class Keeper:
@@ -172,7 +173,7 @@ def descendants(pid: int) -> list[int]:
 
 def _processes() -> list[tuple[int, int]]:
     """(pid, parent) of living processes."""
-    if not Path("/proc/self/stat").exists():
+    if not PROC.exists():
         return _processes_by_ps()
     found = []
     for folder in Path("/proc").iterdir():
@@ -215,9 +216,11 @@ def _reap(but: int | None = None) -> None:
 
 def _command_line(pid: int) -> bytes:
     """The command of a process, or nothing when it is gone or not ours to see."""
+    if not PROC.exists():
+        return subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, check=False).stdout
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, check=False).stdout
+    return b""
 
 
 def _changed(path: Path) -> int | None:
