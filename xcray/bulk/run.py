@@ -138,7 +138,8 @@ class _Run:
         if self.stop.is_set():
             raise Stopped("stopped on request; finished parts are kept, the next run does the rest")
         kept = getattr(self, "kept_rows", 0)
-        note, vitals = f"{kept} kept" if kept else "", self.vitals.told() if phase == "PREDICTING" else NONE
+        note = self.vitals.note(f"{kept} kept" if kept else "")
+        vitals = self.vitals.told() if phase == "PREDICTING" else NONE
         self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note, vitals=vitals))
 
     def _plan(self) -> Plan:

@@ -98,7 +98,7 @@ class Muster(NamedTuple):
     """Who is there of a pool or a team. wanted, present: workers; lost, nodes_lost: workers and machines that went without being
     told to, so far; stored: bytes in the object stores of the cluster that the workers are on, None where there is none;
     lost_with_nodes: of the workers lost, those that went with their whole node, which is not their fault; most: workers that were
-    ready at a time, where they come and go by themselves."""
+    ready at a time, where they come and go by themselves; awaits: what is waited for, in words, empty when nothing is."""
 
     wanted: int
     present: int
@@ -107,6 +107,7 @@ class Muster(NamedTuple):
     stored: int | None = None
     lost_with_nodes: int = 0
     most: int = 0
+    awaits: str = ""
 
 
 class Pool(Protocol):

@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from itertools import count
+from math import inf
 from typing import Any, Final
 
 import ray
 from ray.util.metrics import Counter
 
-from xcray.errors import Unavailable, XcrayError
+from xcray.errors import ParameterError, Unavailable, XcrayError
 from xcray.execution.memory import Footprint, footprint
 from xcray.execution.pool import Muster, StopFlag
 from xcray.execution.ray_nodes import LOOK_SECONDS, Surroundings, Whereabouts
@@ -20,7 +21,6 @@ from xcray.schedule.demand import Thrift
 from xcray.schedule.placement import A_CPU, Need
 
 REPLACEMENTS: Final = 5  # actors that may take a lost one's place, for each worker
-START_SECONDS: Final = float(os.environ.get("XCRAY_RAY_START_SECONDS", "120"))  # an actor must have its process by then
 BUSY: Final = ("xcray_busy_seconds", "Seconds that this worker was at work, whether or not it counted")
 BEAT_SECONDS: Final = 5.0  # between two looks at who still answers
 
@@ -98,15 +98,33 @@ def start_actor(kind: type[WorkerActor], job: str, worker: str, *args: Any, need
 
 
 def node_seconds() -> float:
-    """How long a node takes to come, about: XCRAY_RAY_NODE_SECONDS of the environment, 60 without."""
-    return float(os.environ.get("XCRAY_RAY_NODE_SECONDS", Thrift().node))
+    """How long a node takes to come, about: XCRAY_RAY_NODE_SECONDS of the environment, 60 without. Raises ParameterError."""
+    return _seconds_of("XCRAY_RAY_NODE_SECONDS", Thrift().node)
 
 
-def not_ready(who: str, seconds: float = START_SECONDS) -> Unavailable:
-    """The error when actors do not start in time: `who`, like "no Ray worker was"."""
+def start_seconds() -> float:
+    """When a job gives up that has no worker: XCRAY_RAY_START_SECONDS of the environment, 120 without. Raises ParameterError."""
+    return _seconds_of("XCRAY_RAY_START_SECONDS", 120.0)
+
+
+def _seconds_of(name: str, otherwise: float) -> float:
+    """A length of time that the environment may name."""
+    text = os.environ.get(name, "")
+    try:
+        seconds = float(text or otherwise)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < inf:
+        raise ParameterError(f"{name} must be a number of seconds above 0, not {text!r}")
+    return seconds
+
+
+def not_ready(who: str, seconds: float, why: str = "") -> Unavailable:
+    """The error when actors do not start in time: `who`, like "no Ray worker was"; why: what was waited for last, in words."""
     return Unavailable(
         f"{who} ready after {seconds:.0f} s; does the cluster have a free CPU for each worker, and memory? see `ray status`",
         code="RAY_NO_CPU",
+        hint=why or None,
     )
 
 

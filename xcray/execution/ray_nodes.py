@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection
-from typing import Any, Final
+from math import inf
+from typing import Any, Final, NamedTuple
 
 import ray
-from ray._private import state  # what is free on each node, and which are draining, has no public door
+from ray._private import state  # see `told_by_head`
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from xcray.schedule.placement import Need, Node, places
+from xcray.schedule.placement import Need, Node, places, room
 
 LOOK_SECONDS: Final = 1.0  # between two looks at the cluster
 SUSPECT_SECONDS: Final = 15.0  # a node that lost a worker gets no new one so long: it may be dead, and nobody knows yet
@@ -19,18 +20,45 @@ ANYWHERE: Final = "DEFAULT"  # Ray's own policy
 PLANNED_DEATHS: Final = frozenset({1, 4})  # of nodes, by Ray's NodeDeathInfo: told to end, or idle for the autoscaler
 
 
+class Told(NamedTuple):
+    """What a head says of its nodes. nodes: as `ray.nodes()` has them; free: node -> resource -> how much of it nobody has taken;
+    draining: node -> the wall clock in milliseconds at which it is to be gone, 0 when that is not known."""
+
+    nodes: list[dict[str, Any]]
+    free: dict[str, dict[str, float]]
+    draining: dict[str, int]
+
+
+def told_by_head() -> Told:
+    """Ask the head. The one place that uses what Ray holds private: what is free on a node, and which nodes drain until when, has
+    no public door (`ray.util.state` needs a dashboard and knows neither; the autoscaler's own client knows no deadlines), so Ray's
+    other libraries ask the same. A test says at once when a release of Ray takes it away."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    asked: Any = state.state
+    return Told(nodes, asked.available_resources_per_node(), dict(asked.get_draining_nodes()))
+
+
+def cores_there() -> int:
+    """Processors of all nodes that are there to stay, whoever uses them."""
+    told = told_by_head()
+    staying = (each for each in told.nodes if each["Alive"] and each["NodeID"] not in told.draining)
+    return int(sum(each["Resources"].get("CPU", 0.0) for each in staying))
+
+
 class Surroundings:
     """The cluster that workers are on, as it told at the last `look`.
 
     stored: bytes in its object stores; nodes_lost: machines that were there at an earlier look and went without being asked to:
-    crashed, unreachable, or taken back by whoever lends them; alive, dead, draining: identities of nodes.
+    crashed, unreachable, or taken back by whoever lends them; alive, dead, draining: identities of nodes, the latter with the
+    wall clock in seconds at which they are to be gone, infinity when that is not known.
     """
 
     def __init__(self) -> None:
         self.stored, self.nodes_lost = 0, 0
         self.alive: dict[str, str] = {}  # node -> its address
         self.dead: set[str] = set()
-        self.draining: set[str] = set()
+        self.draining: dict[str, float] = {}
+        self._stores: dict[str, float] = {}
         self._free: dict[str, dict[str, float]] = {}
         self.looks, self._looked = 0, -LOOK_SECONDS
 
@@ -40,17 +68,20 @@ class Surroundings:
         if self.looks and now < self._looked + seconds:
             return
         self.looks, self._looked = self.looks + 1, now
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes, self._free, draining = told_by_head()
         gone = [each for each in nodes if not each["Alive"] and each["NodeID"] in self.alive]
         self.nodes_lost += sum(each.get("DeathReason", 0) not in PLANNED_DEATHS for each in gone)
         self.alive = {each["NodeID"]: each["NodeManagerAddress"] for each in nodes if each["Alive"]}
         self.dead = {each["NodeID"] for each in nodes if not each["Alive"]}
-        asked: Any = state
-        self.draining = set(asked.state.get_draining_nodes())
-        self._free = asked.available_resources_per_node()
+        self.draining = {node: until / 1000.0 or inf for node, until in draining.items() if node in self.alive}
         name = "object_store_memory"
-        there = sum(each["Resources"].get(name, 0.0) for each in nodes if each["Alive"])
-        self.stored = max(0, int(there - sum(free.get(name, 0.0) for free in self._free.values())))
+        self._stores = {each["NodeID"]: each["Resources"].get(name, 0.0) for each in nodes if each["Alive"]}
+        free = sum(self._free.get(node, {}).get(name, 0.0) for node in self.alive)
+        self.stored = max(0, int(sum(self._stores.values()) - free))
+
+    def stores(self, nodes: Collection[str]) -> float:
+        """Bytes of the object stores of some nodes, used ones included; of those that live."""
+        return sum(self._stores.get(node, 0.0) for node in nodes)
 
     def free(self, suspects: Collection[str] = ()) -> list[Node]:
         """What is free on each living node; nothing new is to go to suspects, nor to nodes that drain."""
@@ -127,9 +158,23 @@ class Whereabouts:
         self._cleared.update(out)
         return out
 
-    def on_draining(self) -> list[str]:
-        """Workers whose node is about to go."""
-        return [worker for worker, node in self._node.items() if node in self._around.draining]
+    def on_draining(self) -> dict[str, float]:
+        """Workers whose node is about to go, with the seconds until it does: infinity when that is not known."""
+        now, draining = time.time(), self._around.draining
+        return {worker: draining[node] - now for worker, node in self._node.items() if node in draining}
+
+    def shun(self, nodes: Collection[str], seconds: float) -> None:
+        """Nothing new is to go to some nodes for so long."""
+        self._suspects |= dict.fromkeys(nodes, time.monotonic() + seconds)
+
+    def open(self, need: Need) -> list[str]:
+        """Nodes that have room for a worker, as of the last look."""
+        return [node.id for node in self.rooms() if room(node, need)]
+
+    def stayed(self, lost: Collection[str]) -> bool:
+        """Whether one of these lost workers died on a node that lives on: its place there comes free."""
+        last = {life.partition(".")[0]: node for life, node in self._lost.items()}
+        return any(last.get(worker) in self._around.alive.keys() - self._around.draining.keys() for worker in lost)
 
     def strategies(self, need: Need, count: int) -> list[Any]:
         """Where `count` new workers go: nodes for those that have room, and Ray's own choice, when there is one, for the others."""

@@ -12,11 +12,13 @@ they are at and leave.
 
 An actor joins when the cluster has a CPU for it: with fewer CPUs than workers the others wait, and join in the middle of
 the job when the cluster grows: what waits is what an autoscaler sees. With `thrift` no more of them wait than what is left can
-use, and near the end those that have nothing to do are given back, node by node: see `schedule.demand`.
+use, and near the end those that have nothing to do are given back, node by node: see `schedule.demand`. An actor that gets no place
+though a node has room is asked for anew, and where nobody at all comes it is given up, in words: see `schedule.patience`.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -29,7 +31,7 @@ import ray
 from xcray.errors import ParameterError, Stopped
 from xcray.execution.pool import Failed, GaveUp, Muster, RemoteWork, Report, Result
 from xcray.execution.ray_actors import (
-    START_SECONDS,
+    Pulse,
     RayWorkers,
     WorkerActor,
     answered,
@@ -37,16 +39,21 @@ from xcray.execution.ray_actors import (
     node_seconds,
     not_ready,
     start_actor,
+    start_seconds,
 )
 from xcray.execution.ray_nodes import ANYWHERE, LOOK_SECONDS
 from xcray.execution.ray_session import connect, local_ray
 from xcray.schedule.demand import Outlook, Staff, Thrift, given_back, workers_wanted
 from xcray.schedule.messages import Cleared, Joined, Left, Lost, Task
+from xcray.schedule.patience import SHUN_SECONDS, Patience
 from xcray.schedule.placement import A_CPU, Need, room
 
+LOG: Final = logging.getLogger(__name__)
 STORE: Final = 256 << 20  # bytes
 MOST: Final = 256  # workers of a job on a cluster that does not say how many it wants
 SEAT_SECONDS: Final = 15.0  # who had a seat on a node and is not there after them waits like the others
+QUIET_SECONDS: Final = 30.0  # of hearing nothing, before workers are asked whether they are there
+SILENT_SECONDS: Final = 300.0  # until one that does not answer that is given up
 
 
 @contextmanager
@@ -152,12 +159,16 @@ class RayPool(RayWorkers):
         self._told: list[Report] = []
         self._shared: tuple[Any, ...] | None = None
         self._leaving: set[str] = set()
-        self._started, self._joined, self._most, self._seen = 0, 0, 0, 0
+        self._started, self._most, self._seen = 0, 0, 0
+        self._patience, self._pulse = Patience(), Pulse(SILENT_SECONDS)
+        self._began = self._heard = self._watched = 0.0  # on a clock that never goes back
+        self._awaits = ""
 
     def open(self) -> None:
         """Connect to Ray and start the actors. Raises Unavailable when Ray can't be reached."""
         self._work.warm_up()  # one process fills numba's disk cache before many read it
         self._connect()
+        self._began = self._heard = time.monotonic()
 
     def resize(self, workers: int) -> None:
         """Have so many workers at most, from the next `wait` on: new actors join as the cluster has CPUs for them; those that are
@@ -178,11 +189,11 @@ class RayPool(RayWorkers):
 
     def now(self) -> float:
         """Seconds since the pool opened."""
-        return time.time() - self._opened
+        return time.monotonic() - self._began
 
     def muster(self) -> Muster:
         """The actors that are ready, of those wanted."""
-        return self._mustered(self._target, self._ready(), self._where.lost)._replace(most=self._most)
+        return self._mustered(self._target, self._ready(), self._where.lost)._replace(most=self._most, awaits=self._awaits)
 
     def _ready(self) -> int:
         """How many actors have what they need."""
@@ -202,17 +213,18 @@ class RayPool(RayWorkers):
         return self._target
 
     def wait(self, seconds: float) -> list[Report]:
-        """Results, workers that joined, left or were lost. Raises Unavailable when no worker gets ready in time."""
-        gone, self._told = self._told + self._look() + self._follow_size(), []
+        """Results, workers that joined, left or were lost. Raises Unavailable when no worker is ready for too long."""
+        gone, self._told = self._told + self._look() + self._follow_size() + self._watch(), []
         if gone:
             return gone
-        if not self._joined and time.time() - self._opened > START_SECONDS:
-            raise not_ready("no Ray worker was")
         if not self._waiting:
             time.sleep(seconds)
             return []
         asked = [*self._waiting, *self._finding]
-        return [report for reference in answered(asked, seconds) for report in self._receive(reference)]
+        found = answered(asked, seconds)
+        if found:
+            self._heard = time.monotonic()
+        return [report for reference in found for report in self._receive(reference)]
 
     @property
     def _target(self) -> int:
@@ -256,11 +268,38 @@ class RayPool(RayWorkers):
             for strategy in self._where.strategies(self._need, self._target - len(staying)):
                 self._start_actor(strategy)
         surplus = staying[self._n_workers :]
-        if self._thrift is not None and len(staying) > self._target:
+        too_many = self._patience.surplus(time.monotonic(), len(staying) - self._target) if self._thrift is not None else 0
+        if too_many:
             nowhere = [worker for worker in staying if worker in self._asked and worker not in self._seated]
-            surplus = list({*surplus, *nowhere[-(len(staying) - self._target) :]})
+            surplus = list(dict.fromkeys([*surplus, *nowhere[-too_many:]]))
         for worker in surplus:
             out += self._send_away(worker)
+        return out
+
+    def _watch(self) -> list[Report]:
+        """See that those asked for come and that those who came are there; what is waited for is said, and another way is tried.
+        Raises Unavailable when nobody has been ready for as long as a start may take."""
+        now = time.monotonic()
+        if now < self._watched + LOOK_SECONDS:
+            return []
+        self._watched = now
+        way = self._patience.look(now, self._asked, self._ready(), self._where.open(self._need), start_seconds())
+        if way.over:
+            raise not_ready("no Ray worker was", start_seconds(), way.why)
+        if way.anew or bool(way.why) != bool(self._awaits):
+            LOG.warning("%s%s", way.why or "nobody waits for a place any more", "; asking anew" if way.anew else "")
+        self._awaits = way.why
+        self._where.shun(way.shun, SHUN_SECONDS)
+        return [report for worker in way.anew for report in self._send_away(worker)] + self._silent(now)
+
+    def _silent(self, now: float) -> list[Report]:
+        """Workers that are given up: a process that is stopped raises no error, and with one worker nobody runs a copy."""
+        if now < self._heard + QUIET_SECONDS:
+            return []
+        out = list[Report]()
+        for worker, why in self._pulse.gone({worker: self._actors[worker] for worker in self._where.placed}).items():
+            ray.kill(self._actors[worker])
+            out += self._lose(worker, why)
         return out
 
     def _send_away(self, worker: str) -> list[Report]:
@@ -277,6 +316,7 @@ class RayPool(RayWorkers):
         if worker not in self._leaving or any(held[0] == worker for held in self._waiting.values()):
             return []
         self._leaving.discard(worker)
+        self._pulse.forget(worker)
         self._drop(worker)
         self._where.leave(worker)
         ray.kill(self._actors.pop(worker))
@@ -325,7 +365,6 @@ class RayPool(RayWorkers):
         if value is False:
             self._waiting[self._actors[worker].load.remote(*self._share())] = (worker, None)
             return []
-        self._joined += 1
         self._most = max(self._most, self._ready())
         return [Joined(worker)]
 
@@ -345,6 +384,7 @@ class RayPool(RayWorkers):
             return []
         del self._actors[worker]
         self._leaving.discard(worker)
+        self._pulse.forget(worker)
         self._drop(worker)
         self._where.lose(worker)
         self._check_losses(min(self._n_workers, max(1, self._started - self._where.lost)), why)

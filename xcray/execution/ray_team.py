@@ -20,7 +20,6 @@ import ray
 from xcray.errors import Unavailable
 from xcray.execution.pool import Muster
 from xcray.execution.ray_actors import (
-    START_SECONDS,
     Pulse,
     RayWorkers,
     WorkerActor,
@@ -29,6 +28,7 @@ from xcray.execution.ray_actors import (
     node_seconds,
     not_ready,
     start_actor,
+    start_seconds,
 )
 from xcray.execution.team import Answer, Handle, HandWork, Raised, Reply, check_replace, do, taken_apart, team_names, thing_lost
 from xcray.schedule.messages import Lost
@@ -129,7 +129,7 @@ class RayTeam(RayWorkers):
         self._work.warm_up()  # one process fills numba's disk cache before many read it
         self._connect()
         try:
-            self._start(self._names, START_SECONDS)
+            self._start(self._names, start_seconds())
         except BaseException:
             self.close()
             raise

@@ -65,6 +65,10 @@ class Vitals:
         """From now on, ask `muster` who is there."""
         self._muster = muster
 
+    def note(self, *words: str) -> str:
+        """Some words for people, and what is waited for, if anything is."""
+        return ", ".join(word for word in (*words, self._muster().awaits) if word)
+
     def told(self) -> dict[str, Any]:
         """JSON: workers that are there, workers_wanted; busy_share over the last WINDOW seconds, None before anything ended;
         counted: what was done in this attempt, by name; largest_gap and object_store_bytes where there are such."""

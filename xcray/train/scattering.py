@@ -70,7 +70,7 @@ class Scattering:
             elapsed = time.monotonic() - began
             eta = elapsed * (1.0 - share) / share if share > 0.0 else None
             rate = done / elapsed if elapsed > 0.0 else 0.0
-            desk.tell(kept + done, n_labels, rate, eta, f"{kept} kept" if kept else "")
+            desk.tell(kept + done, n_labels, rate, eta, desk.vitals.note(f"{kept} kept" if kept else ""))
 
         pool, seconds = self._pool(), desk.seconds_left()
         desk.watch(pool.footprints)
