@@ -6,10 +6,13 @@ What only a cluster shows of templates is shown here: what `lookup` finds, which
 from __future__ import annotations
 
 import base64
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.chart.apiserver import ApiServer, Write
 from tests.chart.helm import CHART, SECONDS, Refused, helms, values_files
@@ -18,6 +21,12 @@ from xcray.jobs.tokens import given_token
 
 SPACE = "ml"
 PRODUCTION = str(values_files()["production"])
+AUTOSCALED = str(values_files()["autoscaled"])
+LATER = (  # values that came after a release of 0.1.0 could be there; --reuse-values knows them not
+    *("api.progressDeadlineSeconds", "runner.progressDeadlineSeconds", "store.caSecret", "store.caKey", "auth.olderExpire"),
+    *("rayJob.dataVolume", "networkPolicy.dnsPorts", "migrations.nodeSelector", "migrations.tolerations", "migrations.affinity"),
+    *("migrations.priorityClassName", "tests.nodeSelector", "tests.tolerations", "tests.affinity"),
+)
 
 
 def helm(server: ApiServer, name: str, *words: str) -> str:
@@ -119,3 +128,37 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, change: str, mend
             with pytest.raises(Refused, match=mend):
                 helm(server, name, "install", "xcray", str(CHART), "--set", change)
             assert server.writes == []
+
+
+def older_chart(folder: Path) -> str:
+    """The chart without the values of LATER, as an older version had it."""
+    copy = folder / "older"
+    shutil.copytree(CHART, copy)
+    values: dict[str, Any] = yaml.safe_load((copy / "values.yaml").read_text())
+    for path in LATER:
+        *parents, last = path.split(".")
+        at = values
+        for name in parents:
+            at = at[name]
+        del at[last]
+    (copy / "values.yaml").write_text(yaml.safe_dump(values))
+    return str(copy)
+
+
+def test_values_that_an_older_release_does_not_know_are_not_missed(tmp_path: Path) -> None:
+    """By --reuse-values they are not there at all. And what the autoscaler decided outlives upgrades."""
+    for name in several()[-1:]:
+        with ApiServer(tmp_path) as server:
+            server.put_secret("xcray-admin", SPACE, key="one")
+            server.put_secret("xcray-postgres", SPACE, url="postgresql://one")
+            server.put("PersistentVolumeClaim", "xcray-shared", SPACE, spec={"accessModes": ["ReadWriteOnce"]})
+            with pytest.raises(Refused, match=r"storage\.home\.existingClaim, must hold ReadWriteMany"):
+                helm(server, name, "install", "xcray", str(CHART), "--values", AUTOSCALED)
+            server.put("PersistentVolumeClaim", "xcray-shared", SPACE, spec={"accessModes": ["ReadWriteMany"]})
+            helm(server, name, "install", "xcray", older_chart(tmp_path), "--values", AUTOSCALED)
+            api = server.find("Deployment", "xcray-api")["spec"]
+            assert "replicas" not in api  # nobody knows yet
+            selector, api["replicas"] = api["selector"], 7  # as the autoscaler does
+            helm(server, name, "upgrade", "xcray", str(CHART), "--reuse-values")
+            api = server.find("Deployment", "xcray-api")["spec"]
+            assert (api["selector"], api["replicas"]) == (selector, 7)
