@@ -91,7 +91,9 @@ class PostgresServer:
         """The address of one database that is used again and again, with its tables but nothing in them."""
         if not self.run("SELECT 1 FROM pg_database WHERE datname = 'emptied'"):
             self.run("CREATE DATABASE emptied")
-        tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version'"
+        tables = (
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ('alembic_version', 'oldest_program')"
+        )
         names = ", ".join(row[0] for row in self.run(tables, "emptied"))
         if names:
             self.run(f"TRUNCATE {names} RESTART IDENTITY", "emptied")

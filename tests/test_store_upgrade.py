@@ -72,32 +72,31 @@ def fill(execute):
     execute(f"{insert} ('ds_1', 'default', 'pydocs', '/d', 'READY', '{{}}', '{TIME}')")
 
 
-def old_postgres(url: str, monkeypatch) -> str:
+def old_postgres(url: str) -> str:
     """The same in PostgreSQL, made by the first two steps."""
-    with monkeypatch.context() as patch:
-        patch.setattr(upgrade, "HEAD", "0002")
-        database = Database(url)
-        upgrade.bring_up(database)
-        with database.write() as connection:
-            connection.exec_driver_sql("INSERT INTO schema_version VALUES (2)")
-            connection.exec_driver_sql("DROP TABLE alembic_version")
-            fill(connection.exec_driver_sql)
-        database.close()
+    database = Database(url)
+    upgrade.bring_up(database, steps=upgrade.OURS._replace(head="0002"))
+    with database.write() as connection:
+        connection.exec_driver_sql("INSERT INTO schema_version VALUES (2)")
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+        fill(connection.exec_driver_sql)
+    database.close()
     return url
 
 
 @pytest.fixture(params=["sqlite 1", "sqlite 2", "postgresql 2"])
-def old_url(request, tmp_path, monkeypatch):
+def old_url(request, tmp_path):
     kind, version = request.param.split()
     if kind == "sqlite":
         return old_file(tmp_path / "xcray.db", int(version))
-    return old_postgres(request.getfixturevalue("postgres").database(), monkeypatch)
+    return old_postgres(request.getfixturevalue("postgres").database())
 
 
 def is_whole(url: str) -> None:
     """The store works, and everything that was in it is there."""
     store = JobStore(url)
-    assert upgrade.look(url) == {"store": store._database.kind, "revision": HEAD, "needed": HEAD, "ready": True}
+    told = {"store": store._database.kind, "revision": HEAD, "oldest": "0003", "needed": HEAD, "ready": True, "programs": {}}
+    assert upgrade.look(url) == told
     waits, runs = store.get("job_waits"), store.get("job_runs")
     assert (waits.status, waits.kind, waits.model, waits.dataset_id, waits.created) == (PENDING, "train", "pydocs", "ds_1", TIME)
     assert (runs.status, runs.attempt) == (RUNNING, 2)
@@ -122,7 +121,7 @@ def test_the_steps_lead_to_the_tables_of_the_program(store_url):
         context = MigrationContext.configure(connection, opts={"include_name": is_ours, "compare_type": True})
         assert compare_metadata(context, METADATA) == []
     store.close()
-    assert ScriptDirectory(str(upgrade.STEPS)).get_heads() == [HEAD]
+    assert ScriptDirectory(str(upgrade.OURS.folder)).get_heads() == [HEAD]
 
 
 def is_ours(name, kind, _parents):
@@ -177,7 +176,7 @@ print("through")
 
 @pytest.mark.parametrize("statement", [12, 30, "commit"])
 def test_a_killed_upgrade_leaves_the_old_store_and_the_next_start_does_it(old_url, statement):
-    done = subprocess.run([sys.executable, "-c", KILLED, old_url, str(statement)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", KILLED, old_url, str(statement)], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
     assert upgrade.look(old_url)["revision"] in ("0001", "0002")
     is_whole(old_url)
@@ -205,12 +204,14 @@ def test_a_database_without_an_encoding_holds_texts_too(postgres):
     store.close()
 
 
-def test_a_store_of_a_newer_xcray_is_refused(store_url, postgres, tmp_path):
+@pytest.mark.parametrize("oldest", ["9999", None])
+def test_a_store_that_serves_newer_xcrays_alone_is_refused(store_url, postgres, tmp_path, oldest):
     url = postgres.database() if store_url.startswith("postgresql") else f"sqlite:///{tmp_path / 'newer.db'}"
     JobStore(url).close()
     engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        connection.exec_driver_sql(f"UPDATE oldest_program SET revision = '{oldest}'" if oldest else "DROP TABLE oldest_program")
     engine.dispose()
     with pytest.raises(Conflict, match=r"revision 9999.*newer xcray") as caught:
         JobStore(url)
@@ -228,7 +229,8 @@ def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
     old_file(tmp_path / "xcray.db", 2)
     at = ["--home", str(tmp_path), "--json"]
     assert main(["store", "check", *at]) == 0
-    assert json.loads(capsys.readouterr().out) == {"store": "sqlite", "revision": "0002", "needed": HEAD, "ready": False}
+    told = {"store": "sqlite", "revision": "0002", "oldest": None, "needed": HEAD, "ready": False, "programs": {}}
+    assert json.loads(capsys.readouterr().out) == told
     assert main(["store", "upgrade", *at]) == 0
     assert json.loads(capsys.readouterr().out)["before"] == "0002"
     assert main(["store", "check", *at]) == 0

@@ -21,22 +21,26 @@ Store = Annotated[
 
 @app.command()
 def check(home: Home = None, store: Store = None, json: output.AsJson = False) -> None:
-    """Say at which revision the store is, and whether this xcray can use it as it is. Changes nothing."""
+    """Say at which revision the store is, whether this xcray can use it as it is, and which programs do. Changes nothing."""
     from xcray.jobs.upgrade import look
 
     shown(look(address(home, store)), json)
 
 
 @app.command()
-def upgrade(home: Home = None, store: Store = None, json: output.AsJson = False) -> None:
-    """Make the store one of this xcray's, or make an empty one: in one transaction, so that a crash leaves the old one."""
-    from xcray.jobs.store import JobStore
-    from xcray.jobs.upgrade import look
+def upgrade(
+    home: Home = None,
+    store: Store = None,
+    force: Annotated[bool, typer.Option("--force", help="Also under programs at work that can't use the store after it.")] = False,
+    json: output.AsJson = False,
+) -> None:
+    """Make the store one of this xcray's, or make an empty one, beside programs that use it; refused when these would have to end.
 
-    url = address(home, store)
-    before = look(url)["revision"]
-    JobStore(url).close()
-    shown({**look(url), "before": before}, json)
+    Each step is one transaction: a crash leaves whole ones. Programs that the store then still serves go on working.
+    """
+    from xcray.jobs.upgrade import upgrade as bring
+
+    shown(bring(address(home, store), forced=force), json)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import Any
 from xcray.errors import Conflict, Corrupt, ParameterError
 from xcray.files import sync_path
 from xcray.jobs.engine import SQLITE, Database
-from xcray.jobs.upgrade import checked
+from xcray.jobs.revision import checked
 
 
 def back_up(url: str, path: Path, *, replace: bool = False) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> dict[str, Any]:
         if database.kind != SQLITE:
             raise ParameterError("this copies stores of SQLite only: use pg_dump for PostgreSQL (docs/store.md)")
         with database.read() as connection:
-            if checked(connection) is None:
+            if checked(connection).revision is None:
                 raise ParameterError("there is no job store at that address: name its home or its URL")
         if path.exists() and not replace:
             raise Conflict(f"{path.name} is there already: name another file, or allow to replace it", code="EXISTS")

@@ -26,6 +26,8 @@ SQLITE: Final = "sqlite"
 POSTGRESQL: Final = "postgresql"
 KNOCK_SECONDS: Final = (0.001, 0.004)  # between two tries of a writer at SQLite's door: about as long as a commit takes
 
+BELIEVED_SECONDS: Final = 1.0  # for which readers do not ask again whether the store is still one of ours
+
 Heard: TypeAlias = Callable[[str, float, bool], None]  # door (read or write), seconds, whether the database answered
 
 P = ParamSpec("P")
@@ -63,20 +65,34 @@ class Database:
         self._probe = threading.Lock()
         self._reader = self._engine.execution_options(xcray_read=True)
         self.heard: Heard = lambda door, seconds, answered: None
+        self.guard: Callable[[Connection], None] = lambda connection: None  # raises when our kind may not use the store any more
+        self._believed = -float("inf")  # monotonic seconds when it last did not
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A write transaction: committed and on disk when the block ends, undone when it raises."""
+        """A write transaction: committed and on disk when the block ends, undone when it raises. First of all it asks the guard."""
         with self._timed("write"), self._our_turn(), self._answering(), self._words(), self._engine.connect() as connection:
             with connection.begin() as transaction:
+                self.guard(connection)
                 yield connection
                 with self._words(committing=True):
                     transaction.commit()
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
-        """A read transaction: one snapshot, waits for nobody."""
+    def read(self, *, guarded: bool = True) -> Iterator[Connection]:
+        """A read transaction: one snapshot, waits for nobody. The guard is asked once in BELIEVED_SECONDS, or not at all."""
         with self._timed("read"), self._answering(), self._words(), self._reader.begin() as connection:
+            if guarded and time.monotonic() - self._believed >= BELIEVED_SECONDS:
+                asked = time.monotonic()
+                self.guard(connection)
+                self._believed = asked
+            yield connection
+
+    @contextmanager
+    def outside(self) -> Iterator[Connection]:
+        """A connection outside any transaction, which nobody uses after the block: its settings and locks go with it."""
+        with self._words(), self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.detach()
             yield connection
 
     def alone(self, connection: Connection, what: str) -> None:

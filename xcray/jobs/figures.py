@@ -13,9 +13,9 @@ from sqlalchemy import Connection
 
 from xcray.errors import Conflict
 from xcray.jobs.engine import Database, Heard
+from xcray.jobs.revision import OLDER, checked, too_old
 from xcray.jobs.schema import COUNTERS, EVENTS, HEAD, JOBS
 from xcray.jobs.states import PENDING, RUNNING, STATUSES
-from xcray.jobs.upgrade import MEND, checked
 
 OLDEST: Final = 20  # waiting jobs that are asked since when: the one submitted first may have been resumed just now
 MOST_RUNNING: Final = 1000  # running jobs whose progress is read
@@ -66,11 +66,11 @@ class FigureTable:
         self._database.heard = heard
 
     def check_schema(self) -> None:
-        """Raise Conflict, code SCHEMA_NEWER or SCHEMA_OLDER, when another xcray has changed the schema since this one came."""
-        with self._database.read() as connection:
+        """Raise Conflict, code SCHEMA_NEWER or SCHEMA_OLDER, when the store does not serve this program, or not any more."""
+        with self._database.read(guarded=False) as connection:
             found = checked(connection)
-        if found != HEAD:
-            raise Conflict(f"the store is at revision {found}, this xcray needs {HEAD}: {MEND}", code="SCHEMA_OLDER")
+        if not found.serves(HEAD):
+            raise Conflict(too_old(found), code=OLDER)
 
     def _waiting(self, connection: Connection) -> float:
         """Seconds since the oldest waiting jobs became so, the longest of them; those that pause after a loss do not count."""

@@ -146,6 +146,7 @@ class Heart:
             self._counted = now
             self._hear()
         self._counted = now
+        self._store.attend()
         if self._wanted is not None and self._wanted.parent.is_dir():
             self._wanted.touch()
 

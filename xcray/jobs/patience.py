@@ -5,8 +5,11 @@ A server that is stopped, or a network that swallows packets, sends nothing at a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
+
+from sqlalchemy import Connection
 
 CONNECT_SECONDS: Final = (2, 4)  # libpq takes no less than 2 in earnest
 PING_SECONDS: Final = 2.0  # a question that waits for no lock
@@ -24,15 +27,18 @@ def connector(busy_seconds: float) -> Callable[[Any, Any, Any, dict[str, Any]], 
     longest = max(LEAST_SECONDS, busy_seconds)
 
     class Patient(psycopg.Connection[Any]):
-        """A connection that is closed when the server is silent for too long."""
+        """A connection that is closed when the server is silent for too long.
+
+        seconds: how long an answer may take, in a transaction, and outside, where only SQLAlchemy speaks, asking a connection that
+        lay idle whether it still lives.
+        """
+
+        seconds = (longest + 1.0, min(longest, PING_SECONDS))
 
         def wait(self, gen: Any, *_how: Any, **_named: Any) -> Any:
-            """Run a conversation of psycopg's to its end. Raises OperationalError after a second more than the server may take.
-
-            Outside transactions only SQLAlchemy speaks: it asks a connection that lay idle whether it still lives.
-            """
+            """Run a conversation of psycopg's to its end. Raises OperationalError after a second more than the server may take."""
             try:
-                return super().wait(gen, timeout=min(longest, PING_SECONDS) if self.autocommit else longest + 1.0)
+                return super().wait(gen, timeout=self.seconds[self.autocommit])
             except psycopg.OperationalError:
                 if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
                     self.pgconn.finish()  # an answer that comes later must not be taken for that to another question
@@ -53,3 +59,14 @@ def connector(busy_seconds: float) -> Callable[[Any, Any, Any, dict[str, Any]], 
         return Patient.connect(**wished)
 
     return connect
+
+
+@contextmanager
+def unhurried(connection: Connection, seconds: float) -> Iterator[None]:
+    """Let this side of a connection of `connector` wait for so long. The server's own timeouts are the caller's to set."""
+    ours: Any = connection.connection.driver_connection
+    before, ours.seconds = ours.seconds, (seconds + 1.0, seconds + 1.0)
+    try:
+        yield
+    finally:
+        ours.seconds = before

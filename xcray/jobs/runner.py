@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stand_back(chosen.nice)
     home, flag = Home(chosen.home), StopFlag()
     signal.signal(signal.SIGTERM, lambda _number, _frame: flag.set())
-    store = JobStore(chosen.store or home.store_url)
+    store = JobStore(chosen.store or home.store_url, upgrade=False)  # never: the program that launched us is at work with it
     log = Bound(home.log(chosen.job), int(chosen.log_bytes)) if chosen.log_bytes else None
     how: dict[str, Any] = {"lease_seconds": chosen.lease, "patience": chosen.patience, "log": log, "wanted": chosen.wanted}
     how["phase"] = whereabouts.at

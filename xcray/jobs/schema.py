@@ -11,7 +11,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy import Boolean, Column, Float, Index, Integer, MetaData, Table, Text, UniqueConstraint
 
-HEAD: Final = "0003"  # the newest file of migrations/versions: what a store of this program is at
+HEAD: Final = "0004"  # the newest file of migrations/versions: what a store of this program is at
 
 METADATA: Final = MetaData()
 DOCUMENT: Final = sa.JSON(none_as_null=True)
@@ -154,4 +154,19 @@ TURNS: Final = Table(
     METADATA,
     Column("tenant", Text, primary_key=True),
     Column("turn", SERIAL, nullable=False),  # number of the tenant's newest claim among all: who has the lowest is next
+)
+
+PROGRAMS: Final = Table(  # processes that work with the store
+    "programs",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("revision", Text, nullable=False),  # the newest that it knows
+    Column("beats", Integer, nullable=False),
+    Column("lease_seconds", Float, nullable=False),
+)
+
+OLDEST: Final = Table(  # one row
+    "oldest_program",
+    METADATA,
+    Column("revision", Text, primary_key=True),  # the oldest program that may work with the store as it is now
 )

@@ -6,6 +6,8 @@ job, created = store.submit({"dataset": "ds_..."}, name="pydocs", idempotency_ke
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
@@ -14,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from xcray.errors import Conflict, ParameterError, Refused
+from xcray.errors import Conflict, ParameterError, Refused, XcrayError
 from xcray.jobs.attempts import AttemptTable
 from xcray.jobs.audit import AuditTable
 from xcray.jobs.counters import CounterTable
@@ -26,12 +28,15 @@ from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, new_id, utc
 from xcray.jobs.keys import KeyTable
 from xcray.jobs.leases import Watch
 from xcray.jobs.paging import page_start, page_token_after
+from xcray.jobs.programs import ProgramTable, process_name
+from xcray.jobs.revision import Guard
 from xcray.jobs.rows import JOB_COLUMNS, change, find, job_of, move, note
 from xcray.jobs.schema import EVENTS, JOBS
 from xcray.jobs.states import PENDING, QUEUED, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL
 from xcray.jobs.stopping import StopTable
 from xcray.jobs.upgrade import bring_up
 
+LOG: Final = logging.getLogger(__name__)
 Events: TypeAlias = list[Event]  # the store has a method `list`
 Jobs: TypeAlias = list[Job]
 
@@ -50,11 +55,11 @@ _FRESH: Final[dict[str, Any]] = {
 _EMPTY: Final[dict[str, Any]] = dict.fromkeys(("reason", "message", "result", "started", "finished"))  # as every new job has them
 
 
-class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, CounterTable, DutyTable, StopTable):
+class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, CounterTable, DutyTable, StopTable, ProgramTable):
     """Jobs, their events, data sets, keys and all else of the service, in one database that many processes share.
 
     Every method is one transaction and may be called from any thread. Raises Unavailable when the database can't answer, Refused
-    DISK_FULL when it can't take more, Conflict when it was written by a newer xcray.
+    DISK_FULL when it can't take more, Unavailable SCHEMA_NEWER when a newer xcray made it one that this must not use any more.
     """
 
     def __init__(
@@ -67,13 +72,16 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         upgrade: bool = True,
     ) -> None:
         """url: the database in SQLAlchemy's form. now: Unix seconds, for what people read. steady: seconds that never jump, for
-        leases. busy_seconds: how long a transaction may wait. upgrade: whether an older store may be upgraded; else Conflict."""
+        leases. busy_seconds: how long a transaction may wait. upgrade: whether an older store may be upgraded; else Conflict, as
+        for one that serves newer programs alone."""
         self.url = url
         self._now, self._steady = now, steady
-        self._leases, self._duties = Watch(steady), Watch(steady)
+        self._leases, self._duties, self._programs = Watch(steady), Watch(steady), Watch(steady)
+        self._program, self._attended, self._attending = process_name(), None, threading.Lock()
         self._database = Database(url, busy_seconds)
         try:
             bring_up(self._database, allowed=upgrade)
+            self._database.guard = Guard()
         except BaseException:
             self._database.close()
             raise
@@ -270,13 +278,19 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
 
     @once_more
     def ping(self) -> None:
-        """Return when the database answers; raises Unavailable when not."""
-        with self._database.read() as connection:
+        """Return when the database answers, whatever its schema; raises Unavailable when not."""
+        with self._database.read(guarded=False) as connection:
             connection.execute(sa.select(1))
 
     def close(self) -> None:
         """Close all connections; the store may not be used after it."""
-        self._database.close()
+        try:
+            if self._attended is not None:
+                self._leave()
+        except XcrayError as error:
+            LOG.info("the store was not told that we leave, and will find out: %s", error.message)
+        finally:
+            self._database.close()
 
     def _insert(self, asked: dict[str, Any], most_queued: int | None) -> tuple[Job, bool]:
         """A new row and its first event, and True; or the job that has its key already, and False."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +12,7 @@ from xcray.errors import Fenced, Unavailable, XcrayError
 from xcray.jobs.attempts import LAUNCH, MOST_LAUNCHES
 from xcray.jobs.job import Job
 from xcray.jobs.launch import Ended, Launcher
+from xcray.jobs.programs import process_name
 from xcray.jobs.quotas import RunningQuota
 from xcray.jobs.store import JobStore
 from xcray.jobs.tally import LOOKS
@@ -100,6 +98,7 @@ class Supervisor:
             self._launches.append(_Launch(job, self._hands.submit(self._launcher.launch, job), deadline))
         if time.monotonic() >= self._tell:
             self._store.count(LOOKS)
+            self._store.attend()
             self._tell = time.monotonic() + TELL_SECONDS
 
     def _claim(self) -> Job | None:
@@ -163,11 +162,6 @@ class Supervisor:
             self._store.release(job.id, job.attempt)
             return
         self._store.retry_later(job.id, job.attempt, reason=LAUNCH, message=_sentence(error), max_attempts=self._launch_attempts)
-
-
-def process_name() -> str:
-    """A name that no other process has, on any host, at any time; it says which one it is."""
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def _sentence(error: BaseException) -> str:

@@ -49,6 +49,10 @@ class Again(Unavailable):
     """The database undid the transaction, or never began it: doing it once more is safe."""
 
 
+class Locked(Unavailable):
+    """Others hold what a transaction needs: it was undone as a whole."""
+
+
 def in_words(error: DBAPIError | TimeoutError, *, committing: bool = False) -> XcrayError:
     """The error for a driver's; whether its transaction may be done again depends on `committing`: then nobody knows its end."""
     driver: Any = getattr(error, "orig", None)
@@ -66,6 +70,8 @@ def in_words(error: DBAPIError | TimeoutError, *, committing: bool = False) -> X
     )
     if _state(driver) in UNDONE or (gone and not committing):
         return Again(sentence if known else SILENT[1], code=STORE)
+    if known is LOCKED:
+        return Locked(sentence, code=code)
     kinds: dict[str, type[XcrayError]] = {"DISK_FULL": Refused, "STORE_CORRUPT": Corrupt}
     return kinds.get(code, Unavailable)(sentence, code=code)
 

@@ -1,98 +1,250 @@
-"""Bringing a store to the schema of this program: one transaction under a lock, so that a crash leaves the old or the new.
+"""Bringing a store to the schema of this program, beside those who use it: one step, one transaction, under a lock.
 
-Any number of processes may open an old store at the same moment: one upgrades, the others find it done.
+A crash leaves the store between two steps, of which each is whole. Any number of processes may open an old store at the same
+moment: one upgrades, the others find it done. While an older program is at work that a step would cut off, the upgrade is refused
+before it has changed anything.
 """
 
 from __future__ import annotations
 
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from xcray.errors import Conflict
-from xcray.jobs.engine import SQLITE, Database, parse_url
-from xcray.jobs.schema import HEAD
+from xcray.errors import Conflict, Unavailable
+from xcray.jobs.engine import POSTGRESQL, SQLITE, Database, parse_url
+from xcray.jobs.leases import Watch
+from xcray.jobs.patience import unhurried
+from xcray.jobs.programs import Program, forget, noted
+from xcray.jobs.revision import OLDER, Found, checked, too_old
+from xcray.jobs.schema import HEAD, OLDEST, PROGRAMS
+from xcray.jobs.troubles import Locked
 
-STEPS: Final = Path(__file__).parent / "migrations"
+LOG: Final = logging.getLogger(__name__)
 LOCK: Final = 0x78637261  # of PostgreSQL's advisory locks; SQLite's writers wait for each other anyway
-MEND: Final = "run `xcray store upgrade` while no older xcray uses it (with XCRAY_STORE_UPGRADE=true every start does)"
+HOLD_SECONDS: Final = 1.0  # for which a step waits for a table: all who come after it wait as long
+STEP_SECONDS: Final = 3600.0  # for which a statement of a step may take
+PATIENCE_SECONDS: Final = 180.0  # for which a step is tried again while others hold what it needs
+PAUSE_SECONDS: Final = (0.2, 2.0)  # between two tries
+LOOK_SECONDS: Final = 0.5  # between two looks whether a program is at work
 
 
-def bring_up(database: Database, *, allowed: bool = True) -> str | None:
+class Steps(NamedTuple):
+    """What leads to the schema of a program: the folder of its steps, and the newest of them."""
+
+    folder: Path
+    head: str
+
+
+class Step(NamedTuple):
+    """One of them: the oldest program that may work beside what it leaves, and whether it runs in a transaction."""
+
+    revision: str
+    oldest: str
+    in_transaction: bool
+
+
+OURS: Final = Steps(Path(__file__).parent / "migrations", HEAD)
+
+
+def bring_up(database: Database, *, allowed: bool = True, forced: bool = False, steps: Steps = OURS) -> str | None:
     """Upgrade a store that is older than this program; the revision that was found, None for an empty database.
 
-    allowed: whether to change anything. Raises Conflict: SCHEMA_NEWER when another xcray has upgraded it beyond this one,
-    SCHEMA_OLDER when it would have to be upgraded and that is not allowed.
+    allowed: whether to change anything. forced: whether to take steps also under programs that can't work beside them. Raises
+    Conflict: SCHEMA_NEWER when another xcray has made it one that serves newer programs alone, SCHEMA_OLDER when it would have to
+    be upgraded and that is not allowed, SCHEMA_IN_USE when programs are at work that would have to end first. Raises Unavailable
+    when others hold its tables for PATIENCE_SECONDS.
     """
     with database.read() as connection:
-        found = checked(connection)
-    if found == HEAD:
-        return found
+        found = checked(connection, steps.head)
+    if found.serves(steps.head):
+        return found.revision
     if not allowed:
-        state = "is empty" if found is None else f"is at revision {found}"
-        raise Conflict(f"the store {state}, this xcray needs {HEAD}: {MEND}", code="SCHEMA_OLDER")
-    with database.write() as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
-        found = checked(connection)  # another process may have done it while we waited
-        if found != HEAD:
-            _climb(connection, found)
-    return found
+        raise Conflict(too_old(found, steps.head), code=OLDER)
+    ahead = [step for step in _all(steps) if found.revision is None or step.revision > found.revision]
+    silent = {} if forced or found.revision is None else _silent(database, max(step.oldest for step in ahead))
+    for step in ahead if found.revision is not None else ahead[-1:]:  # an empty one is made at once
+        _patiently(database, lambda step=step: _take(database, steps, step, None if forced else silent))  # type: ignore[misc]
+        LOG.info("the store is at revision %s", step.revision)
+    return found.revision
 
 
 def look(url: str) -> dict[str, Any]:
-    """What is at an address, without changing it: kind, revision (None: empty), `needed`, and whether they are the same, `ready`.
+    """What is at an address, without changing it.
 
-    Raises Unavailable when the database can't be reached; Conflict, code SCHEMA_NEWER.
+    `store`: its kind; `revision`, None when it is empty; `oldest`: the oldest program that it serves, None when it does not say;
+    `needed`: the revision of this program; `ready`: whether it may work with it; `programs`: how many are at work (or ended of
+    late without a word), by their revision. Raises Unavailable when the database can't be reached; Conflict, code SCHEMA_NEWER.
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == SQLITE and not Path(str(parsed.database)).is_file():  # looking must not make one
-        return {"store": SQLITE, "revision": None, "needed": HEAD, "ready": False}
+        return _told(SQLITE, Found(None, None), [])
     database = Database(url)
     try:
         with database.read() as connection:
-            found = checked(connection)
+            return _told(database.kind, checked(connection), _at_work(connection))
     finally:
         database.close()
-    return {"store": database.kind, "revision": found, "needed": HEAD, "ready": found == HEAD}
 
 
-def checked(connection: Connection) -> str | None:
-    """The revision of a store, None for an empty one. Raises Conflict, code SCHEMA_NEWER, for one that is unknown here."""
-    tables = set(sa.inspect(connection).get_table_names())
-    if "alembic_version" in tables:
-        found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-        return _known(None if found is None else str(found))
-    if "schema_version" in tables:  # of xcray 0.1, which counted by itself
-        number = connection.exec_driver_sql("SELECT version FROM schema_version").scalar()
-        return _known(None if number is None else f"{number:04}")
-    return None
+def upgrade(url: str, *, forced: bool = False) -> dict[str, Any]:
+    """`bring_up` the store at an address; `look` at it afterwards, and `before`, the revision that it had."""
+    database = Database(url)
+    try:
+        before = bring_up(database, forced=forced)
+    finally:
+        database.close()
+    return {**look(url), "before": before}
 
 
-def _known(revision: str | None) -> str | None:
-    """A revision up to HEAD. They are numbers of four digits."""
-    if revision is not None and revision > HEAD:
-        raise Conflict(
-            f"the store is at schema revision {revision}, this xcray knows {HEAD}: use a newer xcray", code="SCHEMA_NEWER"
-        )
-    return revision
+def _told(kind: str, found: Found, programs: list[Program]) -> dict[str, Any]:
+    """What `look` says."""
+    count = dict(sorted(Counter(each.revision for each in programs).items()))
+    told = {"store": kind, "revision": found.revision, "oldest": found.oldest, "needed": HEAD}
+    return {**told, "ready": found.serves(HEAD), "programs": count}
 
 
-def _climb(connection: Connection, found: str | None) -> None:
-    """Run the steps that lack, within the caller's transaction."""
+def _all(steps: Steps) -> list[Step]:
+    """Every step, the first one first. One that does not say whom it serves, serves none before itself."""
+    scripts = _scripts(steps)[1].walk_revisions("base", steps.head)
+    found = [(each.revision, each.module) for each in scripts][::-1]
+    return [Step(name, getattr(module, "oldest", name), getattr(module, "in_transaction", True)) for name, module in found]
+
+
+def _scripts(steps: Steps) -> tuple[Any, Any]:
+    """Alembic's settings for the folder, and its view of it."""
     from alembic.config import Config  # here: it takes 0.1 s, and most stores are up to date
-    from alembic.runtime.environment import EnvironmentContext
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", str(STEPS).replace("%", "%%"))
+    config.set_main_option("script_location", str(steps.folder).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    script = ScriptDirectory.from_config(config)
-    with EnvironmentContext(config, script, fn=lambda now, _context: script._upgrade_revs(HEAD, now)) as environment:
+    return config, ScriptDirectory.from_config(config)
+
+
+def _at_work(connection: Connection, before: str | None = None) -> list[Program]:
+    """Programs noted in a store, also in one that has no such table yet: those older than `before`, or all."""
+    if not sa.inspect(connection).has_table(PROGRAMS.name):
+        return []
+    return [each for each in noted(connection) if before is None or each.revision < before]
+
+
+def _silent(database: Database, oldest: str) -> dict[str, int]:
+    """Programs older than that which are noted and gone: name -> beats. Watches them for their leases.
+
+    Raises Conflict, code SCHEMA_IN_USE, as soon as one beats.
+    """
+    watch, first = Watch(time.monotonic), dict[str, int]()
+    LOG.info("looking whether programs older than %s are at work, for as long as their leases", oldest)
+    while True:
+        with database.read() as connection:
+            older = _at_work(connection, oldest)
+        moved = [each for each in older if first.setdefault(each.id, each.beats) != each.beats]
+        if moved:
+            raise _in_use(moved, oldest)
+        if len(watch.lost({each.id: (each.beats, each.lease_seconds) for each in older})) == len(older):
+            return {each.id: each.beats for each in older}
+        time.sleep(LOOK_SECONDS)
+
+
+def _in_use(older: list[Program], oldest: str) -> Conflict:
+    """The refusal of a step that programs at work can't live with."""
+    revisions = ", ".join(sorted({each.revision for each in older}))
+    names = ", ".join(each.id.rpartition(":")[0] for each in older[:5])
+    return Conflict(
+        f"{len(older)} programs of revision {revisions} use the store ({names}), and this upgrade leaves one that serves programs"
+        f" from {oldest} on: roll out the release between first, or end them; `xcray store upgrade --force` does it all the same",
+        code="SCHEMA_IN_USE",
+        oldest=oldest,
+    )
+
+
+def _patiently(database: Database, take: Callable[[], None]) -> None:
+    """Take a step, again and again while others hold what it needs."""
+    deadline = time.monotonic() + (PATIENCE_SECONDS if database.kind == POSTGRESQL else 0.0)
+    while True:
+        try:
+            take()
+            return
+        except Locked as error:
+            if time.monotonic() >= deadline:
+                raise Unavailable(
+                    "the schema can't be changed now: others hold the tables for long (a dump, an open transaction, another"
+                    " upgrade); nothing of this step was done: run it again when they have ended",
+                    code="STORE",
+                ) from error
+        time.sleep(random.uniform(*PAUSE_SECONDS))
+
+
+def _take(database: Database, steps: Steps, step: Step, silent: dict[str, int] | None) -> None:
+    """Take the steps up to one, unless another process did. silent: older programs that are gone; None: none are asked for."""
+    alone = _turn if step.in_transaction or database.kind == SQLITE else _session
+    with alone(database) as connection:
+        found = checked(connection, steps.head)
+        if found.revision is not None and found.revision >= step.revision:
+            return
+        if silent is not None and found.revision is not None:
+            older = _at_work(connection, step.oldest)
+            come = [each for each in older if silent.get(each.id) != each.beats]
+            if come:
+                raise _in_use(come, step.oldest)
+            forget(connection, older)
+        _climb(connection, steps, found.revision, step)
+        _note_oldest(connection, max(each.oldest for each in _all(steps) if each.revision <= step.revision))
+
+
+@contextmanager
+def _turn(database: Database) -> Iterator[Connection]:
+    """A write transaction in which nobody else upgrades. Raises Locked when somebody does, or holds a table for HOLD_SECONDS.
+
+    Who waits here has no snapshot that an index made beside it would wait for: it asks, and comes again.
+    """
+    with database.write() as connection:
+        if database.kind == SQLITE:
+            yield connection
+            return
+        with unhurried(connection, STEP_SECONDS):
+            if not connection.execute(sa.select(sa.func.pg_try_advisory_xact_lock(LOCK))).scalar_one():
+                raise Locked("another process upgrades the store", code="STORE")
+            connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(STEP_SECONDS * 1000)}")
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(HOLD_SECONDS * 1000)}")
+            yield connection
+
+
+@contextmanager
+def _session(database: Database) -> Iterator[Connection]:
+    """The same outside any transaction, for PostgreSQL's statements that run for long and hold up nobody."""
+    with database.outside() as connection, unhurried(connection, STEP_SECONDS):
+        if not connection.execute(sa.select(sa.func.pg_try_advisory_lock(LOCK))).scalar_one():
+            raise Locked("another process upgrades the store", code="STORE")
+        connection.exec_driver_sql(f"SET statement_timeout = {int(STEP_SECONDS * 1000)}")
+        connection.exec_driver_sql(f"SET lock_timeout = {int(STEP_SECONDS * 1000)}")
+        yield connection  # the lock goes with the connection
+
+
+def _climb(connection: Connection, steps: Steps, found: str | None, step: Step) -> None:
+    """Run the steps that lack up to one, within the caller's transaction, if it has one."""
+    from alembic.runtime.environment import EnvironmentContext
+
+    config, script = _scripts(steps)
+    with EnvironmentContext(config, script, fn=lambda now, _context: script._upgrade_revs(step.revision, now)) as environment:
         environment.configure(connection=connection)
         context = environment.get_context()
         if found is not None and not context.get_current_heads():
             context.stamp(script, found)  # a store of xcray 0.1 is taken over at the version it counted itself
         environment.run_migrations()
+
+
+def _note_oldest(connection: Connection, oldest: str) -> None:
+    """Write down whom the store serves now; before it has the table, only those of its own revision."""
+    if sa.inspect(connection).has_table(OLDEST.name):
+        connection.execute(sa.delete(OLDEST))
+        connection.execute(sa.insert(OLDEST).values(revision=oldest))

@@ -210,5 +210,6 @@ async def _tend(rooms: Rooms, house: Housekeeper | None) -> None:
             if turn % MODELS_TURNS == 0:
                 await asyncio.to_thread(rooms.predictors.look)
                 await asyncio.to_thread(rooms.shadows.flush, rooms.store)
+                await asyncio.to_thread(rooms.store.attend)
         except (XcrayError, OSError) as error:  # the next turn comes soon
             LOGGER.warning("tending failed", extra={"detail": str(error)})

@@ -11,10 +11,11 @@ from xcray.jobs.home import Home
 from xcray.jobs.job import Job
 from xcray.jobs.launch import Ended, Launcher, ProcessLauncher, RayJobLauncher
 from xcray.jobs.leading import Elected, OnlyOne, Post
+from xcray.jobs.programs import process_name
 from xcray.jobs.quotas import RunningQuota
 from xcray.jobs.retention import Kept, Retention
 from xcray.jobs.store import JobStore
-from xcray.jobs.supervisor import Supervisor, process_name
+from xcray.jobs.supervisor import Supervisor
 from xcray.service.settings import Settings
 from xcray.service.state import Supervising
 

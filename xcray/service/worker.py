@@ -38,13 +38,18 @@ def main() -> int:
     share_arenas()
     log_to(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
-    with socket.socket(fileno=told["listener"]) as listener, contextlib.closing(JobStore(settings.store_url)) as store:
+    with socket.socket(fileno=told["listener"]) as listener, contextlib.closing(_store(settings)) as store:
         checks: Checks = {**checks_of(settings, home), "WORKERS": partial(check_workers, partial(_told, Path(told["facts"])))}
         app = create_app(settings, store=store, checks=checks, leads=told["leads"])
         server = Server(app, settings, _say_ready)
         threading.Thread(target=_follow, args=(server,), name="xcray-keeper", daemon=True).start()
         uvloop.run(server.serve(sockets=[listener]))
     return 0
+
+
+def _store(settings: Settings) -> JobStore:
+    """The keeper has upgraded it, if that was to be done."""
+    return JobStore(settings.store_url, upgrade=False)
 
 
 def _say_ready() -> None:

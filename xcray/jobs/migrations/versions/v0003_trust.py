@@ -9,6 +9,7 @@ revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
+oldest = "0003"  # leases are told otherwise: who knows dates would take jobs from those who run them
 
 SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 LEASE_SECONDS = 20.0  # of jobs that run while the store is upgraded
