@@ -11,15 +11,22 @@ import ray
 from ray._private.internal_api import node_stats
 from ray.cluster_utils import Cluster
 
-from xcray.execution.ray_session import NAMESPACE, environment, own_environment, short_root, write_token
+from xcray.execution.ray_session import NAMESPACE, environment, own_environment, patiently, short_root, write_token
 
-QUICK = {  # a dead node is noticed in seconds; a start may take long where others work
-    "RAY_raylet_start_wait_time_s": "120",
+QUICK = {  # a dead node is noticed in seconds
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_timeout_ms": "10000",  # the dead refuse at once; who lives and finds no time to answer has half a minute
     "RAY_health_check_failure_threshold": "3",
 }
+
+
+class Patient(Cluster):
+    """A cluster whose nodes may take long to come, where others work."""
+
+    def add_node(self, *given: Any, **how: Any) -> Any:
+        """See Ray."""
+        return patiently(lambda: super(Patient, self).add_node(*given, **how))
 
 
 @contextmanager
@@ -31,7 +38,7 @@ def several_nodes(*cpus: int, store: int = 100 << 20) -> Iterator[Cluster]:
     root = short_root()
     write_token(root / "token")
     with environment({**own_environment(root / "token"), **QUICK, "RAY_ADDRESS": None, "RAY_TMPDIR": str(root)}):
-        cluster = Cluster(
+        cluster = Patient(
             initialize_head=True,
             head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": store, "dashboard_host": "127.0.0.1"},
         )

@@ -1,7 +1,10 @@
 """xcray's own local Ray: started once, shared, sealed by a token, ended whole. Each test ends only what it started."""
 
 import fcntl
+import inspect
+import math
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -11,8 +14,11 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import create_autospec
 
 import pytest
+import without
 
 from xcray.errors import Unavailable
 from xcray.execution import ray_cluster, ray_keeper, ray_session
@@ -36,7 +42,7 @@ def settings_():
     return {name: value for name, value in os.environ.items() if name != "RAY_CLIENT_MODE"}
 
 
-def gone(pids, seconds=10.0):
+def gone(pids, seconds=120.0):
     """Wait for the end of processes; those that are left."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
@@ -45,8 +51,7 @@ def gone(pids, seconds=10.0):
 
 
 def alive(pid):
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
-    return bool(state) and not state.startswith("Z")
+    return pid in {each for each, _ in ray_keeper._processes()}
 
 
 def root_of(directory):
@@ -72,7 +77,7 @@ def cluster(directory, before):
     """A cluster that was asked for by a process which has been killed since."""
     asker = subprocess.Popen([sys.executable, "-c", ASKER, str(directory)], start_new_session=True)
     cluster = LocalCluster(directory, **SMALL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (directory / "asked").exists():
         assert asker.poll() is None
         assert time.monotonic() < deadline
@@ -95,7 +100,7 @@ time.sleep(600)
 
 def get(url, headers=None):
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}), timeout=10) as reply:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}), timeout=60) as reply:
             return reply.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -121,10 +126,11 @@ def test_the_token_is_in_one_file_of_its_owner_and_shown_nowhere(cluster, direct
     assert stat.S_IMODE(info.token_path.stat().st_mode) == 0o600
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(root_of(directory).stat().st_mode) == 0o700
-    commands = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    commands = [ray_keeper._command_line(pid).decode() for pid, _ in ray_keeper._processes()]
+    assert any("gcs_server" in command for command in commands)
     files = [path for path in directory.iterdir() if path != info.token_path]
     shown = [path.read_text(errors="replace") for path in files]
-    assert not any(token in text for text in [commands, repr(info), str(info.environment), *shown])
+    assert not any(token in text for text in [*commands, repr(info), str(info.environment), *shown])
 
 
 def test_the_dashboard_listens_on_the_loopback_interface_only(cluster):
@@ -139,7 +145,7 @@ def test_a_driver_joins_by_address_and_leaves_it_running(cluster):
         import ray
 
         assert ray.get_runtime_context().namespace == "xcray"
-        assert ray.get(ray.remote(lambda: 6 * 7).remote(), timeout=60) == 42
+        assert ray.get(ray.remote(lambda: 6 * 7).remote(), timeout=300) == 42
         assert signal.getsignal(signal.SIGTERM) is handler
     assert settings_() == environment
     assert not ray.is_initialized()
@@ -155,7 +161,7 @@ def test_a_driver_with_another_token_is_refused(cluster, tmp_path):
     )
     reply = subprocess.run(
         [sys.executable, "-c", program, info.address, str(tmp_path / "token")],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "RAY_NUM_REDIS_GET_RETRIES": "1"},  # Ray tries twenty times, a second apart
     )  # fmt: skip
     assert reply.returncode != 0
@@ -170,7 +176,7 @@ def test_a_job_is_seen_under_its_name(cluster):
     before = settings_()
     client = JobSubmissionClient(info.dashboard, headers=info.headers)
     client.submit_job(entrypoint=f"{sys.executable} -c pass", submission_id="xcray-pydocs-job_1-a1")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while client.get_job_status("xcray-pydocs-job_1-a1") not in ("SUCCEEDED", "FAILED"):
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -183,13 +189,13 @@ def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, be
     with connect(info.address, token_path=info.token_path):
         import ray
 
-        pid = ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=60)
+        pid = ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=300)
         pids = [info.pid, *descendants(info.pid)]
         assert pid in pids
         root = root_of(directory)
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # xcray ray"])
     cluster.stop()
-    assert gone(pids, 0.5) == []
+    assert gone(pids, 10.0) == []
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
@@ -202,22 +208,81 @@ def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, be
 
 
 def test_a_killed_keeper_takes_its_ray_along_and_the_next_one_clears_up(tmp_path):
-    cluster = LocalCluster(tmp_path / "ray", **SMALL, grace=3.0)
+    cluster = LocalCluster(tmp_path / "ray", **SMALL)
     try:
         first = cluster.ensure()
         pids, root = [first.pid, *descendants(first.pid)], root_of(tmp_path / "ray")
         os.kill(first.pid, signal.SIGKILL)
-        assert gone(pids, 15.0) == []
+        assert gone(pids) == []
         assert cluster.info() is None
         assert root.exists()
         second = cluster.ensure()
         assert second.pid != first.pid
         assert not root.exists()
-        pids = [second.pid, *descendants(second.pid)]
-        assert gone(pids, 30.0) == []  # nobody touched `wanted` for three seconds
-        assert cluster.info() is None
     finally:
         cluster.stop()
+
+
+def test_a_ray_that_nobody_wants_any_more_is_ended(tmp_path, monkeypatch):
+    """A hundred seconds of the keeper's own clock after the last touch, however long ago the first was."""
+    clock, wanted, turns = [0.0], tmp_path / "wanted", []
+
+    def sleep(_seconds):
+        clock[0] += 40.0
+        turns.append(clock[0])
+        if len(turns) <= 5:
+            wanted.touch()
+            os.utime(wanted, ns=(len(turns), len(turns)))
+
+    monkeypatch.setattr(ray_keeper, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(ray_keeper, "_reap", lambda _but: None)  # our own children are none of its
+    keeper = ray_keeper.Keeper(tmp_path, 1, 1, grace=100.0)
+    keeper.root.rmdir()
+    keeper.ray = SimpleNamespace(poll=lambda: None, pid=0)
+    assert keeper.watch() == 0
+    assert turns[-1] == 320.0
+    keeper.ray.poll = lambda: -9
+    assert keeper.watch() == 1
+
+
+def test_a_ray_that_is_slow_to_come_is_ended_and_begun_again(monkeypatch, tmp_path):
+    """On a busy machine the thirty seconds that Ray allows itself may not do."""
+    from ray._private import node
+
+    assert ray_session.SLOW in inspect.getsource(node.Node.__init__)
+    ended, held = [], list("ab")
+
+    class Half:
+        """A node whose start fails, and which has processes by then."""
+
+        def __init__(self):
+            raise Exception(f"The current node {ray_session.SLOW}.")
+
+        kill_all_processes = create_autospec(node.Node.kill_all_processes, side_effect=lambda self, **how: ended.append(self))
+
+    monkeypatch.setattr(Half, "__module__", node.__name__)
+    assert ray_session.patiently(lambda: Half() if len(ended) < 2 else "up") == "up"
+    with pytest.raises(Unavailable, match="busy") as caught:
+        ray_session.patiently(Half)
+    assert (caught.value.code, len(ended)) == ("RAY_START", 2 + ray_session.STARTS)
+    with pytest.raises(IndexError):
+        ray_session.patiently(lambda: held.pop(9))  # anything else is no matter of patience
+    monkeypatch.setattr(ray_keeper, "descendants", lambda _pid: [])
+    keeper = ray_keeper.Keeper(tmp_path, 1, 1, grace=1.0)
+    keeper.root.rmdir()
+    keeper.ray = SimpleNamespace(poll=lambda: 1, returncode=1)
+    (tmp_path / "ray.log").write_text(f"Exception: The current node {ray_session.SLOW}.")
+    assert keeper._wait(1, tmp_path / "token", math.inf) == ""
+    (tmp_path / "ray.log").write_text("no such option")
+    with pytest.raises(Unavailable, match="ended at its start"):
+        keeper._wait(1, tmp_path / "token", math.inf)
+    answers = iter(["", "", "127.0.0.1:1"])
+    monkeypatch.setattr(keeper, "_wait", lambda *_: next(answers))
+    begun = SimpleNamespace(Popen=lambda *_, **__: ended.append("ray"), DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(ray_keeper, "subprocess", begun)
+    keeper.start(60.0)
+    assert ended[-3:] == ["ray"] * 3
+    assert ray_cluster_file(tmp_path)["address"] == "127.0.0.1:1"
 
 
 def test_a_ray_of_ones_own_ends_with_the_block(before):
@@ -226,7 +291,7 @@ def test_a_ray_of_ones_own_ends_with_the_block(before):
     environment, mine = settings_(), set(descendants(os.getpid()))
     with local_ray(num_cpus=1, object_store_memory=100 << 20) as address:
         assert reachable(address)
-        assert ray.get(ray.remote(lambda: 1).remote(), timeout=60) == 1
+        assert ray.get(ray.remote(lambda: 1).remote(), timeout=300) == 1
         started = set(descendants(os.getpid())) - mine
         root = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent
         assert stat.S_IMODE(root.stat().st_mode) == 0o700
@@ -291,7 +356,7 @@ def test_who_only_looks_for_a_keeper_keeps_none_from_beginning(tmp_path):
     fcntl.flock(look, fcntl.LOCK_SH)
     assert not ray_cluster._becomes_keeper(lock, 0.0)
     threading.Timer(0.2, os.close, (look,)).start()
-    assert ray_cluster._becomes_keeper(lock, 60.0)
+    assert ray_cluster._becomes_keeper(lock, 300.0)
     os.close(lock)
 
 
@@ -318,22 +383,29 @@ def test_settings_are_put_back(monkeypatch):
     assert "RAY_AUTH_MODE" not in os.environ
 
 
-def test_descendants_are_found_over_generations_and_both_ways_agree():
+def test_descendants_are_found_over_generations_and_both_ways_agree(monkeypatch):
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while len(found := descendants(child.pid)) < 1:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert child.pid in descendants(os.getpid())
         assert set(found) < set(descendants(os.getpid()))
         assert (found[0], child.pid) in ray_keeper._processes()
-        assert (found[0], child.pid) in ray_keeper._processes_by_ps()
+        if shutil.which("ps"):
+            assert (found[0], child.pid) in ray_keeper._processes_by_ps()
+        else:
+            without.say("ps", "the processes of a machine that has no /proc were not listed")
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     assert child.pid not in descendants(os.getpid())
+    assert ray_keeper._command_line(child.pid) == b""  # gone, and a small Linux has no `ps` to ask
+    monkeypatch.setenv("PATH", "")
+    assert ray_keeper._command_line(os.getpid())
+    assert ray_keeper._command_line(child.pid) == b""
 
 
 def test_what_is_known_of_a_cluster_holds_no_token(tmp_path):

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Final
 
 from xcray.errors import Unavailable
-from xcray.execution.ray_session import TOKEN_HEADER, free_port, own_environment, short_root, write_token
+from xcray.execution.ray_session import SLOW, TOKEN_HEADER, free_port, own_environment, short_root, write_token
 from xcray.files import write_json
 
 PR_SET_PDEATHSIG: Final = 1
@@ -65,16 +65,18 @@ class Keeper:
         environment = {**os.environ, **own_environment(token)}
         for name in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_TOKEN"):
             environment.pop(name, None)
-        with open(self.directory / "ray.log", "wb") as log:
-            self.ray = subprocess.Popen(
-                self._command(dashboard),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=_end_with_parent,  # safe: this process has one thread
-            )
-        address = self._wait(dashboard, token, time.monotonic() + seconds)
+        deadline, address = time.monotonic() + seconds, ""
+        while not address:
+            with open(self.directory / "ray.log", "wb") as log:
+                self.ray = subprocess.Popen(
+                    self._command(dashboard),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=_end_with_parent,  # safe: this process has one thread
+                )
+            address = self._wait(dashboard, token, deadline)
         info = {
             "pid": os.getpid(),
             "address": address,
@@ -136,11 +138,16 @@ class Keeper:
         return start + [f"--{name}={value}" for name, value in options.items()]
 
     def _wait(self, dashboard: int, token: Path, deadline: float) -> str:
-        """The address of Ray, once it and its dashboard answer."""
+        """The address of Ray, once it and its dashboard answer; empty when it gave up as one that was too slow, and may be begun
+        again."""
         assert self.ray is not None
         known = self.root / "r" / "ray_current_cluster"
         while time.monotonic() < deadline and not self.told:
             if self.ray.poll() is not None:
+                if SLOW.encode() in (self.directory / "ray.log").read_bytes():
+                    _tell_and_wait(descendants(os.getpid()), signal.SIGKILL, 10.0)
+                    known.unlink(missing_ok=True)
+                    return ""
                 raise Unavailable(f"Ray ended at its start with status {self.ray.returncode}: see ray.log beside ray.json")
             if known.exists() and (address := known.read_text().strip()) and _answers(dashboard, token):
                 return address

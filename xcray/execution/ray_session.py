@@ -17,9 +17,9 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from xcray.errors import Unavailable
 
@@ -27,6 +27,9 @@ LONGEST_ROOT: Final = 30  # characters: Ray adds 70 to it for its sockets, whose
 TOKEN_HEADER: Final = "Authorization"
 NAMESPACE: Final = "xcray"
 AUTO: Final = "auto"  # the cluster that a process is in
+STARTS: Final = 3  # tries to start a Ray that is slow to come
+SLOW: Final = "timed out during startup"  # Ray's own words when a node was not up within thirty seconds, which can't be changed
+T = TypeVar("T")
 _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a cluster is never behind a proxy
 
 
@@ -165,22 +168,52 @@ def local_ray(num_cpus: int = 2, object_store_memory: int = 256 << 20, dashboard
     with environment(settings):
         try:
             with _our_signals():
-                context = ray.init(
-                    address="local",
-                    namespace=NAMESPACE,
-                    num_cpus=num_cpus,
-                    object_store_memory=object_store_memory,
-                    include_dashboard=dashboard,
-                    dashboard_host="127.0.0.1",
-                    dashboard_port=free_port(),
-                    log_to_driver=False,
-                    logging_level="WARNING",
-                    _temp_dir=str(root / "r"),
+                context = patiently(
+                    lambda: ray.init(
+                        address="local",
+                        namespace=NAMESPACE,
+                        num_cpus=num_cpus,
+                        object_store_memory=object_store_memory,
+                        include_dashboard=dashboard,
+                        dashboard_host="127.0.0.1",
+                        dashboard_port=free_port(),
+                        log_to_driver=False,
+                        logging_level="WARNING",
+                        _temp_dir=str(root / "r"),
+                    )
                 )
             yield str(context.address_info["address"])
         finally:
             ray.shutdown()
             shutil.rmtree(root, ignore_errors=True)
+
+
+def patiently(start: Callable[[], T]) -> T:
+    """What `start` gives, which begins a node of Ray in this process. One that was not up in the time that Ray allows, as on a
+    machine that is busy with other things, is ended and begun again, STARTS times in all. Raises Unavailable, and what Ray does.
+    """
+    for left in reversed(range(STARTS)):
+        try:
+            return start()
+        except Exception as error:  # Ray has no closer class for it
+            if SLOW not in str(error):
+                raise
+            _end_half_started(error)
+            if not left:
+                why = f"Ray was not up in the thirty seconds that it allows itself, {STARTS} times: is the machine busy? Try again"
+                raise Unavailable(why, code="RAY_START") from error
+    raise AssertionError("the last try returns or raises")
+
+
+def _end_half_started(error: BaseException) -> None:
+    """End the processes of the node whose start raised this: nobody else knows of them, and they would live as long as we do."""
+    trace = error.__traceback__
+    while trace is not None:
+        node: Any = trace.tb_frame.f_locals.get("self")
+        if type(node).__module__ == "ray._private.node":
+            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+            return
+        trace = trace.tb_next
 
 
 def _left_behind() -> dict[str, str | None]:
