@@ -24,6 +24,7 @@ from xcray.service.settings import Settings
 
 TEXTS = ("read rows of a csv file", "write rows into a json file", "open a socket and listen", "rows of text in files")
 LABELS = ("csv", "json", "socket", "io")
+PATIENCE = 180.0  # seconds until a wait is given up: whoever loads the first model may have to compile the kernels
 
 
 def settings_for(home: Path, **changes: Any) -> Settings:
@@ -37,26 +38,25 @@ def serving(app: FastAPI) -> Iterator[str]:
     """The URL of an app while it is served."""
     settings: Settings = app.state.settings
     ready = threading.Event()
-    app.state.rooms.readiness.patience = 10.0  # however loaded the machine, checks that answer are heard
+    app.state.rooms.readiness.patience = 60.0  # however loaded the machine, checks that answer are heard
     with closing(listen(settings.model_copy(update={"port": 0}))) as listener:
         server = Server(app, settings, ready.set)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()
-        assert ready.wait(20), "the server did not start"
+        assert ready.wait(PATIENCE), "the server did not start"
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             app.state.rooms.draining = True
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE)
             assert not thread.is_alive(), "the server did not end"
 
 
 @contextmanager
 def client_of(app: FastAPI) -> Iterator[httpx.Client]:
     """A plain HTTP client of a served app."""
-    patience = 180  # seconds: whoever loads the first model may have to compile the kernels
-    with serving(app) as url, httpx.Client(base_url=url, trust_env=False, timeout=patience) as client:
+    with serving(app) as url, httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client:
         yield client
 
 
@@ -100,15 +100,17 @@ def _write(
 
 
 def raw(url: str, data: bytes, *, seconds: float = 10.0) -> bytes:
-    """Bytes to the server as they are; all that comes back until it closes or falls silent."""
+    """Bytes to the server as they are; all that comes back until it closes or, unless it was asked to close, falls silent."""
     parts = httpx.URL(url)
     out = b""
     with socket.create_connection((parts.host, parts.port or 80), timeout=seconds) as connection:
+        connection.settimeout(PATIENCE)
         connection.sendall(data)
-        connection.settimeout(1.0)
         try:
             while chunk := connection.recv(65_536):
                 out += chunk
+                if b"connection: close" not in data.lower():
+                    connection.settimeout(1.0)
         except (TimeoutError, ConnectionResetError):
             return out
     return out

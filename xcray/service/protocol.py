@@ -53,11 +53,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bounds = bounds
         self._since = 0
         self._refused = False
+        self._asked = False  # the head of a request was whole
         self._head_begun: float | None = None  # when the head that is not whole yet began
         self._body = False  # a body is on its way
         self._came, self._came_since = 0, 0.0  # bytes of it since
         self._unread_since: float | None = None
         self._look: asyncio.TimerHandle | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its client has not asked anything yet, and still may."""
+        return not (self._asked or self._refused or self.transport.is_closing())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there: with one too many, it hears so."""
@@ -96,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A head is whole."""
         self._since = 0
-        self._head_begun, self._body = None, True
+        self._head_begun, self._body, self._asked = None, True, True
         self._came, self._came_since = 0, self.loop.time()
         super().on_headers_complete()
 

@@ -37,7 +37,8 @@ from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms, Supervising
 from xcray.service.workers import keep
 
-SETTLE = 0.1  # seconds in which connections that were made last are accepted and say what they want
+SETTLE = 0.1  # seconds in which connections that were made last are accepted, and most say what they want
+LATE = 2.0  # seconds more for those that have said nothing yet: their clients are on a busy machine, or never will
 KEEP_ALIVE = 75  # seconds an idle connection may stay
 
 
@@ -175,7 +176,14 @@ class Server(uvicorn.Server):
         for listener in sockets or []:
             admit_no_more(listener)
         await asyncio.sleep(SETTLE)
+        ends = time.monotonic() + LATE
+        while any(each.is_new for each in self._connections()) and time.monotonic() < ends and not self.force_exit:
+            await asyncio.sleep(SETTLE)
         await super().shutdown(sockets)
+
+    def _connections(self) -> list[BoundedProtocol]:
+        """Those that are open."""
+        return [each for each in self.server_state.connections if isinstance(each, BoundedProtocol)]
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
