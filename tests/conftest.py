@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import without
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from xcray.data.dataset import Dataset
@@ -33,6 +34,11 @@ os.environ.update(
 )
 os.environ.pop("FORCE_COLOR", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background had it ignored
+
+
+# the same examples in each run, however slow the machine; more of them by hand: HYPOTHESIS_PROFILE=default
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
