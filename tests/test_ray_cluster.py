@@ -317,11 +317,12 @@ def test_a_start_that_fails_says_why(tmp_path):
 
 
 KEEPER = """
-import fcntl, sys
+import fcntl, sys, time
 lock = open(sys.argv[1], "a")
 fcntl.flock(lock, fcntl.LOCK_EX)
 print(1, flush=True)
 sys.stdin.readline()
+time.sleep(0.3)
 """
 
 
@@ -335,7 +336,8 @@ def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
         assert keepers[-1].stdout.readline()
 
     def spawn(_seconds):
-        assert keepers[0].poll() is not None  # never two at once
+        with open(tmp_path / "keeper.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never two at once
         keeper()
         write_json(tmp_path / "ray.json", {"address": "a:1", "dashboard": "d", "token_path": "t", "pid": keepers[-1].pid})
 
