@@ -188,7 +188,7 @@ def test_a_full_desk_refuses_at_once_and_recovers(tmp_path: Path) -> None:
 
         def answer(self, rows: Any, k: int = 5, **how: Any) -> Any:
             reached.set()
-            assert go.wait(30)
+            assert go.wait(300)
             return super().answer(rows, k, **how)
 
     def opened(path: Path) -> Predictor:
@@ -199,7 +199,7 @@ def test_a_full_desk_refuses_at_once_and_recovers(tmp_path: Path) -> None:
     body = {"instances": [{"text": "a"}] * 4}
     with client_of(app) as http, ThreadPoolExecutor(12) as pool:
         first = pool.submit(http.post, PREDICT, json=body)
-        assert reached.wait(30)
+        assert reached.wait(300)
         others = [pool.submit(http.post, PREDICT, json=body) for _ in range(11)]
         refused = [one for one in others if wait_for_refusal(one, go, others)]
         assert len(refused) == 10
@@ -233,6 +233,7 @@ def test_references_are_remembered_until_something_changes(tmp_path: Path, monke
         return route(self, reference)
 
     monkeypatch.setattr(Registry, "route", counted)
+    monkeypatch.setattr("xcray.model.registry.SETTLED", 1e6)
     rooms.predictors.get(wanted("docs"))
     rooms.predictors.get(wanted("docs"))
     before = len(looked)

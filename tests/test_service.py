@@ -39,6 +39,8 @@ from xcray.service.state import Rooms
 OCTETS = {"Content-Type": "application/octet-stream"}
 LINES = "".join(json.dumps({"text": text, "labels": [label]}) + "\n" for text, label in zip(TEXTS * 5, LABELS * 5, strict=True))
 
+PATIENCE = 600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+
 
 class Service(NamedTuple):
     """A served app, its rooms, and a client."""
@@ -66,7 +68,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield Service(http, app.state.rooms, app)
 
 
-def eventually(look: Callable[[], Any], seconds: float = 20.0) -> Any:
+def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """The first true answer."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -83,7 +85,7 @@ def settled(http: httpx.Client, dataset_id: str) -> dict[str, Any]:
         found: dict[str, Any] = http.get(f"/v1/datasets/{dataset_id}").json()
         return None if found["status"] == "BUILDING" else found
 
-    found: dict[str, Any] = eventually(look, 60)
+    found: dict[str, Any] = eventually(look)
     return found
 
 
@@ -238,18 +240,19 @@ def test_what_a_crash_left_is_swept_and_taken_up(tmp_path: Path) -> None:
     second = create_app(settings_for(home), build_command=build_stub(tmp_path, READY_STUB))
     with client_of(second) as http:
         assert settled(http, made["id"])["status"] == "READY"
-        ends = time.monotonic() + 60.0  # what was used goes after the data set is told to be ready
-        while any(list((home / place).iterdir()) for place in ("uploads", "builds")):
-            assert time.monotonic() < ends, "what the crash left is still there"
-            time.sleep(0.05)
+        eventually(lambda: not any(list((home / place).iterdir()) for place in ("uploads", "builds")))  # it goes after all is told
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
-    [("os.kill(os.getpid(), signal.SIGKILL)", "BUILD_DIED"), ("sys.exit(3)", "BUILD_DIED"), ("time.sleep(600)", "TIME_LIMIT")],
+    ("code", "seconds", "expected"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 600, "BUILD_DIED"),
+        ("sys.exit(3)", 600, "BUILD_DIED"),
+        ("time.sleep(600)", 1, "TIME_LIMIT"),
+    ],
 )
-def test_a_build_that_dies_is_told(tmp_path: Path, code: str, expected: str) -> None:
-    app = create_app(settings_for(tmp_path / "home", build_seconds=1), build_command=build_stub(tmp_path, code))
+def test_a_build_that_dies_is_told(tmp_path: Path, code: str, seconds: int, expected: str) -> None:
+    app = create_app(settings_for(tmp_path / "home", build_seconds=seconds), build_command=build_stub(tmp_path, code))
     with client_of(app) as http:
         made = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
         found = settled(http, made["id"])
@@ -425,7 +428,7 @@ def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
     step = {"phase": "TRAINING", "done": 1, "total": 4, "eta": None, "note": "a\nb\u2028"}
     store.append(claimed.id, claimed.attempt, "progress", step)
     store.finish(claimed.id, claimed.attempt, SUCCEEDED, result={"model": "m", "version": 1})
-    listener.join(20)
+    listener.join(PATIENCE)
     assert not listener.is_alive()
     found = events_of("".join(heard))
     assert [kind for _, kind, _ in found] == ["status", "status", "progress", "status"]
@@ -448,9 +451,9 @@ def test_streams_end_when_the_service_drains_or_the_job_goes(service: Service) -
         streams = [pool.submit(service.http.get, f"/v1/jobs/{job['id']}/events") for job in (first, second)]
         eventually(lambda: b"xcray_event_streams 2.0" in service.rooms.gauges.text())
         service.rooms.store.request_stop(first["id"])
-        assert "STOPPED" in streams[0].result(20).text
+        assert "STOPPED" in streams[0].result(PATIENCE).text
         service.rooms.draining = True
-        assert events_of(streams[1].result(20).text)[0][2]["status"] == "PENDING"
+        assert events_of(streams[1].result(PATIENCE).text)[0][2]["status"] == "PENDING"
     assert service.http.get("/readyz").json()["reasons"] == ["DRAINING"]
     assert service.http.get("/healthz").status_code == 200
 
@@ -527,20 +530,21 @@ def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) 
         swapper = threading.Thread(target=swap)
         swapper.start()
         body = {"instances": [{"text": text} for text in TEXTS], "top_k": 4}
-        with ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(lambda _: http.post("/v1/models/docs@prod:predict", json=body), range(120)))
-        done.set()
-        swapper.join()
-    seen = set()
-    for answer in answers:
-        assert answer.status_code == 200, answer.text
-        found = answer.json()
-        version = found["model"]["version"]
-        seen.add(version)
-        assert found["model"]["sha256"] == hashes[version]
-        prefix = {1: "old", 2: "new"}[version]
-        assert all(label.startswith(prefix) for one in found["predictions"] for label in one["labels"])
-    assert seen == {1, 2}
+        seen: set[int] = set()
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                while seen != {1, 2}:  # a few rounds where the machine is slow
+                    for answer in pool.map(lambda _: http.post("/v1/models/docs@prod:predict", json=body), range(120)):
+                        assert answer.status_code == 200, answer.text
+                        found = answer.json()
+                        version = found["model"]["version"]
+                        seen.add(version)
+                        assert found["model"]["sha256"] == hashes[version]
+                        prefix = {1: "old", 2: "new"}[version]
+                        assert all(label.startswith(prefix) for one in found["predictions"] for label in one["labels"])
+        finally:
+            done.set()
+            swapper.join()
 
 
 def test_the_cache_loads_a_model_once_and_keeps_a_few(tmp_path: Path) -> None:
@@ -571,7 +575,7 @@ def test_too_many_waiting_predictions_are_told_to_come_again(tmp_path: Path) -> 
     free = threading.Event()
 
     def slow(path: Path) -> Any:
-        free.wait(20)
+        free.wait(PATIENCE)
         raise Unavailable("never mind")
 
     app = create_app(settings_for(tmp_path / "home", predict_rows=33), opener=slow)
@@ -790,7 +794,7 @@ import sys
 from pathlib import Path
 from xcray.service.server import serve
 from xcray.service.settings import Settings
-serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, max_running_jobs=1, poll_seconds=0.05))
+serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, max_running_jobs=1, job_nice=0, poll_seconds=0.05))
 """
 
 
@@ -801,8 +805,8 @@ class Process:
         self.home = home
         self.log = open(home.parent / "serve.log", "ab")  # noqa: SIM115  # closed in `end`
         self.popen = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=self.log, stdout=self.log)
-        eventually(self._announced, 60)
-        self.http = httpx.Client(base_url=json.loads((home / "serve.json").read_text())["url"], trust_env=False, timeout=180)
+        eventually(self._announced)
+        self.http = httpx.Client(base_url=json.loads((home / "serve.json").read_text())["url"], trust_env=False, timeout=PATIENCE)
 
     def _announced(self) -> bool:
         assert self.popen.poll() is None, (self.home.parent / "serve.log").read_text()
@@ -814,7 +818,7 @@ class Process:
         self.http.close()
         self.popen.send_signal(number)
         self.log.close()
-        return self.popen.wait(30)
+        return self.popen.wait(PATIENCE)
 
 
 def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
@@ -827,7 +831,7 @@ def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
         job = first.http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "k"}).json()
         queued = [first.http.post("/v1/jobs", json={**asked, "model": f"m{i}"}).json()["id"] for i in range(3)]
         with pytest.raises(subprocess.CalledProcessError) as refused:
-            subprocess.run([sys.executable, "-c", SERVE, str(home)], check=True, capture_output=True, timeout=60)
+            subprocess.run([sys.executable, "-c", SERVE, str(home)], check=True, capture_output=True, timeout=PATIENCE)
         assert b"another xcray serve holds the home" in refused.value.stderr
     finally:
         assert first.end(signal.SIGKILL) == -signal.SIGKILL
@@ -838,7 +842,7 @@ def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
         again = second.http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "k"})
         assert (again.status_code, again.json()["id"]) == (200, job["id"])
         for each in (job["id"], *queued):
-            history = events_of(second.http.get(f"/v1/jobs/{each}/events", timeout=120).text)
+            history = events_of(second.http.get(f"/v1/jobs/{each}/events").text)
             assert history[0][2]["status"] == "PENDING"
             assert history[-1][2]["status"] == "SUCCEEDED", second.http.get(f"/v1/jobs/{each}/logs").text
         answer = second.http.post("/v1/models/docs:predict", json={"instances": [{"text": "read a csv file"}], "top_k": 1}).json()
@@ -858,12 +862,12 @@ def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
     release = threading.Event()
 
     def slow(path: Path) -> Any:
-        release.wait(20)
+        release.wait(PATIENCE)
         raise Unavailable("so slow", code="SLOW")
 
     app = create_app(settings_for(tmp_path / "home"), opener=slow)
     publish(app.state.rooms.registry, "docs", tmp_path / "staged")
-    with ThreadPoolExecutor(1) as pool, httpx.Client(trust_env=False, timeout=30) as http:
+    with ThreadPoolExecutor(1) as pool, httpx.Client(trust_env=False, timeout=PATIENCE) as http:
         with serving(app) as url:
             answer = pool.submit(http.post, f"{url}/v1/models/docs:predict", json={"instances": [{"text": "a"}]})
             eventually(lambda: app.state.rooms.predictors._loader._turns)
@@ -890,6 +894,9 @@ def test_uploads_stream_with_flat_memory(service: Service) -> None:
 
     import resource
 
+    assert (
+        service.http.post("/v1/uploads", content=iter([block, block]), headers=OCTETS).json()["bytes"] == 2 << 20
+    )  # all is loaded
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = service.http.post("/v1/uploads", content=blocks(), headers=OCTETS).json()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

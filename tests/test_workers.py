@@ -28,6 +28,8 @@ from xcray.service.listening import listen, reserve
 from xcray.service.settings import Settings
 from xcray.service.workers import LASTING, Child, Keeper, check_workers
 
+PATIENCE = 600.0  # seconds until a wait is given up: on a slow machine two processes compile the kernels
+
 
 class Puppet:
     """A worker that does what the test says."""
@@ -138,7 +140,7 @@ def test_an_address_is_kept_for_those_who_share_it(tmp_path: Path) -> None:
             for attempt in (listen, reserve):
                 with pytest.raises(Conflict, match="--port 0"):
                     attempt(taken)
-            with socket.create_connection(("127.0.0.1", port), timeout=5):
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE):
                 assert one.family == socket.AF_INET
 
 
@@ -160,10 +162,10 @@ def test_only_the_leader_builds_and_it_sees_what_others_accept(tmp_path: Path) -
         assert other.delete(f"/v1/datasets/{slow}").status_code == 204
         third = leader.post("/v1/datasets", json={"name": "third", "format": "pydocs"}).json()["id"]
         eventually(lambda: other.get(f"/v1/datasets/{third}").json()["status"] == "READY")  # one at a time: the slow one is gone
-        assert not list((settings.home / "builds").iterdir())
+        eventually(lambda: not list((settings.home / "builds").iterdir()))  # what was used goes after all is told
 
 
-def eventually(look: Callable[[], Any], seconds: float = 60.0) -> Any:
+def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """The first true answer."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -207,11 +209,11 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=log, stdout=log)
         try:
-            told = eventually(lambda: (home / "serve.json").is_file() and json.loads((home / "serve.json").read_text()), 120)
+            told = eventually(lambda: (home / "serve.json").is_file() and json.loads((home / "serve.json").read_text()))
             assert (told["pid"], told["workers"], told["alive"]) == (process.pid, 2, 2)
 
             def ask() -> httpx.Response:
-                return httpx.post(f"{told['url']}/v1/models/docs:predict", json=body, trust_env=False, timeout=180)
+                return httpx.post(f"{told['url']}/v1/models/docs:predict", json=body, trust_env=False, timeout=PATIENCE)
 
             replies = [ask() for _ in range(24)]  # a connection each: dealt out among both
             assert {one.status_code for one in replies} == {200}
@@ -220,17 +222,17 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
             assert len(workers) == 2
             os.kill(workers[0], signal.SIGKILL)
             eventually(lambda: len(new := children(process.pid)) == 2 and workers[0] not in new)
-            eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2, 120)
-            eventually(lambda: httpx.get(f"{told['url']}/readyz", trust_env=False).json()["degraded"] == [])
+            eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
+            eventually(lambda: httpx.get(f"{told['url']}/readyz", trust_env=False, timeout=PATIENCE).json()["degraded"] == [])
             assert ask().status_code == 200
-            figures = httpx.get(f"{told['url']}/metrics", trust_env=False).text
+            figures = httpx.get(f"{told['url']}/metrics", trust_env=False, timeout=PATIENCE).text
             assert "xcray_predict_instances_total 25.0" in figures  # of all, also of the one that died
             publish(registry, "docs", tmp_path / "again", seed=1)
             eventually(lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2})  # each process loads it in its own time
             last = children(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, (tmp_path / "log").read_text()
+            assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
     assert not [pid for pid in last if read(Path(f"/proc/{pid}/cmdline"))]
     assert not (home / "serve.json").exists()
 
@@ -293,6 +295,6 @@ def test_threads_share_what_the_allocator_keeps() -> None:
         "print(told, flush=True)\n"
         "if told: ctypes.CDLL(None).malloc_stats()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE)
     told = ended.stdout.strip() == "True"
     assert ended.stderr.count("Arena ") <= (2 if told else 0)
