@@ -251,7 +251,7 @@ train(TrainSpec.from_dict(json.loads(sys.argv[1])), run_dir=sys.argv[2], out=sys
 def killed(spec: TrainSpec, run_dir: Path, out: Path) -> None:
     """A training whose process is killed after four epochs."""
     arguments = [json.dumps(spec.as_dict()), str(run_dir), str(out)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=600, check=False)
     assert done.returncode == -9
 
 
@@ -393,7 +393,7 @@ def test_over_rest_to_probabilities(tiny: Dataset, trained: dict[str, Any], tmp_
     app = create_app(settings_for(tmp_path / "home", dataset_roots=(tiny.path.parent,), pool="serial"))
     rooms = app.state.rooms
     with serving(app) as url, Client(url) as client:
-        client.datasets.wait(client.datasets.register(str(tiny.path), name="tiny")["id"], seconds=120)
+        client.datasets.wait(client.datasets.register(str(tiny.path), name="tiny")["id"], seconds=600)
         asked = {"dataset": "tiny", "model": "soft", "solver": "dsmlr", "params": PARAMS["dsmlr"]}
         job = client.jobs.submit(**asked)
         claimed = rooms.store.claim("test", lease_seconds=600)

