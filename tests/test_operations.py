@@ -1,85 +1,26 @@
-"""docs/operations.md holds what it says: commands and options that exist, settings that exist, alerts that exist, figures of
-`xcray size` as they come out."""
+"""The figures of docs/operations.md are those of `xcray size` as they come out; what it names exists (`tests/test_printed.py`)."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
-import yaml
+from printed import lines
 
-from xcray.cli.main import app, main
-from xcray.service.settings import Settings
+from xcray.cli.main import main
 from xcray.train.sizing import Data, Wishes, size
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["operations.md", "store.md", "security.md", "kubernetes.md", "training.md", "serving.md", "observing.md"]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-COMMANDS = typer.main.get_command(app)
 GIB = 1 << 30
-
-
-def quoted(text: str) -> list[str]:
-    """The xcray commands of a page: of its indented or fenced blocks, and those in backticks."""
-    text = text.replace("\\\n", " ")  # a command goes on on the next line
-    blocks = [line.strip() for line in text.splitlines() if line.startswith(("    ", "xcray "))]
-    found = [line for line in blocks if line.startswith("xcray ")]
-    return [*found, *re.findall(r"`(xcray [^`]+)`", text)]
-
-
-def faults(command: str) -> list[str]:
-    """What of a command line does not exist."""
-    line = re.split(r"\s#|\s[|&>;]|&&|…", command)[0].replace("...", "")
-    words = shlex.split(line)[1:]
-    at: Any = COMMANDS
-    while hasattr(at, "commands"):
-        names = [word for word in words if not word.startswith("-")]
-        if not names:
-            return []
-        if names[0] not in at.commands:
-            return [f"{command}: there is no {names[0]}"]
-        at, words = at.commands[names[0]], words[words.index(names[0]) + 1 :]
-    known = {option for parameter in at.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help", "-h"}
-    given = [word.split("=")[0] for word in words if re.fullmatch(r"--?[a-zA-Z][a-z-]*(=.*)?", word)]
-    return [f"{command}: no option {option}" for option in given if option not in known]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_command_that_a_page_quotes_exists(page: str) -> None:
-    commands = quoted((ROOT / "docs" / page).read_text())
-    assert [fault for command in commands for fault in faults(command)] == []
-    assert commands or page not in ("operations.md", "store.md", "security.md")
-
-
-def test_the_check_finds_what_is_wrong() -> None:
-    assert faults("xcray store bakcup x")
-    assert faults("xcray store backup x --nothing")
-    assert faults("xcray nothing")
-    assert not faults("xcray store backup /x/y.db --replace   # a word --of --comment")
-
-
-def test_every_setting_that_is_named_exists() -> None:
-    named = {name.removeprefix("XCRAY_").lower() for name in re.findall(r"XCRAY_[A-Z_]+", OPERATIONS)}
-    assert named - set(Settings.model_fields) == set()
-
-
-def test_every_alert_that_is_named_exists() -> None:
-    rules = yaml.safe_load((ROOT / "helm" / "xcray" / "monitoring" / "rules.yaml").read_text())
-    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
-    named = set(re.findall(r"\b(?:Xcray|Ray)[A-Z][A-Za-z]+\b", OPERATIONS))
-    assert named
-    assert named - alerts == set()
-    assert {f"alerts.md#{alert.lower()}" for alert in alerts} >= set(re.findall(r"alerts\.md#\w+", OPERATIONS))
 
 
 def sizes() -> list[list[str]]:
     """The commands of the first block."""
     return [
-        shlex.split(re.split(r"\s[#>]", command)[0])[1:] for command in quoted(OPERATIONS) if command.startswith("xcray size --")
+        shlex.split(re.split(r"\s[#>]", command)[0])[1:] for command in lines(OPERATIONS) if command.startswith("xcray size --")
     ]
 
 
