@@ -17,8 +17,8 @@ from xcray.jobs.engine import POSTGRESQL, Database, once_more
 from xcray.jobs.leases import Watch
 from xcray.jobs.schema import HEAD, PROGRAMS
 
-EVERY_SECONDS: Final = 5.0  # between two notes
-LEASE_SECONDS: Final = 20.0  # after which one that is not heard counts as gone
+EVERY_SECONDS: Final = 3.0  # between two notes
+LEASE_SECONDS: Final = 15.0  # after which one that is not heard counts as gone
 
 
 class Program(NamedTuple):

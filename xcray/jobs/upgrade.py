@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -55,24 +56,25 @@ class Step(NamedTuple):
 OURS: Final = Steps(Path(__file__).parent / "migrations", HEAD)
 
 
-def bring_up(database: Database, *, allowed: bool = True, forced: bool = False, steps: Steps = OURS) -> str | None:
+def bring_up(database: Database, *, allowed: bool = True, forced: bool = False, steps: Steps | None = None) -> str | None:
     """Upgrade a store that is older than this program; the revision that was found, None for an empty database.
 
-    allowed: whether to change anything. forced: whether to take steps also under programs that can't work beside them. Raises
-    Conflict: SCHEMA_NEWER when another xcray has made it one that serves newer programs alone, SCHEMA_OLDER when it would have to
-    be upgraded and that is not allowed, SCHEMA_IN_USE when programs are at work that would have to end first. Raises Unavailable
-    when others hold its tables for PATIENCE_SECONDS.
+    allowed: whether to change anything. forced: whether to take steps also under programs that can't work beside them. steps: OURS,
+    or those of another program. Raises Conflict: SCHEMA_NEWER when another xcray has made it one that serves newer programs alone,
+    SCHEMA_OLDER when it would have to be upgraded and that is not allowed, SCHEMA_IN_USE when programs are at work that would have
+    to end first. Raises Unavailable when others hold its tables for PATIENCE_SECONDS.
     """
+    steps = steps or OURS
     with database.read() as connection:
         found = checked(connection, steps.head)
     if found.serves(steps.head):
         return found.revision
     if not allowed:
         raise Conflict(too_old(found, steps.head), code=OLDER)
-    ahead = [step for step in _all(steps) if found.revision is None or step.revision > found.revision]
-    silent = {} if forced or found.revision is None else _silent(database, max(step.oldest for step in ahead))
-    for step in ahead if found.revision is not None else ahead[-1:]:  # an empty one is made at once
-        _patiently(database, lambda step=step: _take(database, steps, step, None if forced else silent))  # type: ignore[misc]
+    ladder = _Ladder(steps)
+    silent = None if forced or found.revision is None else _silent(database, ladder.oldest(steps.head))
+    for step in ladder.ahead(found.revision):
+        _patiently(database, partial(_take, database, ladder, step, silent))
         LOG.info("the store is at revision %s", step.revision)
     return found.revision
 
@@ -112,22 +114,42 @@ def _told(kind: str, found: Found, programs: list[Program]) -> dict[str, Any]:
     return {**told, "ready": found.serves(HEAD), "programs": count}
 
 
-def _all(steps: Steps) -> list[Step]:
-    """Every step, the first one first. One that does not say whom it serves, serves none before itself."""
-    scripts = _scripts(steps)[1].walk_revisions("base", steps.head)
-    found = [(each.revision, each.module) for each in scripts][::-1]
-    return [Step(name, getattr(module, "oldest", name), getattr(module, "in_transaction", True)) for name, module in found]
+class _Ladder:
+    """All steps of a program, the first one first. One that does not say whom it serves, serves none before itself."""
 
+    def __init__(self, steps: Steps) -> None:
+        from alembic.config import Config  # here: it takes 0.1 s, and most stores are up to date
+        from alembic.script import ScriptDirectory
 
-def _scripts(steps: Steps) -> tuple[Any, Any]:
-    """Alembic's settings for the folder, and its view of it."""
-    from alembic.config import Config  # here: it takes 0.1 s, and most stores are up to date
-    from alembic.script import ScriptDirectory
+        self.head, self._config = steps.head, Config()
+        self._config.set_main_option("script_location", str(steps.folder).replace("%", "%%"))
+        self._config.set_main_option("path_separator", "os")
+        self._script = ScriptDirectory.from_config(self._config)
+        found = [(each.revision, each.module) for each in self._script.walk_revisions("base", steps.head)][::-1]
+        self._all = [Step(name, getattr(module, "oldest", name), getattr(module, "in_transaction", True)) for name, module in found]
 
-    config = Config()
-    config.set_main_option("script_location", str(steps.folder).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config, ScriptDirectory.from_config(config)
+    def oldest(self, revision: str) -> str:
+        """The oldest program that a store at a revision serves."""
+        return max(step.oldest for step in self._all if step.revision <= revision)
+
+    def ahead(self, found: str | None) -> list[Step]:
+        """Steps that lack. Of an empty store, which nobody uses, those that end a stretch of one transaction."""
+        if found is not None:
+            return [step for step in self._all if step.revision > found]
+        following = [step.in_transaction for step in self._all[1:]] + [False]
+        return [step for step, goes_on in zip(self._all, following, strict=True) if not (step.in_transaction and goes_on)]
+
+    def climb(self, connection: Connection, found: str | None, goal: str) -> None:
+        """Run the steps that lack up to one, within the caller's transaction, if it has one."""
+        from alembic.runtime.environment import EnvironmentContext
+
+        script = self._script
+        with EnvironmentContext(self._config, script, fn=lambda now, _context: script._upgrade_revs(goal, now)) as environment:
+            environment.configure(connection=connection)
+            context = environment.get_context()
+            if found is not None and not context.get_current_heads():
+                context.stamp(script, found)  # a store of xcray 0.1 is taken over at the version it counted itself
+            environment.run_migrations()
 
 
 def _at_work(connection: Connection, before: str | None = None) -> list[Program]:
@@ -184,11 +206,11 @@ def _patiently(database: Database, take: Callable[[], None]) -> None:
         time.sleep(random.uniform(*PAUSE_SECONDS))
 
 
-def _take(database: Database, steps: Steps, step: Step, silent: dict[str, int] | None) -> None:
+def _take(database: Database, ladder: _Ladder, step: Step, silent: dict[str, int] | None) -> None:
     """Take the steps up to one, unless another process did. silent: older programs that are gone; None: none are asked for."""
     alone = _turn if step.in_transaction or database.kind == SQLITE else _session
     with alone(database) as connection:
-        found = checked(connection, steps.head)
+        found = checked(connection, ladder.head)
         if found.revision is not None and found.revision >= step.revision:
             return
         if silent is not None and found.revision is not None:
@@ -197,8 +219,8 @@ def _take(database: Database, steps: Steps, step: Step, silent: dict[str, int] |
             if come:
                 raise _in_use(come, step.oldest)
             forget(connection, older)
-        _climb(connection, steps, found.revision, step)
-        _note_oldest(connection, max(each.oldest for each in _all(steps) if each.revision <= step.revision))
+        ladder.climb(connection, found.revision, step.revision)
+        _note_oldest(connection, ladder.oldest(step.revision))
 
 
 @contextmanager
@@ -228,19 +250,6 @@ def _session(database: Database) -> Iterator[Connection]:
         connection.exec_driver_sql(f"SET statement_timeout = {int(STEP_SECONDS * 1000)}")
         connection.exec_driver_sql(f"SET lock_timeout = {int(STEP_SECONDS * 1000)}")
         yield connection  # the lock goes with the connection
-
-
-def _climb(connection: Connection, steps: Steps, found: str | None, step: Step) -> None:
-    """Run the steps that lack up to one, within the caller's transaction, if it has one."""
-    from alembic.runtime.environment import EnvironmentContext
-
-    config, script = _scripts(steps)
-    with EnvironmentContext(config, script, fn=lambda now, _context: script._upgrade_revs(step.revision, now)) as environment:
-        environment.configure(connection=connection)
-        context = environment.get_context()
-        if found is not None and not context.get_current_heads():
-            context.stamp(script, found)  # a store of xcray 0.1 is taken over at the version it counted itself
-        environment.run_migrations()
 
 
 def _note_oldest(connection: Connection, oldest: str) -> None:
