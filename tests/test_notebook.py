@@ -24,7 +24,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.setenv(name, str(place / name.lower()))
     patch.delenv("MPLBACKEND", raising=False)  # the kernel's own backend draws into the notebook
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(place)}})
+    client = NotebookClient(
+        notebook, timeout=900, startup_timeout=600, kernel_name="python3", resources={"metadata": {"path": str(place)}}
+    )
     try:
         client.execute()
     finally:

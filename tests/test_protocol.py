@@ -17,6 +17,7 @@ from xcray.service.app import create_app
 from xcray.service.protocol import AHEAD, HEADERS_READ
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+PATIENCE = 300.0  # seconds until a wait is given up
 CHUNKED = (
     b"POST /v1/models/a:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
@@ -37,7 +38,10 @@ def sent_until_closed(url: str, begin: bytes, piece: bytes, most: int) -> tuple[
     """Send pieces until the other side has had enough: (how many bytes, the status it gave)."""
     parts = httpx.URL(url)
     sent, answer = 0, b""
-    with socket.create_connection((parts.host, parts.port or 80), timeout=10) as connection:
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HEADERS_READ)  # else the system takes megabytes, as it likes
+        connection.settimeout(PATIENCE)
+        connection.connect((parts.host, parts.port or 80))
         try:
             connection.sendall(begin)
             while sent < most:
@@ -68,7 +72,7 @@ def test_what_does_not_end_is_refused_early(url: str, begin: bytes, piece: bytes
     sent, found = sent_until_closed(url, begin, piece, 100 * HEADERS_READ)
     assert sent < 50 * HEADERS_READ  # what lies in the buffers of the system counts as sent
     assert found in (0, 400, 404, 414, 431)
-    assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+    assert httpx.get(f"{url}/healthz", trust_env=False, timeout=PATIENCE).status_code == 200
 
 
 def test_a_head_below_the_bound_is_the_guards(url: str) -> None:
@@ -103,7 +107,7 @@ def test_requests_sent_ahead_without_end_are_not_kept(tmp_path: Path) -> None:
     go = threading.Event()
 
     def slow(path: Path) -> Any:
-        go.wait(30)
+        go.wait(2 * PATIENCE)
         raise Unavailable("so slow")
 
     app = create_app(settings_for(tmp_path / "home"), opener=slow)
@@ -113,7 +117,7 @@ def test_requests_sent_ahead_without_end_are_not_kept(tmp_path: Path) -> None:
     first += b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     with client_of(app) as http:
         parts = http.base_url
-        with socket.create_connection((parts.host, parts.port or 80), timeout=10) as connection:
+        with socket.create_connection((parts.host, parts.port or 80), timeout=PATIENCE) as connection:
             connection.sendall(first + (GET + b"\r\n") * (AHEAD + 10))
             try:
                 assert connection.recv(100) == b""  # closed, while the first still waits
