@@ -203,9 +203,14 @@ def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, m
                 patch.setenv("XCRAY_RAY_NODE_SECONDS", "1")
                 with pytest.raises(Unavailable, match=r"1 of 2 Ray workers \(worker-0\) were not ready"):
                     team.replace("worker-0")
+            with pytest.raises(Unavailable, match="no node has room"):  # whatever a node takes to come: others can go on
+                team.replace("worker-0", at_once=True)
+            assert team.invite() == []
+            assert team.present == ("worker-1",)
         finally:
             cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
-        team.replace("worker-0")
+        until(lambda: team.invite() == ["worker-0"])  # it comes by itself once there is room
+        assert team.present == ("worker-0", "worker-1")
         assert team.nodes["worker-0"] not in before.values()
         assert team.nodes["worker-1"] == before["worker-1"]
         assert ask(team, "worker-0", "total", [kept]).told == 2.0

@@ -72,6 +72,7 @@ class _Run:
     def __init__(self, spec: BulkSpec, run_dir: Path, progress: Callable[[Progress], None], stop: StopFlag, job: str) -> None:
         self.spec, self.run_dir, self.progress, self.stop, self.job = spec, run_dir, progress, stop, job
         self.started, self.seconds = time.monotonic(), dict[str, float]()
+        self.vitals = Vitals(0, 0)  # nobody works yet
         self.tell("LOADING", 0, 0)
         self.model = Model.open(spec.model)
         self.predictor = Predictor(self.model)

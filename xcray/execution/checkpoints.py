@@ -108,6 +108,11 @@ class Checkpoints:
         wanted = max(self._seconds, self._took / BUSY) if self._seconds else 0.0
         return time.monotonic() - self._last >= wanted
 
+    @property
+    def seconds_to_write(self) -> float:
+        """What the last one took; 0 before there was one."""
+        return self._took
+
     def write(
         self, team: Team, number: int, note: Mapping[str, Any], blocks: Sequence[tuple[str, Handle]], homes: Sequence[str]
     ) -> None:

@@ -15,14 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
-import numpy as np
-
 from xcray.errors import Corrupt, Refused, Stopped, Unavailable
 from xcray.execution import exact
 from xcray.execution.checkpoints import Checkpoints
-from xcray.execution.errands import Errand, WorkerLost, errands, fetched, made, run
+from xcray.execution.crew import Crew
+from xcray.execution.errands import Errand, WorkerLost, errands, fetched, made
 from xcray.execution.hands import Rows
-from xcray.execution.moving import Speeds
 from xcray.execution.observed import observed, rest_of
 from xcray.execution.plan import Descent, Plan, Standing
 from xcray.execution.pool import StopFlag
@@ -31,14 +29,14 @@ from xcray.execution.team import Handle, Team
 from xcray.execution.timeline import Span
 from xcray.files import read_json, write_json
 from xcray.schedule.circulate import Circulate
-from xcray.schedule.homes import homes_by_speed
-from xcray.schedule.placement import side_by_side
 from xcray.solvers.block import Block
 from xcray.solvers.circulating import CHANGING, Decision, Step
 from xcray.solvers.dsmlr import DSMLRSolver
 
 ENDED: Final = "descent.json"  # how a training ended whose blocks were all delivered
 LOSSES: Final = 5  # workers that may be lost, for each worker
+LEAVE: Final = "LEAVE"  # code of the Stopped that says a node goes before the stretch would end
+LEAVE_SECONDS: Final = 5.0  # beyond what writing a checkpoint took last, to be away from a node in time
 BACKS: Final = 25  # rests in a row from which the solver may go back: then no rate is small enough
 
 
@@ -91,6 +89,10 @@ class _Listeners(NamedTuple):
     stop: StopFlag
 
 
+class _NodesLeave(Exception):
+    """Workers are on nodes that are about to go."""
+
+
 class _Descent:
     """A training under way. Where it stands is that of the last rest: `history`, `rate`, `epoch`, and the blocks kept there."""
 
@@ -102,27 +104,30 @@ class _Descent:
         self._blocks: list[tuple[str, Handle]] = []  # who made each, and its handle
         self._memories: list[tuple[str, Handle]] = []  # the same of what blocks remember
         self._trial: exact.Trial | None = None  # where blocks are when exact gradients have taken over
-        self._crew: list[str] = []
-        self._homes: tuple[str, ...] = ()
-        self._costs = np.ones(plan.grid.shards)
-        self._speeds = Speeds()
-        self._delivered = self._lost = self._moved = self._visits = 0
+        self._crew = Crew(team, rows, plan.grid.shards)
+        self._delivered = self._lost = self._visits = 0
+        self._going = False  # whether this attempt has begun: from then on its own clock counts, and shards may be in the middle
+        self._took = 0.0  # seconds of the last stretch
         self._durable = 0  # rests in the newest checkpoint
         self._began, self._before = 0.0, 0.0  # when this attempt did, and the seconds of those before
         self._note = ""
 
     def run(self) -> Descent:
         """All of it, whatever is lost on the way."""
-        self._crew, self._began = list(self._team.workers), time.monotonic()
+        self._began = time.monotonic()
         while True:
             try:
-                self._crew = side_by_side(self._crew, self._team.nodes)  # where they are is no matter of bits
-                self._place(homes_by_speed(self._costs, dict.fromkeys(self._crew, 1.0)), self._out.stop)
+                self._crew.settle(self._out.stop)
                 self._resume()
                 while not self._ended:
                     self._stretch()
                 self._hand_out()
                 return self._told()
+            except _NodesLeave:
+                try:
+                    self._move_out()
+                except WorkerLost as lost:  # too late
+                    self._recover(lost)
             except WorkerLost as lost:
                 self._recover(lost)
             except Stopped as stopped:
@@ -133,6 +138,11 @@ class _Descent:
         """Whether there is a reason to go no further."""
         return self._reason is not None
 
+    @property
+    def _keeps(self) -> bool:
+        """Whether rests are made durable."""
+        return not math.isinf(self._plan.checkpoint_seconds)
+
     def _leave(self, stopped: Stopped) -> NoReturn:
         """Make the last rest durable, if it is not, and raise Stopped."""
         try:
@@ -142,26 +152,11 @@ class _Descent:
             raise stopped from lost  # the checkpoint before will do
         raise stopped
 
-    def _place(self, homes: Sequence[str], stop: StopFlag | None = None) -> None:
-        """Have each shard held by its home, and nobody else."""
-        asks = [Errand(worker, "hold", [s for s, home in enumerate(homes) if home == worker]) for worker in self._crew]
-        unseen, facts = [], []
-        for answer in list(errands(self._team, asks, stop)):
-            opened, not_opened = answer.told
-            facts += opened
-            unseen += not_opened
-        for shard in unseen:  # one at a time: this process holds one shard in transit
-            cut = self._team.put(self._rows.cut(shard))
-            facts.append(run(self._team, Errand(homes[shard], "load", shard, cut)).told)
-        for told in facts:
-            self._costs[told.shard] = told.cost
-        self._homes = tuple(homes)
-
     def _resume(self) -> None:
         """Be where the newest good checkpoint says, or at the start."""
         while (found := self._checkpoints.newest()) is not None:
             try:
-                held = self._checkpoints.load(self._team, found, self._homes, self._plan.grid.blocks)
+                held = self._checkpoints.load(self._team, found, self._crew.homes, self._plan.grid.blocks)
             except Corrupt as error:
                 self._checkpoints.set_aside(found)
                 self._note = f"{error.message}; going on from the checkpoint before"
@@ -171,26 +166,27 @@ class _Descent:
             self._trial = None if note["trial"] is None else exact.Trial(*note["trial"])
             self._history, self._epoch, self._rate = note["history"], note["epoch"], note["rate"]
             self._reason, self._durable = note["reason"], len(self._history)
-            if not self._lost:
-                self._before = note["seconds"]
+            if not self._going:
+                self._before, self._going = note["seconds"], True
             return
-        if self._lost:  # shards are somewhere in the middle, and nothing was kept to go back to
-            self._everywhere("hold", [])
-            self._place(self._homes)
+        if self._going:  # shards are somewhere in the middle, and nothing was kept to go back to
+            self._crew.begin_anew()
+        self._going = True
         blocks = range(self._plan.grid.blocks)
-        owners = [self._homes[block * len(self._homes) // len(blocks)] for block in blocks]
+        owners = [self._crew.homes[block * len(self._crew.homes) // len(blocks)] for block in blocks]
         asks = [Errand(owners[block], "start", *self._plan.ends_of(block)) for block in blocks]
         self._blocks = [(answer.worker, made(answer.bulk)) for answer in errands(self._team, asks)]
         self._history, self._epoch, self._rate, self._reason, self._durable = [], 0, 1.0, None, 0
         self._memories, self._trial = [], None
-        self._everywhere("keep")
+        self._crew.everywhere("keep")
 
     def _stretch(self) -> None:
         """Some epochs, and the rest after them."""
         plan, steps = self._plan, self._steps()
         nodes = self._team.nodes if plan.hybrid else None
-        seed = plan.seed + len(self._history)
-        schedule = Circulate(self._homes, plan.grid.blocks, len(steps), order=plan.order, ahead=plan.ahead, seed=seed, nodes=nodes)
+        seed, since = plan.seed + len(self._history), time.monotonic()
+        homes, how = self._crew.homes, {"order": plan.order, "ahead": plan.ahead, "seed": seed, "nodes": nodes}
+        schedule = Circulate(homes, plan.grid.blocks, len(steps), **how)  # type: ignore[arg-type]
         try:
             stretch = rotate(
                 schedule,
@@ -198,7 +194,7 @@ class _Descent:
                 [handle for _, handle in self._blocks],
                 steps,
                 stop=self._out.stop,
-                tick=lambda share: self._tell(share * (steps[-1].epoch - self._epoch)),
+                tick=lambda share: self._tick(share, steps, since),
                 record=self._out.record,
                 first=self._visits,
                 ends=None if plan.max_seconds is None else self._began + plan.max_seconds,
@@ -206,11 +202,17 @@ class _Descent:
         except Stopped as stopped:
             self._break_off(stopped)
             return
-        self._visits += stretch.visits
+        self._visits, self._took = self._visits + stretch.visits, time.monotonic() - since
         if self._trial == exact.ENTERING:
             self._at(exact.enter(self._team, list(zip(stretch.makers, stretch.blocks, strict=True))))
         else:
             self._rest(stretch, steps)
+
+    def _tick(self, share: float, steps: Sequence[Step], since: float) -> None:
+        """A share of a stretch, begun at `since`, is done. Raises Stopped (LEAVE) when its end would come too late for a node."""
+        self._tell(share * (steps[-1].epoch - self._epoch))
+        if self._must_leave(share, since):
+            raise Stopped("a node is about to go", code=LEAVE)
 
     def _steps(self) -> list[Step]:
         """What the laps of the next stretch do."""
@@ -227,6 +229,8 @@ class _Descent:
 
     def _break_off(self, stopped: Stopped) -> None:
         """The stretch is lost, what was kept at the last rest is not. Raises Stopped, or Refused when the time was too short."""
+        if stopped.code == LEAVE:
+            raise _NodesLeave() from stopped
         if stopped.code != TIME:
             raise stopped
         if not self._history:
@@ -248,10 +252,10 @@ class _Descent:
         decision = self._solver.judge([rest_of(each) for each in self._history])
         entry["back"] = decision.back
         if decision.back:
-            self._everywhere("back")
+            self._crew.everywhere("back")
         else:
             self._blocks, self._epoch = list(zip(stretch.makers, stretch.blocks, strict=True)), epoch
-            self._everywhere("keep")
+            self._crew.everywhere("keep")
         self._rate, self._reason = decision.rate, decision.stop
         self._turn(decision)
         if all(each["back"] for each in self._history[-BACKS:]) and len(self._history) >= BACKS:
@@ -260,8 +264,8 @@ class _Descent:
         self._tell(0.0)
         if self._reason is not None or self._checkpoints.due:
             self._save()
-        if self._reason is None and self._plan.move:
-            self._move(stretch, len(steps))
+        if self._reason is None:
+            self._regroup(stretch, len(steps))
 
     def _turn(self, decision: Decision) -> None:
         """Where exact gradients lead next, when they have taken over, or are to."""
@@ -283,7 +287,7 @@ class _Descent:
 
     def _save(self) -> None:
         """Make the last rest durable, unless nothing is to be."""
-        if math.isinf(self._plan.checkpoint_seconds):
+        if not self._keeps:
             return
         note = {
             "epoch": self._epoch,
@@ -293,21 +297,36 @@ class _Descent:
             "trial": self._trial,
             "seconds": self._seconds(),
         }
-        self._checkpoints.write(self._team, len(self._history), note, self._blocks + self._memories, self._homes)
+        self._checkpoints.write(self._team, len(self._history), note, self._blocks + self._memories, self._crew.homes)
         self._durable = len(self._history)
 
-    def _move(self, stretch: Stretch, laps: int) -> None:
-        """Give shards to faster workers, when that makes stretches clearly shorter."""
-        self._speeds.learn(speeds_of(stretch.paces, self._costs), self._crew)
-        homes = self._speeds.better(self._homes, self._costs, laps * self._plan.grid.blocks)
-        if homes is None:
-            return
-        moving = [shard for shard, home in enumerate(homes) if home != self._homes[shard]]
-        kept = [made(run(self._team, Errand(self._homes[shard], "kept", shard)).bulk) for shard in moving]
-        self._place(homes)
-        asks = [Errand(homes[shard], "take", shard, handle) for shard, handle in zip(moving, kept, strict=True)]
-        list(errands(self._team, asks))
-        self._moved += len(moving)
+    def _regroup(self, stretch: Stretch, laps: int) -> None:
+        """At a rest: leave nodes that are about to go, take in workers that came, give shards to faster ones."""
+        if self._crew.leaving and self._keeps:
+            raise _NodesLeave()
+        if self._team.leaving() and self._durable < len(self._history):
+            self._save()  # all are to go
+        speeds = speeds_of(stretch.paces, self._crew.costs)
+        if came := self._team.invite():
+            self._crew.enlist(came, speeds)
+            self._note = f"{', '.join(came)} came"
+        elif self._plan.move:
+            self._crew.even_out(speeds, laps * self._plan.grid.blocks)
+
+    def _move_out(self) -> None:
+        """Leave nodes that are about to go: what is at the last rest becomes durable, and the others go on from there."""
+        if self._durable < len(self._history):
+            self._save()
+        leaving = list(self._crew.leaving)
+        self._crew.leave(leaving)
+        self._note = f"left before their node goes: {', '.join(leaving)}"
+
+    def _must_leave(self, share: float, since: float) -> bool:
+        """Whether a node goes before the stretch, begun at `since`, comes to its end and can be made durable."""
+        soonest = min(self._crew.leaving.values(), default=math.inf) if self._keeps else math.inf
+        took = time.monotonic() - since
+        left = took * (1.0 - share) / share if share > 0.0 else max(0.0, self._took - took)
+        return soonest < left + self._checkpoints.seconds_to_write + LEAVE_SECONDS
 
     def _hand_out(self) -> None:
         """Deliver the finished blocks, in order; those that were delivered before a loss are not delivered again."""
@@ -322,8 +341,8 @@ class _Descent:
             self._delivered += 1
 
     def _recover(self, lost: WorkerLost) -> None:
-        """New workers in the places of lost ones; where none can be had, the others do their work. Raises Unavailable after
-        LOSSES losses for each worker, and when nobody is left."""
+        """Go on with others, or with those that are left. Raises Unavailable after LOSSES losses for each worker, and when nobody
+        is."""
         self._lost += max(1, len(lost.workers))
         self._team.interrupt()  # what the others are at is of no use any more
         self._history, self._durable = [], 0  # nothing is at rest
@@ -332,23 +351,8 @@ class _Descent:
                 f"{self._lost} workers were lost one after the other; look at their logs and memory, then resume",
                 code="WORKERS_LOST",
             ) from lost
-        why: Unavailable | None = None  # there is no room: where one waited in vain, the others of its node need not
-        for worker in lost.workers:
-            self._speeds.forget(worker)
-            try:
-                if why is None:
-                    self._team.replace(worker)
-                    continue
-            except Unavailable as error:
-                why = error
-            self._crew.remove(worker)
-        if why is not None and not self._crew:
-            raise why
+        self._crew.recover(lost)
         self._note = lost.message
-
-    def _everywhere(self, verb: str, *args: Any) -> None:
-        """A verb at every worker."""
-        list(errands(self._team, [Errand(worker, verb, *args) for worker in self._crew]))
 
     def _seconds(self) -> float:
         """Of training, with those of earlier attempts up to their last checkpoint."""
@@ -367,5 +371,5 @@ class _Descent:
         """How it ended."""
         objectives = [each["objective"] for each in self._history if not each["back"]]
         objective = objectives[-1] if objectives else math.log(self._plan.n_labels)  # that of W = 0: it went back to the start
-        facts = self._checkpoints.damaged, self._lost, self._moved
+        facts = self._checkpoints.damaged, self._lost, self._crew.moved
         return Descent(self._epoch, objective, self._reason or "", self._history, *facts)

@@ -80,6 +80,11 @@ class _LocalTeam(ABC):
         return self._names
 
     @property
+    def present(self) -> tuple[str, ...]:
+        """Those that were not lost in a rehearsal."""
+        return tuple(worker for worker in self._names if worker in self._lives)
+
+    @property
     def nodes(self) -> dict[str, str]:
         """One node: this process."""
         return dict.fromkeys(self._names, HERE)
@@ -90,10 +95,28 @@ class _LocalTeam(ABC):
         self._work.warm_up()
         self._start(self._names)
 
-    def replace(self, *lost: str) -> None:
+    def replace(self, *lost: str, at_once: bool = False) -> None:
         """New hands in new lives."""
         check_replace(lost, self._names, self._lives)
         self._start(lost)
+
+    def invite(self) -> list[str]:
+        """Nobody: threads that are gone are replaced."""
+        return []
+
+    def leaving(self) -> dict[str, float]:
+        """Nobody: this process stays."""
+        return {}
+
+    def dismiss(self, *workers: str) -> None:
+        """End their lives."""
+        for worker in workers:
+            self._end(worker)
+
+    def _end(self, worker: str) -> None:
+        """End a life; its tickets are not told of."""
+        self._lives.pop(worker).ended.set()
+        self._due = {ticket: asked for ticket, asked in self._due.items() if asked != worker}
 
     def _start(self, workers: tuple[str, ...]) -> None:
         """Begin new lives."""
@@ -152,8 +175,7 @@ class _LocalTeam(ABC):
 
         For rehearsals of what follows a loss: workers of this process die only with it.
         """
-        self._lives.pop(worker).ended.set()
-        self._due = {ticket: asked for ticket, asked in self._due.items() if asked != worker}
+        self._end(worker)
         for handle in self._made.pop(worker, ()) if with_things else ():
             handle.held = GONE
         self._told.append(Lost(worker))
@@ -252,9 +274,9 @@ class ThreadTeam(_LocalTeam):
         except queue.Empty:
             return self._replies(found)
 
-    def lose(self, worker: str, *, with_things: bool = False) -> None:
-        """See SerialTeam's; the thread ends at its next slice, and what it still answers is not told."""
-        super().lose(worker, with_things=with_things)
+    def _end(self, worker: str) -> None:
+        """The thread ends at its next slice, and what it still answers is not told."""
+        super()._end(worker)
         self._queues.pop(worker).put(None)
 
     def close(self) -> None:

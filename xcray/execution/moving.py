@@ -32,6 +32,11 @@ class Speeds:
         """Another worker has this name now, perhaps on another machine."""
         self._known.pop(worker, None)
 
+    def of(self, crew: Sequence[str]) -> dict[str, float]:
+        """The speed of each worker, in the order of a crew; of those that nothing is known of, the fastest."""
+        best = max(self._known.values(), default=1.0)
+        return {worker: self._known.get(worker, best) for worker in crew}
+
     def better(self, homes: Sequence[str], costs: Float64, passes: int) -> tuple[str, ...] | None:
         """Homes with which the next stretch is clearly shorter; None when these are good enough.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection
+from contextlib import nullcontext
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +13,7 @@ import ray
 from ray._private import state  # see `told_by_head`
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from xcray.execution.ray_session import connect
 from xcray.schedule.placement import Need, Node, places, room
 
 LOOK_SECONDS: Final = 1.0  # between two looks at the cluster
@@ -43,6 +45,12 @@ def cores_there() -> int:
     told = told_by_head()
     staying = (each for each in told.nodes if each["Alive"] and each["NodeID"] not in told.draining)
     return int(sum(each["Resources"].get("CPU", 0.0) for each in staying))
+
+
+def cores_at(address: str) -> int:
+    """The same of the cluster at an address, at least 1, which this process joins for that if it is in none. Raises Unavailable."""
+    with nullcontext() if ray.is_initialized() else connect(address):
+        return max(1, cores_there())
 
 
 class Surroundings:

@@ -10,9 +10,11 @@ answer late. What it held is gone; `replace` starts another. A verb whose argume
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import ray
@@ -30,10 +32,13 @@ from xcray.execution.ray_actors import (
     start_actor,
     start_seconds,
 )
+from xcray.execution.ray_nodes import LOOK_SECONDS
 from xcray.execution.team import Answer, Handle, HandWork, Raised, Reply, check_replace, do, taken_apart, team_names, thing_lost
 from xcray.schedule.messages import Lost
-from xcray.schedule.placement import A_CPU, Need
+from xcray.schedule.placement import A_CPU, Need, room
 
+LOG: Final = logging.getLogger(__name__)
+PLACE_SECONDS: Final = 15.0  # that an actor takes, at most, to get to where there is room for it
 SILENT_SECONDS: Final = 300.0  # longer than any block takes to cross a network
 COUNTER: Final = ("xcray_verbs_done", "Visits of blocks, and other verbs, done by this worker")
 
@@ -94,7 +99,8 @@ class RayTeam(RayWorkers):
     room for them, for what goes round within a node is not copied.
 
     session: a context manager inside which Ray is connected. Its object store must hold what is made and what is on its way, or
-    Ray writes it to disk. silent_seconds: when a worker that does not answer is given up; fetching ends then too.
+    Ray writes it to disk. silent_seconds: when a worker that does not answer is given up; fetching ends then too. begin: so many
+    are waited for by `open`, all by default; the others are there to be invited.
     """
 
     def __init__(
@@ -106,10 +112,15 @@ class RayTeam(RayWorkers):
         *,
         silent_seconds: float = SILENT_SECONDS,
         need: Need = A_CPU,
+        begin: int | None = None,
     ) -> None:
         super().__init__(session)
         self._need = need
         self._work, self._names, self._job = work, team_names(workers), job
+        self._begin = self._names[: begin or workers]
+        self._coming: dict[Any, str] = {}  # reference of what an invited worker is at -> worker
+        self._placed: set[str] = set()  # of these, those that have a node
+        self._invited = 0.0  # when the last ones were
         self._silent, self._pulse = silent_seconds, Pulse(silent_seconds)
         self._methods: dict[tuple[str, str], Any] = {}  # worker and verb -> the actor's method, under a name that can be read
         self._due: dict[Any, _Asked] = {}  # reference of what will be told -> what was asked
@@ -120,25 +131,84 @@ class RayTeam(RayWorkers):
         """Names, in order."""
         return self._names
 
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Those that are ready, in order."""
+        coming = set(self._coming.values())
+        return tuple(worker for worker in self._names if worker in self._actors and worker not in coming)
+
     def muster(self) -> Muster:
-        """The actors that are there, of all places."""
-        return self._mustered(len(self._names), len(self._actors), self._losses)
+        """The actors that are there, of all that it began with, or that came."""
+        there = len(self.present)
+        return self._mustered(max(there, len(self._begin)), there, self._losses)
 
     def open(self) -> None:
         """Connect to Ray, start the actors and make their hands. Raises Unavailable when Ray or CPUs can't be had."""
         self._work.warm_up()  # one process fills numba's disk cache before many read it
         self._connect()
         try:
-            self._start(self._names, start_seconds())
+            self._start(self._begin, start_seconds())
         except BaseException:
             self.close()
             raise
 
-    def replace(self, *lost: str) -> None:
-        """Other actors in the places of lost ones, wherever there is a CPU. They are waited for as long as a node takes to come,
-        no longer: others could do their work meanwhile."""
-        check_replace(lost, self._names, self._actors)
-        self._start(lost, node_seconds())
+    def replace(self, *lost: str, at_once: bool = False) -> None:
+        """Other actors in the places of lost ones, wherever there is a CPU. They are waited for as long as a node takes to come; at
+        once, as long as it takes to get to where there is room, or will be."""
+        check_replace(lost, self._names, self.present)
+        for worker in lost:
+            self._forget(worker)  # one that was on its way
+        self._start(lost, self._patience(lost) if at_once else node_seconds())
+
+    def _patience(self, lost: Sequence[str]) -> float:
+        """How long others can wait for these: where what goes round does not fit into the object stores that are left, as long as a
+        node takes to come; else not at all, if no node has room nor lives on without one of them. Raises Unavailable then."""
+        self._around.look()
+        left = set(self._where.placed.values())
+        if self._around.stores(left) < self._need.store * len(self._begin):
+            return node_seconds()
+        if self._where.stayed(lost) or self._where.open(self._need):
+            return PLACE_SECONDS
+        raise not_ready(f"{', '.join(lost)}: no node has room, so none was", 0.0)
+
+    def invite(self) -> list[str]:
+        """See `Team`. Those invited that have no place after a while are called off: others have taken it."""
+        self._around.look(LOOK_SECONDS)
+        ready, now = self._arrived(), time.monotonic()
+        if now > self._invited + PLACE_SECONDS:
+            for worker in set(self._coming.values()) - self._placed:
+                self._forget(worker)
+        missing = [worker for worker in self._names if worker not in self._actors]
+        rooms = sum(room(node, self._need) for node in self._where.rooms())
+        if missing and rooms and self._invited < inf:
+            self._coming |= self._hire(missing[:rooms])
+            self._invited = now
+        return ready
+
+    def _arrived(self) -> list[str]:
+        """Invited workers that have become ready. None are invited any more when one could not: the others can do without."""
+        before = set(self._coming.values())
+        try:
+            self._prepare(self._coming, self._placed, 0.0)
+        except Exception as error:
+            LOG.warning("a worker that was invited did not get ready; no more are: %s", error)
+            self._invited = inf
+            for worker in before:
+                self._forget(worker)
+        self._placed &= set(self._coming.values())
+        return [worker for worker in self._names if worker in before and worker in self.present]
+
+    def leaving(self) -> dict[str, float]:
+        """Those on nodes that drain."""
+        self._around.look(LOOK_SECONDS)
+        present = self.present
+        return {worker: seconds for worker, seconds in self._where.on_draining().items() if worker in present}
+
+    def dismiss(self, *workers: str) -> None:
+        """End their actors; they are not counted as lost."""
+        for worker in workers:
+            self._forget(worker)
+            self._where.leave(worker)
 
     def ask(self, worker: str, verb: str, *args: Any) -> int:
         """See `Team`. Things go along as references, and are fetched to the worker's node when they are not there."""
@@ -151,7 +221,8 @@ class RayTeam(RayWorkers):
     def wait(self, seconds: float) -> list[Reply]:
         """Answers, errors, and workers that are lost. Raises Unavailable when workers keep being lost."""
         found = [reply for reference in answered(self._due, seconds) for reply in self._receive(reference)]
-        return found + [reply for worker, why in self._pulse.gone(self._actors).items() for reply in self._lose(worker, why)]
+        there = {worker: self._actors[worker] for worker in self.present}
+        return found + [reply for worker, why in self._pulse.gone(there).items() for reply in self._lose(worker, why)]
 
     def put(self, value: Any) -> Handle:
         """Put a value into the object store of the driver's node."""
@@ -181,8 +252,8 @@ class RayTeam(RayWorkers):
     def _forget_all(self) -> None:
         """Drop all references to what is in Ray."""
         super()._forget_all()
-        self._due.clear()
-        self._methods.clear()
+        for held in (self._due, self._methods, self._coming):
+            held.clear()
 
     def _start(self, workers: Iterable[str], seconds: float) -> None:
         """Start actors, which have so long to get a place, and make their hands; one that dies meanwhile has a follower. Raises
@@ -192,7 +263,7 @@ class RayTeam(RayWorkers):
         ends = time.monotonic() + seconds
         try:
             while waiting:
-                again = self._prepare(waiting, placed)
+                again = self._prepare(waiting, placed, 1.0)
                 placed.difference_update(again)
                 waiting |= self._hire(again)
                 missing = sorted(set(waiting.values()) - placed)
@@ -204,10 +275,10 @@ class RayTeam(RayWorkers):
                 self._forget(worker)
             raise
 
-    def _prepare(self, waiting: dict[Any, str], placed: set[str]) -> list[str]:
-        """Go on with the actors whose step is done; those that died, with nothing left in `waiting`."""
+    def _prepare(self, waiting: dict[Any, str], placed: set[str], seconds: float) -> list[str]:
+        """Go on with the actors whose step is done within so long; those that died, with nothing left in `waiting`."""
         lost = self._pulse.gone({worker: self._actors[worker] for worker in placed & set(waiting.values())})
-        for reference in answered(waiting, 1.0):
+        for reference in answered(waiting, seconds):
             worker = waiting.pop(reference)
             try:
                 place = ray.get(reference)
@@ -278,6 +349,9 @@ class RayTeam(RayWorkers):
         if worker in self._actors:
             ray.kill(self._actors.pop(worker))
         self._pulse.forget(worker)
+        self._placed.discard(worker)
+        for reference in [reference for reference, name in self._coming.items() if name == worker]:
+            del self._coming[reference]
         self._due = {reference: asked for reference, asked in self._due.items() if asked.worker != worker}
 
 

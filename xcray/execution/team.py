@@ -82,12 +82,16 @@ class Team(Protocol):
         """Names, in order; the same for the life of the team."""
 
     @property
+    def present(self) -> tuple[str, ...]:
+        """Those of them that are there and can be asked, in order."""
+
+    @property
     def nodes(self) -> dict[str, str]:
         """Where each worker is."""
 
     def open(self) -> None:
-        """Start the workers and wait until all are ready. Raises Unavailable when they can't all be had, and what making a
-        hand raised."""
+        """Start the workers and wait until all are ready, or those that it is to begin with. Raises Unavailable when they can't be
+        had, and what making a hand raised."""
 
     def ask(self, worker: str, verb: str, *args: Any) -> int:
         """Ask `worker` for a verb; a ticket that one reply of `wait` will carry. An argument may be a Handle, or a list or tuple
@@ -109,8 +113,20 @@ class Team(Protocol):
     def muster(self) -> Muster:
         """Who is there now; asks nobody that could be slow more often than every few seconds."""
 
-    def replace(self, *lost: str) -> None:
-        """New workers of the same names in the places of lost ones, with new hands; waits until they are ready, as `open`."""
+    def replace(self, *lost: str, at_once: bool = False) -> None:
+        """New workers of the same names in the places of lost ones, with new hands; waits until they are ready, as `open`. at_once:
+        raises Unavailable at once where no place is to be had soon, for others can go on without them."""
+
+    def invite(self) -> list[str]:
+        """Workers that were missing and are present since the last call. Others that are missing are asked for where there is room,
+        and nobody waits for them: they are told by a later call."""
+
+    def leaving(self) -> dict[str, float]:
+        """Workers on machines that are about to go, and seconds until they do, infinity when that is not known; asks nobody that
+        could be slow more often than every second."""
+
+    def dismiss(self, *workers: str) -> None:
+        """Let workers go, with what they hold, and what they made where nobody else has it. They are missing then, not lost."""
 
     def interrupt(self) -> None:
         """Ask workers to end what was asked of them so far, within a kernel slice: it is reported as Raised with Stopped, or as the

@@ -21,7 +21,7 @@ from xcray.solvers.block import Block
 from xcray.solvers.circulating import Grid
 from xcray.train.needs import circulating, sizes_of, timed_lap
 from xcray.train.preflight import Estimate
-from xcray.train.together import Together, outcome, team_of, tell
+from xcray.train.together import Together, open_ended, outcome, team_of, tell
 from xcray.train.way import Desk, Setting
 
 CHECKPOINT_SECONDS: Final = 60.0  # between two checkpoints, at least
@@ -60,7 +60,8 @@ class Circulating(Together):
         at, rows = self._at, self._rows()
         where = str(at.dataset.path.resolve())
         work = ShardWork(self._solver, rows.how, self._n_features, where, at.dataset.content_hash)
-        team = team_of(at.spec, work, self.workers, at.job, STORED * 4 * self._n_features * at.dataset.n_labels)
+        most = self._grid.shards if open_ended(at) else None
+        team = team_of(at.spec, work, self.workers, at.job, STORED * 4 * self._n_features * at.dataset.n_labels, most)
         desk.watch(team.footprints)
         desk.vitals.follow(team.muster)
 

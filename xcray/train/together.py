@@ -35,7 +35,7 @@ class Together:
 
     def __init__(self, at: Setting) -> None:
         self._at, self._solver = at, at.solver
-        self.workers, self.link = workers_of(at.spec), link_of(at.solver)
+        self.workers, self.link = workers_at(at), link_of(at.solver)
 
     @property
     def folder(self) -> Path:
@@ -51,10 +51,34 @@ class Together:
         return class_table(block).drop_columns(["seconds", "worker"])
 
 
-def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int) -> Team:
+def open_ended(at: Setting) -> bool:
+    """Whether a training is to use what there is of a cluster that others run."""
+    return at.spec.pool == "ray" and at.spec.ray_address is not None and not at.spec.workers and at.cluster
+
+
+def workers_at(at: Setting) -> int:
+    """How many workers a training begins with; where it names no number, one for each processor that it can have: of the cluster
+    it joins, else of this machine. Raises Unavailable when the cluster can't be asked."""
+    if not open_ended(at):
+        return workers_of(at.spec)
+    try:
+        from xcray.execution.ray_nodes import cores_at
+        from xcray.execution.ray_pool import MOST
+    except ModuleNotFoundError as error:
+        raise lacking_ray(error) from None
+    return min(cores_at(str(at.spec.ray_address)), MOST)
+
+
+def lacking_ray(error: ModuleNotFoundError) -> Unavailable:
+    """The error where Ray is not installed."""
+    return Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads")
+
+
+def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int, most: int | None = None) -> Team:
     """The team that the spec asks for; not open yet. Serial is a team of one thread, so that a stop is heard meanwhile.
 
-    store: bytes that the workers hold together in Ray's object store, where the training starts a Ray of its own.
+    store: bytes that the workers hold together in Ray's object store, where the training starts a Ray of its own. most: so many
+    there may be should a cluster grow; by default those that it begins with.
     """
     if spec.pool != "ray":
         return ThreadTeam(work, workers)
@@ -62,9 +86,10 @@ def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int)
         from xcray.execution.ray_pool import session
         from xcray.execution.ray_team import RayTeam
     except ModuleNotFoundError as error:
-        raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
+        raise lacking_ray(error) from None
     need = Need(store=store / workers) if spec.ray_address is not None else A_CPU
-    return RayTeam(work, workers, session(spec.ray_address, workers, store), job, need=need)
+    where = session(spec.ray_address, workers, store)
+    return RayTeam(work, max(workers, most or 0), where, job, need=need, begin=workers)
 
 
 def tell(desk: Desk, done: float, total: int, rate: float, eta: float | None, newest: Mapping[str, Any], note: str = "") -> None:

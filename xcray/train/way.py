@@ -27,13 +27,15 @@ from xcray.train.spec import TrainSpec
 
 @dataclass(frozen=True)
 class Setting:
-    """What is to be trained and where: solver is the one of the spec, made; job names Ray actors."""
+    """What is to be trained and where: solver is the one of the spec, made; job names Ray actors; cluster: whether the one that the
+    spec names may be asked how large it is."""
 
     spec: TrainSpec
     dataset: Dataset
     solver: Any
     run_dir: Path
     job: str
+    cluster: bool = True
 
 
 class Tell(Protocol):
