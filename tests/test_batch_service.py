@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from live import plain_model, publish, serving, settings_for
+from live import PATIENCE, plain_model, publish, serving, settings_for
 
 from xcray.bulk import BulkResult, BulkSpec, predict_bulk
 from xcray.bulk.output import MANIFEST, OutputParts
 from xcray.cli.main import main
 from xcray.client import Client
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError, Refused
+from xcray.execution.pool import StopFlag
 from xcray.jobs.job import PREDICT
 from xcray.jobs.runner import run_attempt
 from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
@@ -32,7 +33,7 @@ from xcray.service.predictors import Wanted
 from xcray.service.state import Rooms
 
 TEXTS = [f"{word} rows of a file" for word in ("csv", "json", "socket")] * 10
-QUICK = {"lease_seconds": 60.0, "beat_seconds": 0.05, "report_seconds": 0.02}
+QUICK = {"lease_seconds": 600.0, "beat_seconds": 0.05, "report_seconds": 0.02, "patience": 600.0}  # nobody ends this process
 
 
 class Place(NamedTuple):
@@ -52,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     publish(rooms.registry, "text", home / "a")
     plain_model(home / "b")
     rooms.registry.publish("vector", home / "b")
-    with serving(app) as url, Client(url) as client, httpx.Client(base_url=url, trust_env=False) as http:
+    with serving(app) as url, Client(url) as client, httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http:
         yield Place(rooms, client, http, url)
 
 
@@ -66,7 +67,7 @@ def file(tmp_path: Path) -> Path:
 
 def run_next(place: Place, **how: Any) -> str:
     """Run the job that waits, here; its status then."""
-    job = place.rooms.store.claim("test", lease_seconds=60)
+    job = place.rooms.store.claim("test", lease_seconds=600)
     assert job is not None
     return run_attempt(place.rooms.store, place.rooms.home, job.id, job.attempt, **QUICK, **how)
 
@@ -221,12 +222,16 @@ def test_a_bad_row_fails_the_job_with_its_place_and_skipping_counts_it(place: Pl
     assert (result["answered"], result["skipped"], result["skipped_reasons"][0]["line"]) == (2, 1, 2)
 
 
-def stop_after(place: Place, job_id: str, parts: int) -> Callable[[], None]:
-    """What asks the store to stop a job once so many parts are there."""
+def stop_after(place: Place, job_id: str, parts: int, flag: StopFlag) -> Callable[[], None]:
+    """What asks the store to stop a job once so many parts are there, and waits until its heart has heard of it."""
 
     def look() -> None:
         if len(list(place.rooms.home.run(job_id).glob("part-*.parquet"))) >= parts:
             place.rooms.store.request_stop(job_id)
+            ends = time.monotonic() + PATIENCE
+            while not flag.is_set():
+                assert time.monotonic() < ends, "the heart did not hear of the stop"
+                time.sleep(0.01)
 
     return look
 
@@ -238,16 +243,16 @@ def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
     whole = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
     assert run_next(place) == SUCCEEDED
     job = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
-    look, commit = stop_after(place, job["id"], 4), "xcray.bulk.output.OutputParts.commit"
+    flag, commit = StopFlag(), "xcray.bulk.output.OutputParts.commit"
+    look = stop_after(place, job["id"], 4, flag)
     original = OutputParts.commit
 
-    def slowly(self: OutputParts, part: Any) -> None:
+    def watched(self: OutputParts, part: Any) -> None:
         original(self, part)
         look()
-        time.sleep(0.06)  # so that the heart beats between two parts
 
-    monkeypatch.setattr(commit, slowly)
-    assert run_next(place) == STOPPED
+    monkeypatch.setattr(commit, watched)
+    assert run_next(place, flag=flag) == STOPPED
     kept = len(list(place.rooms.home.run(job["id"]).glob("part-*.parquet")))
     assert 4 <= kept < 10
     monkeypatch.setattr(commit, original)
