@@ -392,7 +392,7 @@ def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: dict[str, Any], tmp_
 def test_over_rest_to_probabilities(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home", dataset_roots=(tiny.path.parent,), pool="serial"))
     rooms = app.state.rooms
-    with serving(app) as url, Client(url) as client:
+    with serving(app) as url, Client(url, timeout=600.0) as client:
         client.datasets.wait(client.datasets.register(str(tiny.path), name="tiny")["id"], seconds=600)
         asked = {"dataset": "tiny", "model": "soft", "solver": "dsmlr", "params": PARAMS["dsmlr"]}
         job = client.jobs.submit(**asked)

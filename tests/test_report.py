@@ -186,7 +186,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     """A service that nothing trains in."""
     app = create_app(settings_for(tmp_path / "home"))
     app.state.rooms.store.add_dataset("ready", str(tmp_path / "nowhere"))
-    with serving(app) as url, Client(url) as client:
+    with serving(app) as url, Client(url, timeout=600.0) as client:
         yield Served(app.state.rooms, client)
 
 
