@@ -1,7 +1,8 @@
 """Trainings on several Ray nodes of one machine: equal bits on 1, 2 and 4, nodes that are killed, added and cut off in the middle.
 
-`python -m benchmarks.nodes [--data DIR --set bibtex] [--parts same kill add cut mlr] [--counts 1 2 4] [--eps 1e-3] [--repeats 1]
-[--slow-health] [--small] [--plain] [--json FILE] [--picture FILE]`; needs Linux; about eight minutes for pydocs on two free cores.
+`python -m benchmarks.nodes [--data DIR --set bibtex] [--parts same kill add cut mlr round] [--counts 1 2 4] [--eps 1e-3]
+[--epochs 8] [--repeats 1] [--slow-health] [--small] [--plain] [--json FILE] [--picture FILE]`; needs Linux; about ten minutes for
+pydocs on two free cores.
 
 Nodes are separate raylets, each in namespaces of its own (see `tests.nodes`): own processes, shared memory, temporary folder and
 network; the head has no CPU, and the driver lives on it. A node dies when all its processes are killed at once. Ray notices a
@@ -12,8 +13,9 @@ silent node after two seconds here (--slow-health: as Ray does it by itself, abo
 - add: a training wants three workers and has one CPU. A node that sees the data joins, then one that does not: it gets the
   arrays through the object store. Seconds until their first batches begin, from when the raylet is up and from `ray start`.
 - cut: the link of one of two nodes goes down, and up again when Ray has given it up. Nothing that it says later counts.
-- mlr: DS-MLR, whose blocks go round, on 1, 2 and 4 nodes with one grid: one SHA-256 for "sync" and "ring"; a node dies: back to the
-  last checkpoint, here one every two seconds.
+- mlr: DS-MLR, whose blocks go round, on 1, 2 and 4 nodes with one grid: one SHA-256 for "sync" and "ring".
+- round: what goes round while a node of two dies: back to the last checkpoint, here one every two seconds, and on at once with
+  the node that is left; while a node is told to go in 20 s: it is left, with a checkpoint; then a third comes, and gets shards.
 """
 
 from __future__ import annotations
@@ -42,10 +44,9 @@ from xcray.execution.timeline import DONE, DUPLICATE, LOST, read_streams
 from xcray.files import read_json
 from xcray.train import TrainSpec, train
 
-PARTS: Final = ("same", "kill", "add", "cut", "mlr")
+PARTS: Final = ("same", "kill", "add", "cut", "mlr", "round")
 SMALL: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
 TRAINING_SECONDS: Final = 1200.0  # a hang
-EPOCHS: Final = 8
 RAYS: Final = count()
 GRID: Final = {"shards": 8, "blocks": 8}
 
@@ -100,6 +101,12 @@ class Run:
             each["node"] = each["node"].split("/")[0]
         return sorted(chosen, key=lambda each: each["from"])
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended; what it said is read."""
+        self.seen()
+        return self.process.poll() is not None
+
     def first_look(self, holds: Any) -> float | None:
         """The wall clock at the first look whose nodes fulfil something."""
         return next((each["at"] for each in self.history if "nodes" in each and holds(each["nodes"])), None)
@@ -115,7 +122,8 @@ class Bench:
 
     def spec(self, how: str, workers: int, ray: Nodes | None) -> TrainSpec:
         """A training of one kind: "ppdsparse", or an order of DS-MLR."""
-        params = {"eps": self.chosen.eps} if how == "ppdsparse" else {"epochs": EPOCHS, "order": how, "tolerance": 0.0, **GRID}
+        params: dict[str, Any] = {"epochs": self.chosen.epochs, "order": how, "tolerance": 0.0, **GRID}
+        params = {"eps": self.chosen.eps} if how == "ppdsparse" else params
         place: dict[str, Any] = {"pool": "threads"} if ray is None else {"pool": "ray", "ray_address": ray.gcs}
         solver = "ppdsparse" if how == "ppdsparse" else "dsmlr"
         return TrainSpec(str(self.data.path), solver=solver, params=params, workers=workers, **place)
@@ -137,7 +145,8 @@ class Bench:
     def ray(self) -> Iterator[Nodes]:
         """A Ray in a folder of its own, under a short path."""
         place = self.stage.place(f"r{next(RAYS)}")
-        with nodes(place, quick=not self.chosen.slow_health, store=self.chosen.store << 20) as ray:
+        how = {"quick": not self.chosen.slow_health, "patient": self.chosen.small}
+        with nodes(place, store=self.chosen.store << 20, **how) as ray:
             yield ray
 
     def tell(self, part: str, how: str, **figures: Any) -> dict[str, Any]:
@@ -297,7 +306,42 @@ def mlr(bench: Bench) -> None:
     """Blocks that go round."""
     for how in ("sync", "ring"):
         same(bench, how, "mlr")
-    kill(bench, "sync", "mlr kill", 0.5, checkpoint_seconds=2.0)
+
+
+def rounds(bench: Bench) -> None:
+    """Blocks that go round while nodes go and come."""
+    for how in ("sync", "ring"):
+        kill(bench, how, "round kill", 0.3, checkpoint_seconds=2.0)
+    drained(bench, "ring")
+
+
+def drained(bench: Bench, how: str) -> None:
+    """A node is told to go, another comes."""
+    bench.expected(how)
+    with bench.ray() as ray:
+        pair = [ray.add(), ray.add()]
+        run = bench.start(ray, "drained", how, 2)
+        run.at(0.2)
+        when = time.time()
+        ray.drain(run.seen()["nodes"][pair[0].address], 20)
+        until(lambda: any("left before" in each.get("note", "") for each in run.history) or run.over, "the node is left", 240)
+        left, third = time.time(), ray.add()
+        until(lambda: any(" came" in each.get("note", "") for each in run.history) or run.over, "the node that came is used", 240)
+        came = time.time()
+        pair[0].kill()
+        figures = bench.judged(run, how)
+        late = [each for each in run.batches(DONE) if each["node"] == pair[0].address and each["from"] > left]
+        new = [each for each in run.batches(DONE) if each["node"] == third.address]
+        bench.tell(
+            "round drain",
+            how,
+            left_after_seconds=left - when,
+            came_after_seconds=came - third.asked,
+            batches_of_the_new_node=len(new),
+            zombie_results_accepted=len(late),
+            **figures,
+            chart=bench.chart(run, gone=when, started=third.asked),
+        )
 
 
 def sent(ray: Nodes) -> int:
@@ -327,6 +371,7 @@ def chosen_of(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--counts", nargs="+", type=int, default=[1, 2, 4], help="numbers of nodes")
     parser.add_argument("--eps", type=float, default=1e-3, help="of PPDSparse: less is more work")
     parser.add_argument("--repeats", type=int, default=1, help="how many nodes are killed, one a run")
+    parser.add_argument("--epochs", type=int, default=8, help="of DS-MLR")
     parser.add_argument("--store", type=int, default=80, help="MiB of a node's object store")
     parser.add_argument("--slow-health", action="store_true", help="Ray's own patience with silent nodes")
     parser.add_argument("--small", action="store_true", help="the quick form of the test suite")
@@ -343,12 +388,12 @@ def main(given: list[str]) -> int:
     before = machine()
     with stage("nodes", "several nodes", runs=1, seed=0) as set:
         rows = []
-        for names, name in ((("same", "kill", "add", "cut"), chosen.set), (("mlr",), chosen.mlr_set or "narrow")):
+        for names, name in ((("same", "kill", "add", "cut"), chosen.set), (("mlr", "round"), chosen.mlr_set or "narrow")):
             parts = [part for part in chosen.parts if part in names]
             if parts:
                 bench = Bench(set, data_of(name, chosen, set.folder), chosen)
                 for part in parts:
-                    {"same": same, "kill": kill, "add": add, "cut": cut, "mlr": mlr}[part](bench)
+                    {"same": same, "kill": kill, "add": add, "cut": cut, "mlr": mlr, "round": rounds}[part](bench)
                 rows += bench.rows
     found = verdict(rows)
     kind = os.environ.get("FAULTS_INSIDE", "")

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-TITLES = {"kill": "a node is killed", "add": "a node is added", "cut": "a node is cut off", "mlr kill": "DS-MLR, a node is killed"}
+TITLES = {
+    "kill": "a node is killed",
+    "add": "a node is added",
+    "cut": "a node is cut off",
+    "round kill": "DS-MLR, a node is killed",
+    "round drain": "DS-MLR, a node is told to go, another comes",
+}
 
 
 def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

