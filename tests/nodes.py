@@ -40,7 +40,7 @@ NET: Final = "10.77.0"
 US: Final = 254  # our own place on the bridge
 STORE: Final = 80 << 20  # bytes of a node's object store, the least that Ray takes
 STARTED: Final = "Ray runtime started"
-START_SECONDS: Final = 120.0  # a hang: to join a head that has just come may take for ever
+START_SECONDS: Final = 240.0  # a hang: to join a head that has just come may take for ever
 TRIES: Final = 4
 LINKS: Final = count()
 OWN: Final = tuple(space for space in SPACES if space != "--user")
@@ -65,8 +65,8 @@ class Node:
             )
         self.pid = self.process.pid
         if namespaces():
-            self.pid = until(lambda: _only_child(self.process.pid), "a node's first process", 30)
-            until(lambda: _elsewhere(self.pid), "a node's own network", 30)
+            self.pid = until(lambda: _only_child(self.process.pid), "a node's first process")
+            until(lambda: _elsewhere(self.pid), "a node's own network")
             _ip("link", "add", self.link, "type", "veth", "peer", "name", "e0", "netns", str(self.pid))
             _ip("link", "set", self.link, "master", "br0", "up")
         assert self.process.stdin is not None
@@ -189,7 +189,9 @@ RAY: Final = (sys.executable, "-m", "ray.scripts.scripts")
 class Nodes:
     """A Ray: its head, and what was added to it. Made by `nodes`."""
 
-    def __init__(self, folder: Path, *, dashboard: bool, redis: bool, quick: bool, store: int, head_cpus: int) -> None:
+    def __init__(
+        self, folder: Path, *, dashboard: bool, redis: bool, quick: bool, patient: bool, store: int, head_cpus: int
+    ) -> None:
         self.folder, self.store, self.count, self._redis_port = folder, store, 0, 0
         self.temporary = folder / "t"
         self.temporary.mkdir()
@@ -201,6 +203,7 @@ class Nodes:
             **{name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")},  # which kernels: which bits
             **own_environment(self.token),
             **(SOON if quick else {}),
+            **({"RAY_health_check_timeout_ms": "1000"} if quick and not patient else {}),
             "RAY_NUM_REDIS_GET_RETRIES": "20",
         }
         self.redis: subprocess.Popen[bytes] | None = None
@@ -315,14 +318,15 @@ def nodes(
     dashboard: bool = False,
     redis: bool = False,
     quick: bool = True,
+    patient: bool = False,
     store: int = STORE,
 ) -> Iterator[Nodes]:
     """A Ray with its head; all of it ends with the block. folder: a short path, for sockets. dashboard: Ray jobs need it.
 
-    redis: the head's memory outlives it. quick: a silent node counts as dead after two seconds, not thirteen. store: bytes of each
-    object store.
+    redis: the head's memory outlives it. quick: a silent node counts as dead after two seconds, not thirteen; patient: only one
+    that is dead, a silent one after half a minute. store: bytes of each object store.
     """
-    ray = Nodes(folder, dashboard=dashboard, redis=redis, quick=quick, store=store, head_cpus=head_cpus)
+    ray = Nodes(folder, dashboard=dashboard, redis=redis, quick=quick, patient=patient, store=store, head_cpus=head_cpus)
     try:
         yield ray
     finally:

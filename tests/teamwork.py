@@ -13,6 +13,7 @@ import numpy as np
 from xcray.errors import DataError, Stopped
 from xcray.schedule.messages import Lost
 
+PATIENCE = 300.0  # seconds until a wait is given up, however slow the machine
 LARGE = 200_000  # float32s: more than Ray passes within a message
 
 
@@ -46,7 +47,7 @@ class Hand:
 
     def long(self) -> tuple[None, None]:
         """Work in slices until it is told to stop."""
-        ends = time.monotonic() + 60.0
+        ends = time.monotonic() + PATIENCE
         while time.monotonic() < ends:
             if self.stopped():
                 raise Stopped("as asked")
@@ -55,7 +56,7 @@ class Hand:
 
     def pass_gate(self, gate: str) -> tuple[None, str]:
         """Wait until there is a file called `gate`."""
-        ends = time.monotonic() + 60.0
+        ends = time.monotonic() + PATIENCE
         while not Path(gate).exists():
             assert time.monotonic() < ends, "nobody opened the gate"
             time.sleep(0.005)
@@ -90,7 +91,7 @@ class Work:
         """Nothing to compile."""
 
 
-def replies(team: Any, count: int, seconds: float = 60.0) -> list[Any]:
+def replies(team: Any, count: int, seconds: float = PATIENCE) -> list[Any]:
     """The next `count` replies."""
     found: list[Any] = []
     ends = time.monotonic() + seconds

@@ -28,10 +28,10 @@ from xcray.train import TrainResult, TrainSpec, train
 
 ANSWER_SECONDS = 1.0
 STORE = 80 << 20  # bytes of a node's object store, the least that Ray takes
-SOON = {  # seconds until a node that says nothing counts as dead: two, not thirteen
+SOON = {  # a node whose processes are killed counts as dead after two seconds, not thirteen
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_timeout_ms": "10000",  # the dead refuse at once; who lives and finds no time to answer has half a minute
     "RAY_health_check_failure_threshold": "3",
 }
 PPD: dict[str, Any] = {"solver": "ppdsparse", "params": {"eps": 1e-4}}
@@ -158,7 +158,7 @@ def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
     ]
     node = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until(lambda: sum(each["Alive"] for each in ray.nodes()) == 2, "the second node", 60)
+        until(lambda: sum(each["Alive"] for each in ray.nodes()) == 2, "the second node")
         yield node
     finally:
         for process in family([node.pid]):
