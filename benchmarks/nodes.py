@@ -28,7 +28,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -236,6 +236,7 @@ def after_loss(
     again = [each for each in done if each["from"] > when and (each["attempt"] > 1 or how != "ppdsparse")]
     others = [each for each in done if each["node"] != victim.address and each["from"] > when]
     late = [each for each in done if each["node"] == victim.address and told is not None and each["to"] > told]
+    moments = sorted([when, *(each["from"] for each in done if each["from"] > when)])
     bench.tell(
         part,
         how,
@@ -243,6 +244,7 @@ def after_loss(
         driver_noticed_seconds=None if told is None else told - when,
         others_go_on_seconds=others[0]["from"] - when if others else None,
         lost_work_goes_on_seconds=again[0]["from"] - when if again else None,
+        stood_still_seconds=max((after - before for before, after in pairwise(moments)), default=None),
         zombie_results_accepted=len(late),
         **figures,
         **more,

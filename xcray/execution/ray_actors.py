@@ -121,10 +121,10 @@ def _seconds_of(name: str, otherwise: float) -> float:
 
 def not_ready(who: str, seconds: float, why: str = "") -> Unavailable:
     """The error when actors do not start in time: `who`, like "no Ray worker was"; why: what was waited for last, in words."""
+    said = f" ({why})" if why else ""
     return Unavailable(
-        f"{who} ready after {seconds:.0f} s; does the cluster have a free CPU for each worker, and memory? see `ray status`",
+        f"{who} ready after {seconds:.0f} s{said}; does the cluster have a free CPU for each worker, and memory? see `ray status`",
         code="RAY_NO_CPU",
-        hint=why or None,
     )
 
 

@@ -213,7 +213,8 @@ class RayJobLauncher:
             return []
         if not self._look.done():
             return []
-        ended, self._look = self._look.result(), None
+        look, self._look = self._look, None  # before its result: a look that failed, as on a full disk, is followed by another
+        ended = look.result()
         for key in ended:
             self._started.pop(key, None)
         return ended
