@@ -236,10 +236,14 @@ def test_its_memory_is_foreseen(data: Dataset, monkeypatch: pytest.MonkeyPatch) 
     scores = np.random.default_rng(0).normal(size=(len(rows), 30))
     order = np.argsort(-scores, axis=1).astype(np.int32)
     top = TopK(order, np.take_along_axis(scores, order, 1))
+    calibrated(lambda *_: top, X, Y, data.label_counts, None)  # kernels are compiled and loaded before memory is measured
     tracemalloc.start()
-    calibrated(lambda *_: top, X, Y, data.label_counts, None)
-    assert tracemalloc.get_traced_memory()[1] < 2 * wanted
-    tracemalloc.stop()
+    try:
+        calibrated(lambda *_: top, X, Y, data.label_counts, None)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * wanted
 
 
 def test_other_names_keep_probabilities_other_labels_do_not(made: Model, plain: Model, tmp_path: Path) -> None:

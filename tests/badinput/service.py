@@ -11,7 +11,7 @@ import httpx
 from badinput.case import Bad, wrong
 
 RAW = {"Content-Type": "application/octet-stream"}
-PATIENCE = 120.0  # seconds for a build that waits for others
+PATIENCE = 600.0  # seconds for a build that waits for others
 
 
 class Sent(NamedTuple):
@@ -78,7 +78,7 @@ def faults(http: httpx.Client, sent: Sent, home: Path) -> list[str]:
 
 def left_of(home: Path, pattern: str = "*") -> list[Path]:
     """What lies in the rooms of data sets; the service removes it right after it has told the outcome, so it is waited for."""
-    end, left = time.monotonic() + 20.0, [home]
+    end, left = time.monotonic() + PATIENCE, [home]
     while left and time.monotonic() < end:
         left = [path for room in ("datasets", "builds", "uploads") for path in (home / room).glob(pattern)]
         time.sleep(0.02 if left else 0)
