@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
 
 MOST_ATTEMPTS = 3
+SETTLES = 60.0  # seconds in which what goes by itself is gone
 
 
 def check(
@@ -39,25 +40,32 @@ def check(
     secrets: Sequence[str] = (),
     logs: Sequence[Path] = (),
     swept: bool = True,
+    settles: float = SETTLES,
 ) -> None:
-    """Count every broken promise. For when all has drained. swept: whether leftovers of crashes must be gone by now."""
+    """Count every broken promise. For when all has drained. swept: leftovers of crashes must be gone in `settles` s."""
     jobs = {job.id: job for job in all_jobs(store)}
     _exists(figures, ledger, store, home, jobs)
     for job in jobs.values():
         _ended_once(figures, store, job, most_attempts)
     _one_result(figures, home, jobs)
-    if swept:
-        for sentence in orphans(store, home, set(jobs)):
+    if swept:  # an outcome is told a moment before what led to it is removed
+        for sentence in _still(lambda: [*orphans(store, home, set(jobs))], settles):
             figures.fault(f"I5 {sentence}")
-    deadline = time.monotonic() + 30.0  # a job has ended a moment before its process
-    while (left := attempts(home.path)) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    left = _still(lambda: [*attempts(home.path)], settles)  # a job has ended a moment before its process
     for name in left:
         figures.fault(f"I6 a process of {name} is left")
     for path in (*logs, *home.logs.glob("*.log")):
         text = path.read_text(errors="replace")
         for number, secret in enumerate(secrets):
             figures.expect(secret not in text, f"I7 secret {number} is in {path.name}")
+
+
+def _still(look: Callable[[], list[str]], seconds: float) -> list[str]:
+    """What is still there when it has had time to go."""
+    deadline = time.monotonic() + seconds
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
 
 
 def all_jobs(store: JobStore, tenant: str = "default") -> list[Job]:

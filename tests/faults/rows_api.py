@@ -18,7 +18,7 @@ from tests.faults.catalogue import row
 from tests.faults.figures import percentile
 from tests.faults.rows_runners import drained
 from tests.faults.rows_store import postgres
-from tests.faults.service import Service, store_of
+from tests.faults.service import PATIENCE, Service, store_of
 from tests.faults.stage import Stage, until
 from tests.faults.work import QUICK, again, dataset, ended, ok, submit
 from tests.postgres import PostgresServer
@@ -61,7 +61,7 @@ def service_killed(stage: Stage) -> None:
     done = threading.Event()
 
     def client() -> None:
-        with httpx.Client(base_url=service.url, trust_env=False, timeout=30) as http:
+        with httpx.Client(base_url=service.url, trust_env=False, timeout=PATIENCE) as http:
             while True:
                 with lock:
                     number = next(left, None)
@@ -80,6 +80,8 @@ def service_killed(stage: Stage) -> None:
         with stage.figures.recovering():
             service.up()
         stage.figures.runs += 1
+        seen = len(stage.ledger.ids("job"))
+        until(lambda seen=seen: done.is_set() or len(stage.ledger.ids("job")) > seen, "somebody is answered between two kills")
     waiter.join()
     if not stage.figures.runs:  # all were submitted before the first kill
         service.kill()
@@ -157,7 +159,7 @@ def _nothing_there(stage: Stage, service: Service, what: str, but: int = 0) -> N
     stage.figures.expect(not listed, f"{what}: a half upload is listed")
     began = time.monotonic()
     uploads = service.home.path / "uploads"
-    until(lambda: not [*uploads.iterdir()], f"{what}: what was received is removed", 30)
+    until(lambda: not [*uploads.iterdir()], f"{what}: what was received is removed")
     stage.figures.recovery.append(time.monotonic() - began)
     stage.figures.runs += 1
 
@@ -166,7 +168,7 @@ def _killed_in_the_middle(stage: Stage, service: Service, path: str, body: bytes
     """The service dies with half a body received; the next one sweeps it."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
         connection.sendall(_head(path, len(body)) + body[: len(body) // 2])
-        until(lambda: [*(service.home.path / "uploads").glob(".*/body")], "the first half is on disk", 20)
+        until(lambda: [*(service.home.path / "uploads").glob(".*/body")], "the first half is on disk")
         service.kill()
     service.up()
     _nothing_there(stage, service, "killed in the middle")

@@ -63,9 +63,10 @@ def _below_reserve(stage: Stage, service: Service, disk: Path, data: str, turn: 
     ballast = _fill(disk, 6_000_000)
     refused = service.http.post("/v1/uploads", content=b"a" * 1_000_000, headers=OCTETS)
     stage.figures.expect(refused.status_code == 507, f"an upload below the reserve was answered {refused.status_code}")
-    stage.figures.expect(not [*(service.home.path / "uploads").iterdir()], "half an upload stays")
+    until(lambda: not [*(service.home.path / "uploads").iterdir()], "half an upload is removed")
+    until(lambda: "DISK" in service.http.get("/readyz").json()["reasons"], "/readyz says that the disk is full")
     ready = service.http.get("/readyz")
-    stage.figures.expect(ready.status_code == 503 and "DISK" in ready.json()["reasons"], f"/readyz says {ready.text}")
+    stage.figures.expect(ready.status_code == 503, f"/readyz says {ready.text}")
     job = submit(service.http, stage.ledger, data, "m", f"low{turn}", priority=-1)
     ok(service.http.get(f"/v1/jobs/{job}"))
     ok(service.http.post(f"/v1/jobs/{job}/stop"))
@@ -107,7 +108,7 @@ def _to_the_brim(stage: Stage, service: Service, disk: Path, data: str, turn: in
 def _while_training(stage: Stage, service: Service, disk: Path, data: str, sha: str, turn: int) -> None:
     """A training meets a full disk: it fails as DISK_FULL or is given back, and with space again it ends with the same bits."""
     job = submit(service.http, stage.ledger, data, "m", f"train{turn}", **SLOW)
-    until(lambda: ok(service.http.get(f"/v1/jobs/{job}"))["phase"] == "TRAINING", "it trains", 60, 0.02)
+    until(lambda: ok(service.http.get(f"/v1/jobs/{job}"))["phase"] == "TRAINING", "it trains", pause=0.02)
     ballast = _fill(disk, 0)
 
     def met() -> Any:
@@ -132,7 +133,7 @@ def _while_training(stage: Stage, service: Service, disk: Path, data: str, sha: 
                 service.http.post(f"/v1/jobs/{job}/resume")
             return found["status"] == SUCCEEDED and found
 
-        done = until(over, "the training ends well once there is space", 120)
+        done = until(over, "the training ends well once there is space")
     stage.figures.expect(done["result"]["sha256"] == sha, "after a full disk the model has other bits")
     stage.figures.runs += 1
 

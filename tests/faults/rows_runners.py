@@ -64,7 +64,7 @@ def on_again(service: Service, job: str, attempt: int) -> dict[str, Any]:
         later = found["attempt"] > attempt and found["phase"] not in ("QUEUED", "STARTING")
         return (later or found["status"] in TERMINAL) and found
 
-    return until(look, f"the attempt after {attempt} of {job}", 180)
+    return until(look, f"the attempt after {attempt} of {job}")
 
 
 def hit(stage: Stage, service: Service, data: str, name: str, share: float) -> tuple[str, int, int]:
@@ -269,7 +269,7 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
         "ended": lambda state: False,
     }[moment]
     state = until(
-        lambda: (s := ok(service.http.get(f"/v1/jobs/{job}"))) and (reached(s) or s["status"] in TERMINAL) and s, moment, 120, 0.01
+        lambda: (s := ok(service.http.get(f"/v1/jobs/{job}"))) and (reached(s) or s["status"] in TERMINAL) and s, moment, pause=0.01
     )
     asked = time.monotonic()
     ok(service.http.post(f"/v1/jobs/{job}/stop"))
@@ -282,7 +282,7 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
     if moment == "queued":
         stage.figures.expect((done["status"], done["attempt"]) == (STOPPED, 0), f"a queued job became {done['status']}")
     stage.figures.expect(done["status"] in (STOPPED, SUCCEEDED), f"a stopped job became {done['status']}: {done['message']}")
-    until(lambda: not attempts(service.home.path, job), f"the end of the process of {job}", 60)
+    until(lambda: not attempts(service.home.path, job), f"the end of the process of {job}")
     stage.figures.recovery.append(time.monotonic() - asked)
     if blocker is not None:
         ok(service.http.post(f"/v1/jobs/{blocker}/stop"))
@@ -324,6 +324,9 @@ if "xcray.jobs.runner" in words and "--job" in words:
     job = words[words.index("--job") + 1]
     place = os.path.join(os.environ["XCRAY_FAULTS_POISON"], job)
     kind = open(place).read() if os.path.exists(place) else ""
+    while os.path.exists(os.path.join(os.environ["XCRAY_FAULTS_POISON"], "hold")):
+        import time
+        time.sleep(0.02)
     if kind == "segfault":
         import ctypes
         ctypes.string_at(0)
@@ -364,7 +367,12 @@ if "xcray.jobs.runner" in words and "--job" in words:
 def poison(stage: Stage) -> None:
     hooks, marks = stage.place("hooks"), stage.place("marks")
     (hooks / "sitecustomize.py").write_text(POISON)
-    more: dict[str, Any] = {"max_running_jobs": 2, "lease_seconds": 10.0, "PYTHONPATH": hooks, "faults_poison": marks}
+    more: dict[str, Any] = {
+        "max_running_jobs": 2,
+        "lease_seconds": 10.0 if not stage.small else 60.0,
+        "PYTHONPATH": hooks,
+        "faults_poison": marks,
+    }
     service = Service(stage, job_log_bytes=LOG_BYTES, **more)
     service.up()
     data = dataset(service.http, stage.ledger)
@@ -375,7 +383,7 @@ def poison(stage: Stage) -> None:
         beside = ended(service.http, neighbour)
         stage.figures.expect(beside["status"] == SUCCEEDED, f"a neighbour of {kind} is {beside['status']}")
         began = time.monotonic()
-        done = ended(service.http, service_job, 400)
+        done = ended(service.http, service_job)
         if kind == "hang":  # three times as long as a runner may take to begin
             stage.figures.facts["a_hang_given_up_after_s"] = round(time.monotonic() - began)
         else:
@@ -398,11 +406,13 @@ def poison(stage: Stage) -> None:
 
 
 def _poisoned(stage: Stage, service: Service, data: str, kind: str, marks: Path) -> str:
-    """A job whose attempts die: it is marked while a job before it holds the queue."""
+    """A job whose attempts die: it is marked while jobs before it hold the queue, which begin when it is."""
+    (marks / "hold").touch()
     holds = [submit(service.http, stage.ledger, data, "before", f"{kind}-{i}") for i in range(2)]
     job = submit(service.http, stage.ledger, data, "poison", kind, priority=-1)
     assert ok(service.http.get(f"/v1/jobs/{job}"))["status"] == PENDING
     (marks / job).write_text(kind)
+    (marks / "hold").unlink()
     for each in holds:
         ended(service.http, each)
     return job

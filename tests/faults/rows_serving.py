@@ -9,7 +9,7 @@ import httpx
 
 from tests.faults.catalogue import row
 from tests.faults.rows_runners import drained
-from tests.faults.service import Service
+from tests.faults.service import PATIENCE, Service
 from tests.faults.stage import Stage
 from tests.faults.work import ok
 from tests.live import text_model
@@ -37,7 +37,7 @@ def swapped(stage: Stage) -> None:
     swaps, ending, replies, errors = 60 if stage.small else 200 * stage.runs, threading.Event(), [0], []
 
     def client() -> None:
-        with httpx.Client(base_url=service.url, trust_env=False, timeout=60) as http:
+        with httpx.Client(base_url=service.url, trust_env=False, timeout=PATIENCE) as http:
             while not ending.is_set():
                 try:
                     found = _ask(http, "docs@prod")

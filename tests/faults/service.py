@@ -29,6 +29,7 @@ QUIET: Final = {
     "NO_COLOR": "1",
     "XCRAY_LOG_LEVEL": "warning",
 }
+PATIENCE: Final = 600.0  # seconds for an answer or a start, kernels compiled meanwhile: a limit for hangs, no target
 MAIN: Final = (sys.executable, "-m", "xcray")
 
 
@@ -72,7 +73,7 @@ class Process:
         """Any other signal."""
         kill(self.pid, number)
 
-    def end(self, seconds: float = 60.0) -> int:
+    def end(self, seconds: float = 180.0) -> int:
         """SIGTERM; its exit status."""
         self.signal(signal.SIGTERM)
         assert self.popen is not None
@@ -99,23 +100,23 @@ class Service(Process):
         self.url = f"http://127.0.0.1:{self.port}"
         serve = (*MAIN, "serve", "--home", str(self.home.path), "--port", str(self.port), *words)
         super().__init__(stage, name, serve, {"poll_seconds": 0.05, **settings})
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE)
 
-    def up(self, seconds: float = 90.0) -> float:
+    def up(self, seconds: float = PATIENCE) -> float:
         """Start, and wait until it is ready; the seconds that took."""
         began = time.monotonic()
         self.start()
         self.ready(seconds)
         return time.monotonic() - began
 
-    def ready(self, seconds: float = 90.0) -> None:
+    def ready(self, seconds: float = PATIENCE) -> None:
         """Wait until it says that it is ready."""
         until(lambda: self._says_ready(), f"{self.name} is not ready: {self.tail()}", seconds, 0.02)
 
     def _says_ready(self) -> bool:
         assert self.alive, f"{self.name} ended: {self.tail()}"
         with suppress(httpx.HTTPError):
-            return self.http.get("/readyz", timeout=5).status_code == 200
+            return self.http.get("/readyz", timeout=20).status_code == 200
         return False
 
 

@@ -177,7 +177,7 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def until(check: Callable[[], Any], what: str, seconds: float = 120.0, pause: float = 0.05) -> Any:
+def until(check: Callable[[], Any], what: str, seconds: float = 600.0, pause: float = 0.05) -> Any:
     """The first true answer of `check`. Raises TimeoutError with `what` after so many seconds: a limit for hangs, no target."""
     deadline = time.monotonic() + seconds
     while not (found := check()):

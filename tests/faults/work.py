@@ -45,7 +45,7 @@ def submit(http: httpx.Client, ledger: Ledger, data: str, model: str, key: str, 
     return str(found["id"])
 
 
-def again(ask: Any, seconds: float = 120.0, pause: float = 0.05) -> httpx.Response:
+def again(ask: Any, seconds: float = 600.0, pause: float = 0.05) -> httpx.Response:
     """The first answer that is no 502, 503 or 504; connections that break are tried again, as any client must."""
     deadline = time.monotonic() + seconds
     while True:
@@ -66,7 +66,7 @@ def ok(answer: httpx.Response) -> Any:
     return answer.json() if answer.content else None
 
 
-def ended(http: httpx.Client, job: str, seconds: float = 180.0) -> dict[str, Any]:
+def ended(http: httpx.Client, job: str, seconds: float = 900.0) -> dict[str, Any]:
     """A job once it has ended."""
     return until(
         lambda: (found := ok(again(lambda: http.get(f"/v1/jobs/{job}"))))["status"] in TERMINAL and found,
@@ -84,4 +84,4 @@ def at_share(http: httpx.Client, job: str, share: float) -> dict[str, Any]:
         reached = told.get("phase") == "TRAINING" and told.get("total") and told["done"] >= share * told["total"]
         return (reached or found["status"] in TERMINAL or told.get("phase") in ("MERGING", "EVALUATING")) and found
 
-    return until(look, f"{share:.0%} of {job}", 180, 0.02)
+    return until(look, f"{share:.0%} of {job}", pause=0.02)
