@@ -206,7 +206,7 @@ def kill(bench: Bench, how: str = "ppdsparse", part: str = "kill", share: float 
         with bench.ray() as ray:
             pair = [ray.add(), ray.add()]
             victim, other = pair[turn % 2], pair[1 - turn % 2]
-            run = bench.start(ray, f"{part}-{turn}", how, 2, **more)
+            run = bench.start(ray, f"{part}-{how}-{turn}", how, 2, **more)
             run.at(share)
             when = victim.kill()
             given_up(bench, run, victim, other)
