@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import create_autospec
@@ -299,6 +301,18 @@ def test_a_ray_of_ones_own_ends_with_the_block(before):
     assert not root.exists()
     assert settings_() == environment
     assert marks() == before
+
+
+def test_a_port_is_free_given_once_and_none_of_those_that_the_system_deals_out(monkeypatch):
+    given = [free_port() for _ in range(20)]
+    assert len(set(given)) == 20
+    ranges = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first, last = map(int, ranges.read_text().split()) if ranges.exists() else (49_152, 65_535)
+    assert not [port for port in given if first <= port <= last] or first < ray_session.QUIET_PORTS[-1]  # as a system was told to
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port := free_port()))
+        monkeypatch.setattr(ray_session, "_PORTS", count(port - ray_session.QUIET_PORTS[0]))
+        assert free_port() != port
 
 
 def test_nothing_listening_is_said_at_once():

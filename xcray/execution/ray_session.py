@@ -18,6 +18,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,6 +31,8 @@ AUTO: Final = "auto"  # the cluster that a process is in
 STARTS: Final = 3  # tries to start a Ray that is slow to come
 SLOW: Final = "timed out during startup"  # Ray's own words when a node was not up within thirty seconds, which can't be changed
 T = TypeVar("T")
+QUIET_PORTS: Final = range(20_000, 30_000)
+_PORTS: Final = count(secrets.randbelow(len(QUIET_PORTS)))
 _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a cluster is never behind a proxy
 
 
@@ -68,10 +71,16 @@ def short_root() -> Path:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback interface that is free now, another one with each call.
+
+    It is not one of those that the system deals out to whoever names none: Ray takes a dozen of them before it comes to the one
+    that it was told, which now and then would be gone by then.
+    """
+    for port in (QUIET_PORTS[next(_PORTS) % len(QUIET_PORTS)] for _ in QUIET_PORTS):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise Unavailable(f"no port from {QUIET_PORTS[0]} to {QUIET_PORTS[-1]} is free on this machine: what holds them all?")
 
 
 def reachable(address: str, seconds: float = 5.0) -> bool:
