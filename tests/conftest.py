@@ -105,5 +105,6 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty job store: each test that asks for it runs on a file of SQLite and on PostgreSQL."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'xcray.db'}"
-    url: str = request.getfixturevalue("postgres").emptied()
-    return url
+    from postgres import unhurried
+
+    return unhurried(request.getfixturevalue("postgres").emptied())

@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from xcray.execution.ray_session import free_port
 
 USER = "xcray"
 PASSWORD = "a secret of the tests"
@@ -61,10 +62,8 @@ class PostgresServer:
         self._data = folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
         self._make()
+        self.port: int = free_port()
 
     @property
     def pid(self) -> int:
@@ -104,7 +103,7 @@ class PostgresServer:
         import psycopg
 
         named = {"host": "127.0.0.1", "port": self.port, "user": USER, "password": PASSWORD, "dbname": database}
-        with psycopg.connect(**named, autocommit=True, connect_timeout=20) as connection:  # type: ignore[arg-type]
+        with psycopg.connect(**named, autocommit=True, connect_timeout=300) as connection:  # type: ignore[arg-type]
             cursor = connection.execute(statement)  # type: ignore[call-overload]
             return list(cursor.fetchall()) if cursor.description else []
 
@@ -125,30 +124,44 @@ class PostgresServer:
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(20)
+            self._process.wait(300)
             self._process = None
 
     def kill(self) -> None:
         """Kill it, with all its processes."""
         assert self._process is not None, "the server does not run"
-        family = [self.pid, *children(self.pid)]
-        for pid in family:
+        family = self._stopped()
+        for pid in reversed(family):  # the first last: until then those that have ended are not collected
             os.kill(pid, signal.SIGKILL)
-        self._process.wait(20)
+        self._process.wait(300)
+        deadline = time.monotonic() + 300
+        while any(
+            state(pid) != "Z" for pid in family
+        ):  # the next server finds their shared memory, and refuses to start beside them
+            assert time.monotonic() < deadline, "a process of PostgreSQL does not end"
+            time.sleep(0.01)
         self._process = None
         (self._data / "postmaster.pid").unlink(missing_ok=True)  # its number may be another process' by now
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """All its processes stopped (SIGSTOP): connections stay open and hear nothing."""
-        family = [self.pid, *children(self.pid)]
-        for pid in family:
-            os.kill(pid, signal.SIGSTOP)
+        family = self._stopped()
         try:
             yield
         finally:
-            for pid in family:
+            for pid in reversed(family):
                 os.kill(pid, signal.SIGCONT)
+
+    def _stopped(self) -> list[int]:
+        """All its processes, once they stand still: first the one that makes the others."""
+        os.kill(self.pid, signal.SIGSTOP)
+        while state(self.pid) not in "TZ":
+            time.sleep(0.001)
+        family = [self.pid, *children(self.pid)]
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)
+        return family
 
     def _make(self) -> None:
         """Its folder, with a user and a password."""
@@ -165,7 +178,7 @@ class PostgresServer:
         """Until it answers."""
         import psycopg
 
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while True:
             try:
                 self.run("SELECT 1")
@@ -189,6 +202,20 @@ def children(pid: int) -> list[int]:
         if int(words[1]) == pid and words[0] != "Z":
             found.append(int(path.parent.name))
     return found
+
+
+def unhurried(url: str) -> str:
+    """The address for those who wait for a connection however long it takes, as where fifty threads ask for one of a slow machine;
+    by itself a store gives up after four seconds."""
+    return f"{url}?connect_timeout=300"
+
+
+def state(pid: int) -> str:
+    """The state of a process, as the kernel calls it; Z, a zombie's, when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
 
 
 @contextmanager

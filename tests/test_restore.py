@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from live import client_of, settings_for
-from postgres import binaries
+from postgres import binaries, unhurried
 from test_store_upgrade import old_file
 
 from xcray.cli.main import main
@@ -39,7 +39,7 @@ class Place:
     def __init__(self, folder: Path, tiny: Dataset, server: Any) -> None:
         self.home, self.backups, self._tiny, self._server = Home(folder / "home"), folder / "backups", tiny, server
         self.backups.mkdir()
-        self.url = self.home.store_url if server is None else server.emptied()
+        self.url = self.home.store_url if server is None else unhurried(server.emptied())
         self.store = JobStore(self.url)
 
     def dataset(self) -> str:

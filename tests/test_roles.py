@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from postgres import unhurried
 
 from xcray.jobs.home import Home
 from xcray.jobs.states import SUCCEEDED, TERMINAL
@@ -27,10 +28,10 @@ DATA = {"name": "small", "format": "synthetic", "options": {"test_fraction": 0.2
 
 
 @contextmanager
-def process(home: Path, *words: str, store: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """`xcray WORDS` on a home, ended with the block."""
+def process(home: Path, *words: str, store: str | None = None, lease: str = LEASE) -> Iterator[subprocess.Popen[bytes]]:
+    """`xcray WORDS` on a home, ended with the block. lease: seconds; a slow machine may lose a job that is heard of no sooner."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
-    environment |= {"XCRAY_HOME": str(home), "XCRAY_DISK_RESERVE_BYTES": "0", "XCRAY_LEASE_SECONDS": LEASE, "XCRAY_PORT": "0"}
+    environment |= {"XCRAY_HOME": str(home), "XCRAY_DISK_RESERVE_BYTES": "0", "XCRAY_LEASE_SECONDS": lease, "XCRAY_PORT": "0"}
     environment["XCRAY_JOB_NICE"] = "0"  # beside other work jobs that stand back would take minutes
     environment |= {"XCRAY_STORE": store} if store else {}
     home.mkdir(exist_ok=True)
@@ -95,7 +96,7 @@ def refused(home: Path, *words: str) -> str:
 
 def test_on_a_file_one_answers_and_one_runs_jobs(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    with process(home, "serve", "--no-runner") as api, process(home, "runner") as runner:
+    with process(home, "serve", "--no-runner", lease="600") as api, process(home, "runner", lease="600") as runner:
         facts = told(home, api, "serve"), told(home, runner, "runner")
         with client(facts[0]["url"]) as http, client(facts[1]["url"]) as health:
             assert trained(http, home, built(http, home))["status"] == SUCCEEDED
@@ -113,7 +114,7 @@ def test_on_a_file_one_answers_and_one_runs_jobs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_on_postgresql_replicas_share_a_home_and_who_dies_is_followed(tmp_path: Path, postgres: Any) -> None:
     """Two that answer, two that run jobs. The one that keeps the house is killed: the other builds and runs what comes."""
-    home, url = tmp_path / "home", postgres.emptied()
+    home, url = tmp_path / "home", unhurried(postgres.emptied())
     with ExitStack() as held:
         first = held.enter_context(process(home, "serve", "--no-runner", store=url))
         told(home, first, "serve")  # it makes the tables

@@ -23,7 +23,7 @@ def clock():
 
 @pytest.fixture
 def store(store_url, clock):
-    store = JobStore(store_url, now=clock, steady=clock)
+    store = JobStore(store_url, now=clock, steady=clock, busy_seconds=300.0)  # fifty at once may find a slow disk
     yield store
     store.close()
 
@@ -498,7 +498,7 @@ def test_processes_never_claim_one_job_twice_nor_lose_a_write(store_url):
     for worker in workers:
         worker.stdin.write("go\n")
         worker.stdin.flush()
-    lines = list(itertools.chain.from_iterable(worker.communicate(timeout=60)[0].splitlines() for worker in workers))
+    lines = list(itertools.chain.from_iterable(worker.communicate(timeout=600)[0].splitlines() for worker in workers))
     assert [worker.returncode for worker in workers] == [0] * 4
     claimed = [line.split()[1] for line in lines if line.startswith("claimed")]
     assert len(claimed) == len(set(claimed)) == 41
