@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
 
 from tests.rotating import Ran, Toy, ToyWork, plan_of, trained
+from xcray.cores import cores
+from xcray.execution import ray_nodes
 from xcray.execution.local_team import SerialTeam
+from xcray.solvers import make_solver
+from xcray.train import TrainSpec
+from xcray.train.way import Setting
+from xcray.train.ways import way_of
 
 NOW = -1e9  # seconds until a node goes that is overdue
 
@@ -167,3 +174,20 @@ def test_seconds_of_training_count_once_whoever_leaves(tmp_path):
     assert seconds == sorted(seconds)
     assert seconds[3] > 0.1
     assert seconds[-1] <= took + 0.001
+
+
+def test_without_a_number_the_processors_of_a_joined_cluster_count(tiny, tmp_path, monkeypatch):
+    """Nobody asks a cluster for an estimate; a number that was named is taken; there are no more workers than shards."""
+    asked = list[str]()
+    monkeypatch.setattr(ray_nodes, "cores_at", lambda address: asked.append(address) or 6)
+    spec = TrainSpec(str(tiny.path), solver="dsmlr", pool="ray", ray_address="10.0.0.1:6379")
+
+    def workers(spec: TrainSpec, **more: Any) -> int:
+        return way_of(Setting(spec, tiny, make_solver("dsmlr", dict(spec.params)), tmp_path, "job", **more)).workers
+
+    assert workers(spec) == 6
+    assert workers(replace(spec, params={"shards": 4})) == 4
+    assert asked == ["10.0.0.1:6379"] * 2
+    assert workers(replace(spec, workers=3)) == 3
+    assert workers(spec, cluster=False) == workers(replace(spec, ray_address=None)) == min(cores(), 2 * cores())
+    assert len(asked) == 2

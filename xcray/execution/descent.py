@@ -318,6 +318,8 @@ class _Descent:
         if self._durable < len(self._history):
             self._save()
         leaving = list(self._crew.leaving)
+        if not leaving:
+            return  # they stay after all, or are gone
         self._crew.leave(leaving)
         self._note = f"left before their node goes: {', '.join(leaving)}"
 

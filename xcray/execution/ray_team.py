@@ -100,7 +100,8 @@ class RayTeam(RayWorkers):
 
     session: a context manager inside which Ray is connected. Its object store must hold what is made and what is on its way, or
     Ray writes it to disk. silent_seconds: when a worker that does not answer is given up; fetching ends then too. begin: so many
-    are waited for by `open`, all by default; the others are there to be invited.
+    `open` begins with, all by default; the others are there to be invited. least: of these so many are waited for, all by default;
+    the others are invited too where there is no room.
     """
 
     def __init__(
@@ -113,11 +114,13 @@ class RayTeam(RayWorkers):
         silent_seconds: float = SILENT_SECONDS,
         need: Need = A_CPU,
         begin: int | None = None,
+        least: int | None = None,
     ) -> None:
         super().__init__(session)
         self._need = need
         self._work, self._names, self._job = work, team_names(workers), job
         self._begin = self._names[: begin or workers]
+        self._least = least or len(self._begin)
         self._coming: dict[Any, str] = {}  # reference of what an invited worker is at -> worker
         self._placed: set[str] = set()  # of these, those that have a node
         self._invited = 0.0  # when the last ones were
@@ -147,7 +150,8 @@ class RayTeam(RayWorkers):
         self._work.warm_up()  # one process fills numba's disk cache before many read it
         self._connect()
         try:
-            self._start(self._begin, start_seconds())
+            self._around.look()
+            self._start(self._begin[: max(self._least, self._rooms())], start_seconds())
         except BaseException:
             self.close()
             raise
@@ -167,7 +171,7 @@ class RayTeam(RayWorkers):
         left = set(self._where.placed.values())
         if self._around.stores(left) < self._need.store * len(self._begin):
             return node_seconds()
-        if self._where.stayed(lost) or self._where.open(self._need):
+        if self._where.stayed(lost) or self._rooms():
             return PLACE_SECONDS
         raise not_ready(f"{', '.join(lost)}: no node has room, so none was", 0.0)
 
@@ -179,11 +183,15 @@ class RayTeam(RayWorkers):
             for worker in set(self._coming.values()) - self._placed:
                 self._forget(worker)
         missing = [worker for worker in self._names if worker not in self._actors]
-        rooms = sum(room(node, self._need) for node in self._where.rooms())
+        rooms = self._rooms()
         if missing and rooms and self._invited < inf:
             self._coming |= self._hire(missing[:rooms])
             self._invited = now
         return ready
+
+    def _rooms(self) -> int:
+        """For how many there is room, as of the last look; stores do not count, for more workers do not hold more."""
+        return sum(room(node, self._need._replace(store=0.0)) for node in self._where.rooms())
 
     def _arrived(self) -> list[str]:
         """Invited workers that have become ready. None are invited any more when one could not: the others can do without."""
@@ -268,7 +276,7 @@ class RayTeam(RayWorkers):
                 waiting |= self._hire(again)
                 missing = sorted(set(waiting.values()) - placed)
                 if missing and time.monotonic() > ends:
-                    who = f"{len(missing)} of {len(self._names)} Ray workers ({', '.join(missing[:3])}) were not"
+                    who = f"{len(missing)} of {len(self._begin)} Ray workers ({', '.join(missing[:3])}) were not"
                     raise not_ready(who, seconds)
         except BaseException:
             for worker in workers:

@@ -78,7 +78,7 @@ def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int,
     """The team that the spec asks for; not open yet. Serial is a team of one thread, so that a stop is heard meanwhile.
 
     store: bytes that the workers hold together in Ray's object store, where the training starts a Ray of its own. most: so many
-    there may be should a cluster grow; by default those that it begins with.
+    there may be should a cluster grow, and one will do to begin with; by default all of them are waited for.
     """
     if spec.pool != "ray":
         return ThreadTeam(work, workers)
@@ -89,7 +89,7 @@ def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int,
         raise lacking_ray(error) from None
     need = Need(store=store / workers) if spec.ray_address is not None else A_CPU
     where = session(spec.ray_address, workers, store)
-    return RayTeam(work, max(workers, most or 0), where, job, need=need, begin=workers)
+    return RayTeam(work, max(workers, most or 0), where, job, need=need, begin=workers, least=1 if most else None)
 
 
 def tell(desk: Desk, done: float, total: int, rate: float, eta: float | None, newest: Mapping[str, Any], note: str = "") -> None:
