@@ -120,9 +120,9 @@ def check_shared_memory() -> Check:
 
 def check_disk(home: Path) -> Check:
     """Room and the right to write where xcray keeps things."""
-    place = next(path for path in (home, *home.parents) if path.exists())
+    place = next(path for path in (home, *home.parents) if os.path.exists(path))  # Path.exists raises where we may not look
     free = shutil.disk_usage(place).free
-    if not os.access(place, os.W_OK):
+    if not os.access(place, os.W_OK | os.X_OK):
         return Check("disk", "fail", f"{home} can't be written", "choose another: xcray serve --home DIR, or XCRAY_HOME=DIR")
     mend = "the service refuses uploads below 2 GB: make room, or choose another --home"
     return graded("disk", free >= 3 * GB, f"{free / GB:.0f} GB free at {home}", mend)

@@ -15,7 +15,7 @@ from xcray.cli import output
 from xcray.cli.estimate import show_estimate
 from xcray.cli.interrupt import resumable
 from xcray.cli.progress import duration
-from xcray.errors import Conflict, ParameterError
+from xcray.errors import Conflict, InputError, ParameterError
 
 if TYPE_CHECKING:
     from xcray.model.objects import Place
@@ -53,7 +53,9 @@ def range_of(row: dict[str, Any]) -> str:
 
 
 def train(
-    dataset: Annotated[Path, typer.Argument(metavar="DIR", help="A data set directory, made by `xcray data build`.")],
+    dataset: Annotated[
+        Path | None, typer.Argument(metavar="DIR", show_default=False, help="A data set directory, made by `xcray data build`.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The model directory to write; it must not exist.")] = Path("model"),
     solver: Annotated[str, typer.Option(help="Which solver.")] = "ppdsparse",
     param: Parameters = None,
@@ -91,7 +93,9 @@ def train(
     """Train a model on a data set. Ctrl-C keeps finished work; the same command again does the rest."""
     if parameters:
         show_parameters(solver, json)
-    if out.exists() and not resume:
+    if dataset is None:
+        raise InputError("name a data set: xcray train DIR")
+    if out.exists() and not (resume or estimate):
         raise Conflict(f"{out} exists already; choose another --out or remove it first")
     from xcray.train import TrainSpec
 

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from xcray.errors import ParameterError
+from xcray.errors import ParameterError, Unavailable
 from xcray.files import check_name
 
 DEFAULT_TENANT = "default"
@@ -17,12 +17,17 @@ class Home:
     """Paths below one folder, made with mode 0700 on first use.
 
     xcray.db  datasets/  models/  tenants/TENANT/models/  runs/JOB_ID/  logs/JOB_ID.log  ray/
+    Raises Unavailable where it can't be made, or is not ours to write.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
-        for folder in (self.path, self.datasets, self.models, self.runs, self.logs, self.ray):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            for folder in (self.path, self.datasets, self.models, self.runs, self.logs, self.ray):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            mend = "name a folder that is yours: --home DIR, or XCRAY_HOME=DIR"
+            raise Unavailable(f"{self.path} can't be the home: {error.strerror}", code="HOME", hint=mend) from None
         if self.path.stat().st_uid == os.getuid():  # the root of a mounted volume is another's, and its rights are the operator's
             self.path.chmod(0o700)
 
