@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,12 +16,14 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from storing import claim, raw, submit
+from rolling import NextStep, newest, release
+from storing import Clock, claim, raw, submit
 
 from xcray.cli.main import main
 from xcray.errors import Conflict, ParameterError, Unavailable
-from xcray.jobs import upgrade
+from xcray.jobs import programs, upgrade
 from xcray.jobs.engine import Database
+from xcray.jobs.programs import EVERY_SECONDS, LEASE_SECONDS
 from xcray.jobs.schema import HEAD, METADATA
 from xcray.jobs.states import PENDING, RUNNING
 from xcray.jobs.store import JobStore
@@ -245,3 +248,156 @@ def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
     assert main(["store", "check", *at]) == 0
     assert json.loads(capsys.readouterr().out)["revision"] is None
     assert not (tmp_path / "elsewhere.db").exists()  # looking makes nothing
+
+
+ADDED = (
+    NextStep(
+        'op.add_column("jobs", sa.Column("colour", sa.Text))\n'
+        'op.add_column("jobs", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))\n'
+        'op.add_column("keys", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))',
+        f'oldest = "{HEAD}"',
+    ),
+    NextStep('online.index("jobs_colour", "jobs", ["colour"])', f'oldest = "{HEAD}"\nin_transaction = False'),
+)
+
+
+def add(url: str, folder: Path) -> str | None:
+    """What the next release does to a store."""
+    database = Database(url)
+    try:
+        return upgrade.bring_up(database, steps=upgrade.Steps(folder, newest(folder)))
+    finally:
+        database.close()
+
+
+def work(store: JobStore, n: int) -> None:
+    """Jobs from submit to end, keys, data sets: often enough for drivers to remember how each statement is done."""
+    for i in range(n):
+        job = submit(store, name=f"job {i}")
+        mine = claim(store)
+        assert mine.id == job.id
+        store.heartbeat(job.id, 1, lease_seconds=9)
+        store.append(job.id, 1, "progress", {"phase": "TRAINING", "done": i})
+        store.finish(job.id, 1, "SUCCEEDED", result={})
+        assert store.get(job.id).status == store.list(limit=1)[0][0].status == "SUCCEEDED"
+        key = store.add_key("default", f"key {i}", ["read"], f"{time.monotonic_ns():064}")
+        store.touch_key(key.id)
+        assert store.find_key(key.digest).id == key.id
+        store.add_dataset(f"set {i}", "/d")
+        assert store.figures().jobs["RUNNING"] == 0
+
+
+@pytest.fixture
+def fresh_url(store_url, postgres, tmp_path) -> str:
+    return postgres.database() if store_url.startswith("postgresql") else f"sqlite:///{tmp_path / 'fresh.db'}"
+
+
+def test_an_open_store_goes_on_when_the_next_release_has_added_to_it(fresh_url, tmp_path):
+    folder = release(tmp_path / "next", *ADDED)
+    with closing(JobStore(fresh_url)) as store:
+        work(store, 7)
+        assert add(fresh_url, folder) == HEAD
+        work(store, 7)
+        told = upgrade.look(fresh_url)
+        assert (told["revision"], told["oldest"], told["ready"]) == (newest(folder), HEAD, True)
+        assert add(fresh_url, folder) == newest(folder)  # twice is once
+        with store._database.read() as connection:
+            assert "jobs_colour" in {index["name"] for index in sa.inspect(connection).get_indexes("jobs")}
+
+
+def test_many_upgrade_a_store_at_once_also_by_steps_outside_a_transaction(fresh_url, tmp_path):
+    folder = release(tmp_path / "next", *ADDED)
+    JobStore(fresh_url).close()
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: add(fresh_url, folder), range(4))) <= {HEAD, f"{int(HEAD) + 1:04}", newest(folder)}
+    assert upgrade.look(fresh_url)["revision"] == newest(folder)
+
+
+def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, tmp_path):
+    url, folder = postgres.database(), release(tmp_path / "next", *ADDED)
+    with closing(JobStore(url, busy_seconds=5 * upgrade.HOLD_SECONDS)) as store, ThreadPoolExecutor(1) as pool:
+        engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+        with engine.connect() as dump:
+            dump.execute(sa.text("SELECT count(*) FROM jobs"))  # holds the table until it ends
+            upgrading = pool.submit(add, url, folder)
+            waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'")
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
+                for _ in range(2):  # it comes, goes, and comes again
+                    while not looking.execute(waiting).scalar_one():
+                        time.sleep(0.01)
+                    submit(store)  # behind it: for HOLD_SECONDS at most
+                    while looking.execute(waiting).scalar_one():
+                        time.sleep(0.01)
+            assert not upgrading.done()
+            assert upgrade.look(url)["revision"] == HEAD
+        assert upgrading.result(60) == HEAD
+        engine.dispose()
+    assert upgrade.look(url)["revision"] == newest(folder)
+
+
+def test_an_upgrade_that_waits_for_too_long_says_why(postgres, tmp_path, monkeypatch):
+    monkeypatch.setattr(upgrade, "PATIENCE_SECONDS", 0.0)
+    url, folder = postgres.database(), release(tmp_path / "next", *ADDED)
+    JobStore(url).close()
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as dump:
+        dump.execute(sa.text("SELECT count(*) FROM jobs"))
+        with pytest.raises(Unavailable, match="others hold the tables for long"):
+            add(url, folder)
+    engine.dispose()
+    assert upgrade.look(url)["revision"] == HEAD
+
+
+def test_programs_note_that_they_are_at_work_and_are_forgotten_when_they_are_gone(fresh_url):
+    clock = Clock()
+    with closing(JobStore(fresh_url, steady=clock)) as one:
+        killed = JobStore(fresh_url, steady=clock)
+        killed.attend()
+        one.attend()
+        one.attend()  # too soon to be noted again
+        assert sorted(each.beats for each in one.programs()) == [1, 1]
+        assert upgrade.look(fresh_url)["programs"] == {HEAD: 2}
+        clock.seconds += EVERY_SECONDS
+        one.attend()
+        clock.seconds += LEASE_SECONDS
+        one.attend()
+        assert [each.beats for each in one.programs()] == [3]
+        killed.close()
+        with closing(JobStore(fresh_url)) as other:
+            other.attend()
+            assert len(one.programs()) == 2
+        assert len(one.programs()) == 1  # who ends takes its note away
+
+
+def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(fresh_url, tmp_path, monkeypatch):
+    monkeypatch.setattr(upgrade, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(programs, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(programs, "LEASE_SECONDS", 0.3)
+    cuts = release(tmp_path / "next", NextStep('op.drop_column("keys", "last_used")', f'oldest = "{int(HEAD) + 1:04}"'))
+    store, ending = JobStore(fresh_url), threading.Event()
+
+    def live() -> None:
+        while not ending.wait(0.02):
+            store.attend()
+
+    living = threading.Thread(target=live)
+    living.start()
+    while not store.programs():
+        time.sleep(0.01)
+    try:
+        with pytest.raises(Conflict, match="--force") as caught:
+            add(fresh_url, cuts)
+        assert caught.value.code == "SCHEMA_IN_USE"
+        assert upgrade.look(fresh_url)["revision"] == HEAD
+    finally:
+        ending.set()
+        living.join()
+    assert len(store.programs()) == 1  # it ended without a word: nobody beats for a lease, and that is enough
+    assert add(fresh_url, cuts) == HEAD
+    for refused in (store.counts, lambda: submit(store), store.attend):  # and should it live after all, it touches nothing
+        store._database._believed = -float("inf")
+        with pytest.raises(Unavailable) as caught:
+            refused()
+        assert caught.value.code == "SCHEMA_NEWER"
+    store.ping()
+    store.close()

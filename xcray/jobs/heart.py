@@ -146,7 +146,6 @@ class Heart:
             self._counted = now
             self._hear()
         self._counted = now
-        self._store.attend()
         if self._wanted is not None and self._wanted.parent.is_dir():
             self._wanted.touch()
 
@@ -168,6 +167,7 @@ class Heart:
             if time.monotonic() >= due:
                 due = time.monotonic() + self._beat_seconds
                 self._quietly(self.beat)
+                self._quietly(self._store.attend)
 
     def _listen(self) -> None:
         """The second thread: hears, and sees to it that what was heard happens."""

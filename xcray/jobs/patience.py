@@ -64,7 +64,7 @@ def connector(busy_seconds: float) -> Callable[[Any, Any, Any, dict[str, Any]], 
 @contextmanager
 def unhurried(connection: Connection, seconds: float) -> Iterator[None]:
     """Let this side of a connection of `connector` wait for so long. The server's own timeouts are the caller's to set."""
-    ours: Any = connection.connection.driver_connection
+    ours: Any = connection.connection.dbapi_connection
     before, ours.seconds = ours.seconds, (seconds + 1.0, seconds + 1.0)
     try:
         yield
