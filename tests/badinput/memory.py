@@ -64,14 +64,24 @@ CASES: dict[str, tuple[str, str, Callable[[], bytes], str, dict[str, int]]] = {
 }
 
 
+WARM = (
+    ("warm.svm", "svmlight", b"1 1:1\n"),
+    ("warm.svm.gz", "svmlight", gzip.compress(b"1 1:1\n")),
+    ("warm.txt", "xc", b"1 2 2\n1 0:1\n"),
+    ("warm.csv.gz", "csv", gzip.compress(b"text,labels\na,b\n")),
+    ("warm.parquet", "parquet", repeated(3, "a word")),
+)
+
+
 def main() -> int:
     """Make the files, then read them; 1 when one ends otherwise than it should."""
     folder, wrong = Path(sys.argv[1]), 0
     for name, (_, file, made, _, _) in CASES.items():
         (folder / name).mkdir()
         (folder / name / file).write_bytes(made())
-    (folder / "warm.svm").write_bytes(b"1 1:1\n")
-    check("svmlight", folder / "warm.svm")  # kernels are loaded
+    for file, format, data in WARM:  # what is compiled and loaded once for a format is there before memory is limited
+        (folder / file).write_bytes(data)
+        check(format, folder / file)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + ROOM

@@ -23,8 +23,8 @@ from typing import Any
 
 import xcray.kernels
 
-SECONDS = 10  # of one input; more is a hang
-MEMORY = 3 << 30  # bytes of address space, with the interpreter's
+SECONDS = 10  # of the processor for one input; more is a hang, one that sleeps is seen by `command`
+MEMORY = 2 << 30  # bytes of address space beyond those at the start
 GROWTH = 400 << 20  # bytes of resident memory beyond those at the start
 
 
@@ -78,7 +78,7 @@ class Trial:
 
     def _attempt(self, data: bytes) -> tuple[str | None, str | None]:
         """Outcome and failure of one input; one of them."""
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             outcome = self.target.run(data, self.work)
         except Hang:
@@ -89,7 +89,7 @@ class Trial:
             told = str(error).split(":")[0][:40] if type(error).__name__ == "Differs" else type(error).__name__
             return None, f"{told} at {Path(at.filename).name}:{at.lineno}"
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         if resident() - self.base > GROWTH:
             self.base = resident()
             return None, "Memory"
@@ -161,7 +161,7 @@ def main() -> int:
     def late(number: int, frame: FrameType | None) -> None:
         raise Hang
 
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGPROF, late)
     atheris = None
     if request["engine"] == "atheris":
         import atheris
@@ -173,9 +173,11 @@ def main() -> int:
     else:
         from fuzz.targets import TARGETS
     target = TARGETS[request["target"]]
-    target.run(target.seeds[0], work)  # kernels are loaded before memory is counted
+    for seed in target.seeds:
+        target.run(seed, work)  # kernels are compiled and loaded before time and memory are counted
     if sys.platform == "linux" and atheris is None:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
     trial = Trial(target, folder, work)
     if atheris is not None:
         atheris_engine(trial, request, atheris)

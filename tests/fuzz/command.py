@@ -18,7 +18,7 @@ from typing import Any
 
 NAMES = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "json-predict", "oip", "npy", "lists", "model-directory")
 TESTS = Path(__file__).parent.parent
-SILENCE = 45.0  # seconds without a figure after which a child hangs where no signal reaches it
+SILENCE = 180.0  # seconds without a figure after which a child hangs where no signal reaches it
 
 
 def main(arguments: list[str]) -> int:
@@ -92,6 +92,7 @@ def child(request: dict[str, Any], folder: Path, seconds: float) -> tuple[int, s
     """A child to its end; its exit code (negative: the signal, SIGKILL when it fell silent), and the end of what it said."""
     (folder / "request.json").write_text(json.dumps(request))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "OMP_NUM_THREADS": "1"}
+    environment["MALLOC_ARENA_MAX"] = "2"  # threads of a library do not reserve 64 MiB of addresses each
     command = [sys.executable, "-m", "fuzz.child", str(folder / "request.json")]
     with open(folder / "said.txt", "w+b") as said:
         process = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT, cwd=TESTS.parent)
