@@ -30,7 +30,7 @@ class Dashboard(http.server.BaseHTTPRequestHandler):
     """Answers what its server holds for a path; waits for `gate` first."""
 
     def do_GET(self):
-        self.server.gate.wait(20)
+        self.server.gate.wait(300)
         self.server.asked.append((self.path, self.headers.get("Authorization")))
         status, body = self.server.answers.get(self.path, (404, b"{}"))
         with contextlib.suppress(ConnectionError):  # who asked may be gone

@@ -189,10 +189,10 @@ def test_brackets_in_strings_do_not_nest() -> None:
 
 @pytest.mark.parametrize("text", [b'"' + b"\\" * 200_001, b'"' + b'\\"' * 200_000, b'"a" "' * 100_000, b'{"' + b'\\"[' * 100_000])
 def test_hostile_strings_take_linear_time(text: bytes) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()  # of the processor: others that use it do not count
     with pytest.raises(BadJSON):
         loads(text)
-    assert time.perf_counter() - started < 20.0  # milliseconds when linear, minutes when quadratic
+    assert time.thread_time() - started < 20.0  # milliseconds when linear, minutes when quadratic
 
 
 def test_huge_integers_are_clamped_not_computed() -> None:
