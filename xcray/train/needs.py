@@ -20,9 +20,7 @@ from xcray.solvers.multinomial import DENSE, shard_of
 from xcray.solvers.quasi_newton import WHOLE
 from xcray.train.preflight import (
     IN_FLIGHT,
-    INDEXED,
     LABEL,
-    MODEL_LABEL,
     PART_LABEL,
     PROCESS,
     PUBLISHED,
@@ -32,19 +30,23 @@ from xcray.train.preflight import (
     Estimate,
     mapped,
     merge_budget,
+    model_bytes,
     place_of,
 )
 from xcray.train.spec import TrainSpec
 
 PRUNED: Final = 0.25  # of the weights stay where small ones are dropped: a guess
-PRODUCT: Final = 1.5e-9  # seconds of one core for an entry of X and a label, where a matrix of a column a label is multiplied
+PRODUCT: Final = 1.0e-9  # seconds of one core for an entry of X and a label, where a matrix of a column a label is multiplied
 DENSE_PRODUCT: Final = 1.5e-10  # the same where X is dense
-ROUNDS: Final = {"lbfgs": 300, "lc": 60}  # that trainings take, about
+ROUNDS: Final = {"lbfgs": 100, "lc": 120}  # that trainings take: 15 to 260 and 31 to 500 on six small sets
 PRODUCTS: Final = {"lbfgs": 2.1, "lc": 12.0}  # of X with a matrix of a column a label, in a round
 SCRATCH: Final = 8  # arrays of a solver's cells at a worker
 CELLS: Final = {"lbfgs": 4 << 20, "lc": 16 << 20}  # bytes of one of them
-EPOCHS: Final = 80  # that trainings take, about; at most as many as are allowed
+EPOCHS: Final = 65  # that trainings take: 49 to 150 on six small sets; at most as many as are allowed
 VECTOR: Final = 4e-10  # seconds of one core for a number of an inner product
+SCORED: Final = {"lbfgs": 1e-8, "lc": 1.2e-7}  # seconds of one core for a row and a label, in a round: exponentials, sums
+KEPT_UP: Final = {"lbfgs": 1e-7, "lc": 1.2e-7}  # for a weight, in a round: what is remembered of steps, directions
+TURN: Final = {"lbfgs": 8e-3, "lc": 2e-3, "dsmlr": 4e-3}  # of a round, or an epoch, whatever the data: asking and hearing
 STEPS: Final = {False: 1.0, True: 3.0}  # a lap of steps, in products, by whether X is dense
 SUMMED: Final = 0.5  # a lap that only sums, in laps of steps
 KEPT: Final = 3  # checkpoints on disk while one is written
@@ -115,7 +117,8 @@ def going(spec: TrainSpec, sizes: Sizes, solver: Any, workers: int) -> Estimate:
     else:
         worker = int(2.5 * sizes.n_bytes) // workers + 2 * W + scratch
         driver = (2 * solver.memory + 6) * W
-    core = ROUNDS[name] * PRODUCTS[name] * sizes.cell
+    cells, held = sizes.rows * sizes.labels, sizes.features * sizes.labels
+    core = ROUNDS[name] * (PRODUCTS[name] * sizes.cell + SCORED[name] * cells + KEPT_UP[name] * held + TURN[name])
     return estimate_of(spec, workers, sizes, Needs(driver, worker, 2 * W, 2 * W, core))
 
 
@@ -135,7 +138,7 @@ def circulating(spec: TrainSpec, sizes: Sizes, solver: Any, blocks: int, workers
         exact = (2 * solver.pairs + 1) * (3 * solver.pairs + 2) * VECTOR * sizes.features * sizes.labels
     laps = sum(1.0 if verb != "observe" else SUMMED for verb in solver.laps(solver.rest_every, True)) / solver.rest_every
     lap, probed = (STEPS[sizes.dense] * sizes.cell, 0) if pace is None else pace(block, epochs * laps)
-    core = epochs * (laps * lap + exact)
+    core = epochs * (laps * lap + exact + TURN["dsmlr"])
     checkpoints = KEPT * (whole + 8 * sizes.rows)
     held = whole + 2 * weights * blocks  # at a rest the blocks of the rest before are still there, should the solver go back
     return estimate_of(spec, workers, sizes, Needs(0 if shared else held, worker, 2 * held, checkpoints, core, probed))
@@ -169,7 +172,7 @@ def timed_lap(solver: Any, rows: Rows, sizes: Sizes, probe: float | None, block:
 def estimate_of(spec: TrainSpec, workers: int, sizes: Sizes, needs: Needs) -> Estimate:
     """The needs of a family with those of every training."""
     place, K = place_of(spec), sizes.labels
-    model = INDEXED * sizes.weights + (MODEL_LABEL + 16) * K + 40 * sizes.features
+    model = model_bytes(sizes.weights, K, sizes.features)
     pieces = max(min(ENTRY * sizes.weights, merge_budget(spec, sizes.weights, sizes.left)), IN_FLIGHT * workers)
     beside = place != "here"
     return Estimate(

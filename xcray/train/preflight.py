@@ -23,7 +23,9 @@ from xcray.data.dataset import Dataset, Split
 from xcray.errors import Refused
 from xcray.execution.memory import anonymous, available, human, parse_bytes
 from xcray.index.packed import BUDGET, ENTRY
+from xcray.solvers.newton import FEW
 from xcray.solvers.solver import Local, Solver
+from xcray.train.laws import newton_bytes, takes_newton
 from xcray.train.probabilities import memory
 from xcray.train.spec import TrainSpec
 
@@ -34,7 +36,11 @@ RAY_DRIVER: Final = 50 * MIB  # what joining a Ray takes in the driver
 IN_FLIGHT: Final = 8 * MIB  # batches on their way, a worker
 LABEL: Final = 700  # bytes the driver keeps of a label: its place, its record, schedule and report
 JOINT_WEIGHT: Final = 64  # bytes a weight, for solvers that solve all labels in one task
-INDEXED: Final = 15  # bytes of a weight by label and in the lists of the search
+INDEXED: Final = {
+    True: 10.4,
+    False: 15.0,
+}  # bytes of a weight by label and in the lists of the search, by whether the lists are wide
+WIDE: Final = 1 << 16  # labels from which on lists are wide, see docs/search.md
 PART_LABEL, MODEL_LABEL = 230, 260  # bytes of a label on disk beside its weights: bias, record, names, offsets
 WEIGHTS_A_ROOT: Final = 30.0  # weights of a label for each square root of its positives' entries; 18 to 44 on eight sets of text
 PUBLISHED: Final = 150e6  # bytes of a model merged, checked, hashed and turned in a second
@@ -94,12 +100,21 @@ class Work(NamedTuple):
     weights: Float64
 
 
+class Known(NamedTuple):
+    """Of each label, (K,) float64: seconds of one core and weights; most: entries of the rows that one label works on, at most."""
+
+    seconds: Float64
+    weights: Float64
+    most: float
+
+
 class Shape(NamedTuple):
     """What the needs of a training are reckoned from.
 
     rows, features, labels, entries: N, D, K, entries of X. of_labels: (K,) float64, entries of X in each label's rows. terms:
     (K, T) float64, see the solver's `cost_terms`. mapped: bytes of the data's files. judged: bytes that calibrating takes. left:
-    bytes that may be taken; None for what this machine says.
+    bytes that may be taken; None for what this machine says. known: what is known of labels better than by these, or None.
+    more: bytes of a worker beside what its solver's arrays show.
     """
 
     rows: int
@@ -111,10 +126,19 @@ class Shape(NamedTuple):
     mapped: int
     judged: int = 0
     left: int | None = None
+    known: Known | None = None
+    more: int = 0
 
     def work(self, solver: Solver, labels: Int32) -> Work:
-        """What solving `labels` (n,) takes at a first guess."""
+        """What solving `labels` (n,) takes at a first guess, or as it is known."""
+        if self.known is not None:
+            return Work(labels, self.known.seconds[labels], self.known.weights[labels])
         return Work(labels, np.asarray(self.terms[labels] @ solver.cost_rates), WEIGHTS_A_ROOT * np.sqrt(self.of_labels[labels]))
+
+    @property
+    def most(self) -> float:
+        """Entries of the rows that one label works on, at most."""
+        return 3.0 * float(self.of_labels.max(initial=0.0)) if self.known is None else self.known.most
 
 
 class Paces(NamedTuple):
@@ -161,7 +185,8 @@ def estimate(
     train = dataset.train
     terms = solver.cost_terms(train.X, train.XT, train.YT) if terms is None else terms
     judged = memory(dataset) if spec.calibrate else 0
-    shape = Shape(*sizes_of(train), entries_of_labels(train), terms, mapped(dataset), judged)
+    more = newton_of(solver, train)
+    shape = Shape(*sizes_of(train), entries_of_labels(train), terms, mapped(dataset), judged, more=more)
     work = shape.work(solver, labels)
     foreseen = float(work.seconds.sum())
     seconds = (min(2.0, foreseen / 50) if foreseen > WORTH else 0.0) if probe is None else probe
@@ -172,17 +197,18 @@ def estimate(
 def reckoned(spec: TrainSpec, shape: Shape, solver: Solver, labels: Int32, workers: int, paces: Paces) -> Estimate:
     """What it takes to train `labels` (n,) of data of a shape as `spec` says, and to publish all K: the formula itself."""
     work, K, place = shape.work(solver, labels), shape.labels, place_of(spec)
-    lengths = np.minimum(paces.heavier * WEIGHTS_A_ROOT * np.sqrt(shape.of_labels), shape.features)
+    every = shape.work(solver, frozen(np.arange(K), np.int32)).weights
+    lengths = np.minimum(paces.heavier * every, shape.features)
     weights = int(lengths.sum())
     core = float(work.seconds.sum()) * paces.slower
     sizes = (shape.rows, shape.features, shape.labels, shape.entries)
-    worker, reserved = scratch_bytes(solver, sizes, float(shape.of_labels.max(initial=0.0)), weights)
-    model = INDEXED * weights + (MODEL_LABEL + 16) * K + 40 * shape.features
+    worker, reserved = scratch_bytes(solver, sizes, shape.most, weights)
+    model = model_bytes(weights, K, shape.features)
     pieces = max(min(ENTRY * weights, merge_budget(spec, weights, shape.left)), IN_FLIGHT * workers, shape.judged)
     alone = float(work.seconds.max(initial=0.0)) * paces.slower
     return Estimate(
         driver=LABEL * K + 24 * shape.features + pieces + (RAY_DRIVER if place != "here" else 0),
-        worker=worker,
+        worker=worker + shape.more,
         workers=workers,
         place=place,
         process=0 if place == "here" else PROCESS,
@@ -256,23 +282,40 @@ def sizes_of(train: Split) -> tuple[int, int, int, int]:
 
 def worker_bytes(solver: Solver, train: Split, weights: int) -> tuple[int, int]:
     """See `scratch_bytes`, for a part of a data set."""
-    return scratch_bytes(solver, sizes_of(train), float(entries_of_labels(train).max(initial=0.0)), weights)
+    own, reserved = scratch_bytes(solver, sizes_of(train), 3.0 * float(entries_of_labels(train).max(initial=0.0)), weights)
+    return own + newton_of(solver, train), reserved
+
+
+def model_bytes(weights: int, labels: int, features: int) -> int:
+    """Bytes of a model on disk, lists of the search and names among them."""
+    return int(INDEXED[labels > WIDE] * weights) + (MODEL_LABEL + 16) * labels + 40 * features
+
+
+def norm_of(train: Split) -> float:
+    """Mean |x|^2 of a row."""
+    return float(np.dot(train.X.data, train.X.data)) / max(train.n_rows, 1)
+
+
+def newton_of(solver: Any, train: Split) -> int:
+    """Bytes that Newton's way takes at a worker, where the solver takes it."""
+    few = train.X.n_cols <= FEW and hasattr(solver, "terms_by")  # rows of many features need no look at their values
+    return newton_bytes(train.n_rows, train.X.n_cols) if few and takes_newton(solver, train.X.n_cols, norm_of(train)) else 0
 
 
 def scratch_bytes(solver: Solver, sizes: tuple[int, int, int, int], most: float, weights: int) -> tuple[int, int]:
     """(bytes a worker works in, bytes it reserves and may leave empty).
 
-    sizes: N, D, K and the entries of X; most: entries of the rows of one label, at most; weights: of the model. Measured, not
+    sizes: N, D, K and the entries of X; most: entries of the rows that one label works on; weights: of the model. Measured, not
     written down: the solver loads five made-up problems, each twice the first in one of the sizes, and what its arrays take is
     linear in these. What grows with the entries of X is reserved only: it is filled as far as the active set of a label
-    reaches; three times the entries of its rows are counted as filled.
+    reaches, which `most` tells.
     """
     base = np.full(4, PROBE_SIZE)
     first = _local_bytes(solver, *base)
     steps = [(_local_bytes(solver, *(base * np.where(np.arange(4) == i, 2, 1))) - first) / PROBE_SIZE for i in range(4)]
     fixed = max(0.0, first - float(base @ np.array(steps)))
     linear = np.array(steps) * np.array(sizes, np.float64)
-    filled = steps[3] * min(float(sizes[3]), 3.0 * most)
+    filled = steps[3] * min(float(sizes[3]), most)
     joint = JOINT_WEIGHT * weights if solver.joint else 0
     return int(fixed + linear[:3].sum() + filled + joint), int(linear[3] - filled)
 

@@ -1,50 +1,61 @@
-"""How large a deployment must be for data that nobody has yet: from N, D, K and the entries of X, by the formula of `preflight`.
+"""How large a deployment must be: from N, D, K and the entries of X alone, or from a sample of labels that are solved here.
 
-What a data set would tell is drawn as sets of text have it: label k of K has rows in proportion to k^-s, where s follows from the
-mean and the most; a row meets a fixed share of all entries in the postings of its features. No label is solved, so what comes
-out is a first guess: docs/operations.md tells its error on real sets. Bytes unless said otherwise.
+By numbers alone, what a data set would tell is drawn as sets of text have it: label k of K has rows in proportion to k^-s, where s
+follows from the mean and the most; `xcray.train.laws` says what labels of so many rows cost. No label is solved, so what
+comes out is a first guess: docs/operations.md tells its error. `measured` solves labels
+of a data set for some seconds (`xcray.train.sampling`), and tells a range. Bytes unless said otherwise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from xcray.arrays import Float64, frozen
+from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError
 from xcray.index.packed import BUDGET
 from xcray.solvers import make_solver
+from xcray.train.answering import ANSWERING, API, LIBRARIES, SCANNED, is_dense
+from xcray.train.laws import Costs, Numbers, costs, takes_newton
 from xcray.train.needs import circulating, going, sizes_by
-from xcray.train.preflight import MIB, PASSES, PROCESS, Estimate, Paces, Shape, reckoned
+from xcray.train.preflight import MIB, PASSES, PROCESS, Estimate, Known, Paces, Shape, mapped, norm_of, reckoned, sizes_of
+from xcray.train.sampling import NOISE, Range, solve_some, stretched, total
 from xcray.train.spec import TrainSpec
+from xcray.train.way import Setting
+from xcray.train.ways import way_of
 
 GIB: Final = 1 << 30
-OVERLAP: Final = 0.05  # of all entries, in the postings of a row's features: 0.01 to 0.2 on eight sets of text
+OVERLAP: Final = 0.06  # of all entries, in the postings of a row's features, at least: 0.05 to 0.2 on six sets of text
+DENSE: Final = 0.1  # from this share of entries on rows are taken for standardised ones, else for ones of length 1
 MOST: Final = 0.02  # of all rows have the most frequent label: 0.004 to 0.14 on these sets
 AN_ENTRY, A_ROW, A_PAIR, A_NAME = 16, 16, 8, 48  # bytes of a data set's files: X by row and by column, targets, names of both
 TEXT_ENTRY: Final = 12  # bytes of an entry in a file in svmlight's format, which waits until its data set is built
-SLOWEST, QUICKEST = 2.5, 0.4  # times the core seconds foreseen: eight sets of text really took 0.43 to 2.25
-API: Final = 330 * MIB  # an API process before it has a model: 110 of its own, the rest pages of libraries
-ANSWERING: Final = 64 * MIB  # more of its own, once it has answered
-SCANNED: Final = 32  # bytes a label, in each thread that searches
+SIZES_ALONE: Final = Range(1.0, 0.35, 2.5)  # times the core seconds, see docs/operations.md
+WEIGHTS_ALONE: Final = Range(1.0, 0.3, 2.0)  # times the weights
+PASSED: Final = Range(1.0, 0.3, 2.5)  # times the passes that are foreseen of solvers that train all labels together
+ALL: Final = Range(1.0, 1.0, 1.0)
 BODIES: Final = 256 * 10**6  # requests in memory (XCRAY_BODIES_BYTES), for the limit
 RUNNER: Final = 330 * MIB  # a runner's own process
-LIBRARIES: Final = 220 * MIB  # pages of libraries that a job's processes of one pod share
 RAY_HEAD: Final = 1600 * MIB  # Ray's processes of a head with its dashboard
 RAY_NODE: Final = 320 * MIB  # of any other node
 OBJECTS: Final = 512 * MIB  # object store of a node whose data are mapped files: results on their way
 STORE: Final = GIB  # job store, logs, uploads of texts
 RESERVE: Final = 2 * 10**9  # free disk that uploads must leave (XCRAY_DISK_RESERVE_BYTES)
 SLACK: Final = 1.25  # times what is foreseen: requests are no place for optimism
+LEFT: Final = 8 * PASSES * BUDGET  # a pod is made as large as is needed
 BUSY: Final = 0.9  # of the cores of a training's workers: packing, the tail
 
 
 class Data(NamedTuple):
     """Data that will be there. rows, features, labels, entries: N, D, K, entries of X, of the training part. labels_per_row: mean.
-    held_out: rows more to measure on, as a share of N. overlap, most: see OVERLAP, MOST; None for these."""
+    held_out: rows more to measure on, as a share of N. overlap, most: see OVERLAP, MOST; None for these. norm: mean |x|^2 of a
+    row; None: 1, or the entries of a row where rows are dense, as standardised features have it."""
 
     rows: int
     features: int
@@ -54,6 +65,7 @@ class Data(NamedTuple):
     held_out: float = 0.1
     overlap: float | None = None
     most: float | None = None
+    norm: float | None = None
 
 
 class Wishes(NamedTuple):
@@ -87,47 +99,87 @@ class Pod(NamedTuple):
 
 class Size(NamedTuple):
     """What a deployment needs. training: see `Estimate`, with the workers of all nodes. pods: by name. disk: of the home by what
-    lies there; home: all of it, with room. core_hours: of one training; least and most: what it may be. hours: of one training."""
+    lies there; home: all of it, with room. core_hours, weights: of one training, with bounds. hours: of one training. known: what
+    from, in words."""
 
     training: Estimate
     pods: dict[str, Pod]
     disk: dict[str, int]
     home: int
-    core_hours: float
-    least: float
-    most: float
+    core_hours: Range
+    weights: Range
     hours: float
+    known: str
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
-        plain = {**self._asdict(), "training": self.training.as_dict()}
+        ranges = {"core_hours": self.core_hours._asdict(), "weights": self.weights._asdict()}
+        plain = {**self._asdict(), "training": self.training.as_dict(), **ranges}
         return {**plain, "pods": {name: pod._asdict() for name, pod in self.pods.items()}}
 
 
 def size(data: Data, wishes: Wishes, solver: str = "ppdsparse", params: Mapping[str, Any] | None = None) -> Size:
     """What a deployment needs that trains a model of such data and answers from it. Raises ParameterError."""
-    check(data, wishes)
-    one = foreseen(data, wishes, wishes.cores, solver, params or {})
+    check(data)
+    check_wishes(wishes)
+    known = "sizes alone: no label was solved"
+    weights = WEIGHTS_ALONE if make_solver(solver, params or {}).family == "scatter" else ALL
+    return deployment(data, wishes, partial(foreseen, data, wishes, solver, params or {}), known, SIZES_ALONE, weights)
+
+
+def measured(
+    path: Path | str, wishes: Wishes, solver: str = "ppdsparse", params: Mapping[str, Any] | None = None, seconds: float = 20.0
+) -> Size:
+    """The same for a data set that is there: labels are drawn and solved on this machine for about `seconds` of a core; of solvers
+    that train all labels together a pass is timed. Raises ParameterError, NotFound, Corrupt."""
+    check_wishes(wishes)
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ParameterError("seconds must be above 0: for so long labels are solved")
+    made, dataset = make_solver(solver, params or {}), Dataset.open(path)
+    train = dataset.train
+    if not train.Y.nnz:
+        raise ParameterError("no row has a label, so nothing can be measured: check the label column of the source")
+    held_out = dataset.test.n_rows / train.n_rows if dataset.test is not None else 0.0
+    data = Data(*sizes_of(train), train.Y.nnz / train.n_rows, held_out, norm=norm_of(train))
+    if made.family != "scatter":
+        told = "a pass timed here; how many there will be is a guess"
+        return deployment(data, wishes, partial(timed, dataset, wishes, solver, params or {}, seconds), told, PASSED, ALL)
+    if made.joint:
+        raise ParameterError(f"{solver} solves all labels in one task, so none can be drawn: use `xcray train DIR --estimate`")
+    guessed = guess_of(made, dataset)
+    drawn = solve_some(made, train, guessed, seconds)
+    core, weights = total(drawn, floor=NOISE), total(drawn, 1)
+    law = laws_of(made, data, dataset.label_counts.astype(np.float64))
+    lengths = stretched(law.weights * (dataset.label_counts > 0), weights.value, float(data.features))
+    known = Known(guessed * (core.value / guessed.sum()), lengths, float(law.active.max()) * data.entries / data.rows)
+    shape = shape_of(data, known, law.more)._replace(mapped=mapped(dataset))
+    words = f"{drawn.labels:,} labels solved here, drawn by cost; 9 of 10 such draws hold the truth"
+    make = partial(labels_alone, shape, wishes, solver, params or {})
+    return deployment(data, wishes, make, words, core.over(core.value), weights.over(weights.value))
+
+
+def deployment(data: Data, wishes: Wishes, of: Callable[[int], Estimate], known: str, slower: Range, heavier: Range) -> Size:
+    """A deployment around a training. of: what it needs with so many workers; slower, heavier: bounds of time and weights, times
+    what is foreseen."""
+    one = of(wishes.cores)
     hours = one.core_seconds / BUSY / wishes.cores / 3600 if wishes.hours is None else wishes.hours
     nodes = max(1, math.ceil(one.core_seconds / BUSY / wishes.cores / 3600 / max(hours, 1e-9) - 1e-9)) if wishes.cluster else 1
-    training = foreseen(data, wishes, nodes * wishes.cores, solver, params or {}) if nodes > 1 else one
+    training = of(nodes * wishes.cores) if nodes > 1 else one
     disk = disk_of(data, wishes, training)
-    home = int(SLACK * (sum(disk.values())) + RESERVE)
-    core_hours = training.core_seconds / 3600
     return Size(
         training=training,
-        pods=pods_of(wishes, training, data.labels, nodes),
+        pods=pods_of(wishes, training, data.labels, data.features, nodes),
         disk=disk,
-        home=home,
-        core_hours=core_hours,
-        least=QUICKEST * core_hours,
-        most=SLOWEST * core_hours,
+        home=int(SLACK * (sum(disk.values())) + RESERVE),
+        core_hours=slower.times(training.core_seconds / 3600),
+        weights=heavier.times(training.weights),
         hours=training.seconds / BUSY / 3600,
+        known=known,
     )
 
 
-def check(data: Data, wishes: Wishes) -> None:
-    """Raise ParameterError, with the mend, for sizes that no data have, or wishes that can't be met."""
+def check(data: Data) -> None:
+    """Raise ParameterError, with the mend, for sizes that no data have."""
     for name, low in (("rows", 1), ("features", 1), ("labels", 1), ("entries", 0), ("labels_per_row", 0), ("held_out", 0)):
         value = getattr(data, name)
         if not (math.isfinite(value) and low <= value <= 1e15):
@@ -140,6 +192,12 @@ def check(data: Data, wishes: Wishes) -> None:
         value = getattr(data, share)
         if value is not None and not 0.0 < value <= 1.0:
             raise ParameterError(f"{share} is a share: above 0, and 1 at most")
+    if data.norm is not None and not (math.isfinite(data.norm) and data.norm > 0.0):
+        raise ParameterError("norm must be above 0: the mean of |x|^2 over rows, 1 for rows of length 1")
+
+
+def check_wishes(wishes: Wishes) -> None:
+    """Raise ParameterError, with the mend, for wishes that can't be met."""
     for name in ("cores", "jobs", "replicas", "processes", "threads", "models", "versions"):
         if not 1 <= getattr(wishes, name) <= 100_000:
             raise ParameterError(f"{name} must be from 1 to 100,000")
@@ -147,33 +205,66 @@ def check(data: Data, wishes: Wishes) -> None:
         raise ParameterError("hours must be above 0")
 
 
-def foreseen(data: Data, wishes: Wishes, workers: int, solver: str, params: Mapping[str, Any]) -> Estimate:
-    """What one training needs, by the formula of its family. Raises ParameterError for a solver that has none without data."""
-    made = make_solver(solver, params)
+def spec_of(wishes: Wishes, workers: int, solver: str, params: Mapping[str, Any], path: str = "data") -> TrainSpec:
+    """A training in such a deployment."""
     where = {"pool": "ray", "ray_address": "cluster:6379"} if wishes.cluster else {"pool": "threads"}
-    spec = TrainSpec("data", solver=solver, params=params, workers=workers, **where)  # type: ignore[arg-type]
-    numbers, pairs = (data.rows, data.features, data.labels, data.entries), int(data.rows * data.labels_per_row)
-    left = 8 * PASSES * BUDGET  # a pod is made as large as is needed
+    return TrainSpec(path, solver=solver, params=params, workers=workers, **where)  # type: ignore[arg-type]
+
+
+def foreseen(data: Data, wishes: Wishes, solver: str, params: Mapping[str, Any], workers: int) -> Estimate:
+    """What one training needs, by the formula of its family. Raises ParameterError for a solver that has none without data."""
+    made, spec = make_solver(solver, params), spec_of(wishes, workers, solver, params)
     if made.family == "scatter":
         if not hasattr(made, "terms_by"):
             raise ParameterError(f"what {solver} takes is known from data only: use `xcray train DIR --solver {solver} --estimate`")
-        shape = shape_of(data, made)._replace(left=left)
-        return reckoned(spec, shape, made, frozen(np.arange(data.labels), np.int32), workers, Paces())
-    sizes = sizes_by(made, numbers, pairs, data.features, dataset_bytes(data))._replace(left=left)
+        law = laws_of(made, data, rows_of_labels(data))
+        known = Known(law.seconds, law.weights, float(law.active.max()) * data.entries / data.rows)
+        return labels_alone(shape_of(data, known, law.more), wishes, solver, params, workers)
+    numbers, pairs = (data.rows, data.features, data.labels, data.entries), int(data.rows * data.labels_per_row)
+    sizes = sizes_by(made, numbers, pairs, data.features, dataset_bytes(data))._replace(left=LEFT)
     if made.family == "rounds":
         return going(spec, sizes, made, workers)
     grid = made.grid(data.rows, data.labels, sizes.features, workers)
     return circulating(spec, sizes, made, grid.blocks, min(workers, grid.shards))
 
 
-def shape_of(data: Data, solver: Any) -> Shape:
-    """What such data would tell `preflight`."""
-    counts = rows_of_labels(data)
+def labels_alone(shape: Shape, wishes: Wishes, solver: str, params: Mapping[str, Any], workers: int) -> Estimate:
+    """What a training needs whose labels are solved alone."""
+    made, spec = make_solver(solver, params), spec_of(wishes, workers, solver, params)
+    return reckoned(spec, shape, made, frozen(np.arange(shape.labels), np.int32), workers, Paces())
+
+
+def timed(dataset: Dataset, wishes: Wishes, solver: str, params: Mapping[str, Any], seconds: float, workers: int) -> Estimate:
+    """What a training of all labels together needs, a pass timed on this machine."""
+    spec = spec_of(wishes, workers, solver, params, str(dataset.path))
+    way = way_of(Setting(spec, dataset, make_solver(solver, params), dataset.path, "size"))
+    return way.foreseen(frozen(np.arange(dataset.n_labels), np.int32), seconds)
+
+
+def laws_of(solver: Any, data: Data, counts: Float64) -> Costs:
+    """What labels of `counts` (K,) rows cost in such data."""
     length = data.entries / data.rows
+    dense = data.entries >= DENSE * data.rows * data.features
+    norm = data.norm or (max(1.0, length) if dense else 1.0)
     overlap = data.overlap or max(OVERLAP, length / data.features)  # of dense rows, every feature is met
-    of_labels = counts * length
-    terms = solver.terms_by(data.rows, data.entries, counts * overlap * data.entries, of_labels)
-    return Shape(data.rows, data.features, data.labels, data.entries, of_labels, terms, dataset_bytes(data))
+    return costs(solver, Numbers(data.rows, data.features, data.entries, norm, overlap), counts)
+
+
+def guess_of(solver: Any, dataset: Dataset) -> Float64:
+    """Seconds that each label is thought to take before any is solved, (K,): as the scheduler guesses them, and all alike where
+    Newton's way is taken, whose passes are over all rows."""
+    train = dataset.train
+    if takes_newton(solver, dataset.n_features, norm_of(train)):
+        numbers = Numbers(train.n_rows, dataset.n_features, train.X.nnz, norm_of(train), 1.0)
+        return costs(solver, numbers, dataset.label_counts.astype(np.float64)).seconds
+    return np.asarray(solver.cost_terms(train.X, train.XT, train.YT) @ np.array(solver.cost_rates))
+
+
+def shape_of(data: Data, known: Known, more: int) -> Shape:
+    """The shape of a training that is known."""
+    of_labels, terms = np.zeros(data.labels), np.zeros((data.labels, 0))
+    numbers = (data.rows, data.features, data.labels, data.entries)
+    return Shape(*numbers, of_labels, terms, dataset_bytes(data), left=LEFT, known=known, more=more)
 
 
 def rows_of_labels(data: Data) -> Float64:
@@ -209,12 +300,13 @@ def disk_of(data: Data, wishes: Wishes, training: Estimate) -> dict[str, int]:
     }
 
 
-def pods_of(wishes: Wishes, training: Estimate, labels: int, nodes: int) -> dict[str, Pod]:
+def pods_of(wishes: Wishes, training: Estimate, labels: int, features: int, nodes: int) -> dict[str, Pod]:
     """Pods by name: api, runner, head, worker; or api alone, which trains too."""
     answering = (
         wishes.processes * (ANSWERING + SCANNED * labels * wishes.threads) + API + (wishes.processes - 1) * (API - LIBRARIES)
     )
-    models = training.model * wishes.models
+    plain = 4 * labels * features if is_dense(labels, features, training.weights) else 0
+    models = (training.model + wishes.processes * plain) * wishes.models
     more = training.model + BODIES  # while one version takes over from another
     cores = wishes.processes * wishes.threads
     if not wishes.cluster:

@@ -1,0 +1,96 @@
+"""What labels take, from a drawn sample: the total, and that its range holds the truth as often as it says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from xcray.arrays import Float64, Int32
+from xcray.train.sampling import Draw, Range, Sample, draw, strata, stretched, total
+
+
+def costs_of(n: int = 3000) -> Float64:
+    """Heavy-tailed, as labels are: a hundredth has a fifth of all."""
+    return np.asarray(0.001 * (n / np.arange(1, n + 1)) ** 0.8)
+
+
+def drawn(costs: Float64, truth: Float64, seconds: float, seed: int) -> Sample:
+    """A sample by a clock that shows what was taken."""
+    at = [0.0]
+
+    def take(labels: Int32) -> tuple[float, ...]:
+        took = float(truth[labels].sum())
+        at[0] += took
+        return took, float(len(labels))
+
+    return draw(costs, take, seconds, seed, clock=lambda: at[0])
+
+
+def test_strata_part_the_labels_by_cost() -> None:
+    costs = costs_of()
+    groups = strata(costs)
+    assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(len(costs)))
+    assert all(costs[a].max() <= costs[b].min() for a, b in pairwise(groups))
+    shares = [np.sqrt(costs[group]).sum() for group in groups]
+    assert max(shares) < 1.5 * min(shares)
+    assert [len(group) for group in strata(np.zeros(3))] == [1, 1, 1]
+    assert strata(np.empty(0)) == []
+
+
+def test_all_labels_are_no_sample() -> None:
+    costs = costs_of(200)
+    sample = drawn(costs, 2.0 * costs, 1e9, 0)
+    assert sample.labels == 200
+    found = total(sample)
+    assert found == pytest.approx((2.0 * costs.sum(),) * 3)
+    noisy = total(sample, floor=0.1)
+    assert noisy.low < found.low <= found.high < noisy.high
+    assert total(sample, 1).value == pytest.approx(200)
+
+
+def test_the_range_holds_the_truth_nine_times_of_ten() -> None:
+    """The guess is wrong by a factor for each label, by another for dear ones, and by one for all."""
+    rng, costs, held, widths = np.random.default_rng(1), costs_of(), 0, []
+    for seed in range(150):
+        truth = 3.0 * costs**1.1 * rng.lognormal(0.0, 0.6, len(costs))
+        sample = drawn(costs, truth, 0.08 * truth.sum(), seed)
+        found = total(sample)
+        held += found.low <= truth.sum() <= found.high
+        widths.append(found.high / found.low)
+    assert 0.82 * 150 <= held
+    assert np.median(widths) < 1.5  # and says something
+
+
+def test_more_time_tells_more() -> None:
+    rng, costs = np.random.default_rng(2), costs_of()
+    truth = costs * rng.lognormal(0.0, 0.8, len(costs))
+    widths = []
+    for share in (0.02, 0.2, 0.7):
+        found = total(drawn(costs, truth, share * truth.sum(), 3))
+        widths.append(found.high / found.low)
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_strata_too_dear_to_be_drawn_widen_the_range() -> None:
+    costs = np.array([0.01] * 50 + [100.0] * 2)
+    sample = drawn(costs, costs, 1.0, 0)
+    assert max(each.foreseen for each in sample.draws) < 1.0
+    found = total(sample)
+    assert found.high / found.low > 1.5
+    assert found.value == pytest.approx(costs.sum())
+
+
+def test_nothing_drawn_is_no_estimate() -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        total(Sample((3,), (1.0,), []))
+    assert total(Sample((3,), (3.0,), [Draw(0, 1, 1.0, (2.0,))])).value == pytest.approx(6.0)
+
+
+def test_weights_are_stretched_to_a_total() -> None:
+    weights = np.array([1.0, 2.0, 50.0])
+    assert stretched(weights, 60.0, 40.0).sum() == pytest.approx(60.0, rel=1e-6)
+    assert stretched(weights, 60.0, 40.0).max() == 40.0
+    assert stretched(weights, 1e6, 40.0).sum() == pytest.approx(120.0)
+    assert Range(2.0, 1.0, 4.0).over(2.0) == Range(1.0, 0.5, 2.0)
