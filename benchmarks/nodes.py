@@ -1,6 +1,6 @@
 """Trainings on several Ray nodes of one machine: equal bits on 1, 2 and 4, nodes that are killed, added and cut off in the middle.
 
-`python -m benchmarks.nodes [--data DIR --set bibtex] [--parts same kill add cut mlr round] [--counts 1 2 4] [--eps 1e-3]
+`python -m benchmarks.nodes [--data DIR --set bibtex] [--parts same kill add cut mlr round drain] [--counts 1 2 4] [--eps 1e-3]
 [--epochs 8] [--repeats 1] [--slow-health] [--small] [--plain] [--json FILE] [--picture FILE]`; needs Linux; about ten minutes for
 pydocs on two free cores.
 
@@ -15,7 +15,8 @@ silent node after two seconds here (--slow-health: as Ray does it by itself, abo
 - cut: the link of one of two nodes goes down, and up again when Ray has given it up. Nothing that it says later counts.
 - mlr: DS-MLR, whose blocks go round, on 1, 2 and 4 nodes with one grid: one SHA-256 for "sync" and "ring".
 - round: what goes round while a node of two dies: back to the last checkpoint, here one every two seconds, and on at once with
-  the node that is left; while a node is told to go in 20 s: it is left, with a checkpoint; then a third comes, and gets shards.
+  the node that is left.
+- drain: the same while a node is told to go in 20 s: it is left, with a checkpoint; then a third comes, and gets shards.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from xcray.execution.timeline import DONE, DUPLICATE, LOST, read_streams
 from xcray.files import read_json
 from xcray.train import TrainSpec, train
 
-PARTS: Final = ("same", "kill", "add", "cut", "mlr", "round")
+PARTS: Final = ("same", "kill", "add", "cut", "mlr", "round", "drain")
 SMALL: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
 TRAINING_SECONDS: Final = 1200.0  # a hang
 RAYS: Final = count()
@@ -314,15 +315,14 @@ def rounds(bench: Bench) -> None:
     """Blocks that go round while nodes go and come."""
     for how in ("sync", "ring"):
         kill(bench, how, "round kill", 0.3, checkpoint_seconds=2.0)
-    drained(bench, "ring")
 
 
-def drained(bench: Bench, how: str) -> None:
+def drain(bench: Bench, how: str = "ring") -> None:
     """A node is told to go, another comes."""
     bench.expected(how)
     with bench.ray() as ray:
         pair = [ray.add(), ray.add()]
-        run = bench.start(ray, "drained", how, 2)
+        run = bench.start(ray, "drain", how, 2)
         run.at(0.2)
         when = time.time()
         ray.drain(run.seen()["nodes"][pair[0].address], 20)
@@ -335,7 +335,7 @@ def drained(bench: Bench, how: str) -> None:
         late = [each for each in run.batches(DONE) if each["node"] == pair[0].address and each["from"] > left]
         new = [each for each in run.batches(DONE) if each["node"] == third.address]
         bench.tell(
-            "round drain",
+            "drain",
             how,
             left_after_seconds=left - when,
             came_after_seconds=came - third.asked,
@@ -390,12 +390,12 @@ def main(given: list[str]) -> int:
     before = machine()
     with stage("nodes", "several nodes", runs=1, seed=0) as set:
         rows = []
-        for names, name in ((("same", "kill", "add", "cut"), chosen.set), (("mlr", "round"), chosen.mlr_set or "narrow")):
+        for names, name in ((("same", "kill", "add", "cut"), chosen.set), (("mlr", "round", "drain"), chosen.mlr_set or "narrow")):
             parts = [part for part in chosen.parts if part in names]
             if parts:
                 bench = Bench(set, data_of(name, chosen, set.folder), chosen)
                 for part in parts:
-                    {"same": same, "kill": kill, "add": add, "cut": cut, "mlr": mlr, "round": rounds}[part](bench)
+                    {"same": same, "kill": kill, "add": add, "cut": cut, "mlr": mlr, "round": rounds, "drain": drain}[part](bench)
                 rows += bench.rows
     found = verdict(rows)
     kind = os.environ.get("FAULTS_INSIDE", "")

@@ -11,7 +11,7 @@ TITLES = {
     "add": "a node is added",
     "cut": "a node is cut off",
     "round kill": "DS-MLR, a node is killed",
-    "round drain": "DS-MLR, a node is told to go, another comes",
+    "drain": "DS-MLR, a node is told to go, another comes",
 }
 
 
