@@ -27,6 +27,7 @@ _HOME = tempfile.TemporaryDirectory(prefix="xcray-test-", ignore_cleanup_errors=
 os.environ.update(
     XCRAY_HOME=_HOME.name,
     RAY_USAGE_STATS_ENABLED="0",
+    XCRAY_RAY_START_SECONDS="600",  # an actor may take minutes to start on a machine that is busy
     MPLBACKEND="Agg",
     NO_COLOR="1",
     COLUMNS="140",
