@@ -153,9 +153,12 @@ def resolved(at: dict[str, Any]) -> dict[str, Any]:
     return at
 
 
-def values_in(text: str) -> list[str]:
-    """Paths of values that a page names in backticks, or sets in a command of helm."""
+def values_in(text: str, plain: bool = False) -> list[str]:
+    """Paths of values that a page names in backticks, or sets in a command of helm; with `plain` those in running text too, as
+    comments, NOTES and refusals of the chart have them."""
     known = "|".join(each for each in schema()["properties"] if each != "tests")  # `tests.image` is a module
-    code = [*re.findall(r"`([^`\n]+)`", text), *re.findall(r"--set(?:-file|-string|-json)?[ =](\S+)", text)]
-    found = [each for part in code for each in re.findall(rf"(?<![\w./$-])((?:{known})(?:\.[A-Za-z]\w*)+)(?![\w/(-])", part)]
-    return [each for each in found if each.rpartition(".")[2] not in ("md", "yaml", "py", "json", "png", "tpl")]
+    sets = re.findall(r"--set(?:-file|-string|-json)?[ =](\S+)", text)
+    code = [text] if plain else [*re.findall(r"`([^`\n]+)`", text), *sets]
+    path = re.compile(rf"(?<![\w./$-])((?:{known})(?:\.[A-Za-z]\w*)+)(?![\w/(-])")
+    found = [each for part in code for each in path.findall(part)]
+    return [each for each in found if each.rpartition(".")[2] not in ("md", "yaml", "py", "json", "png", "tpl", "coreos")]
