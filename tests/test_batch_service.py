@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
+import sqlalchemy as sa
 from live import PATIENCE, plain_model, publish, serving, settings_for
 
 from xcray.bulk import BulkResult, BulkSpec, predict_bulk
@@ -26,7 +27,8 @@ from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError
 from xcray.execution.pool import StopFlag
 from xcray.jobs.job import PREDICT
 from xcray.jobs.runner import run_attempt
-from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
+from xcray.jobs.schema import JOBS
+from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.service.predictors import Wanted
@@ -314,7 +316,7 @@ def test_a_download_that_is_not_what_was_made_is_refused_and_leaves_nothing(plac
         place.client.jobs.download(job["id"], tmp_path / "there")
 
 
-def test_a_job_of_a_kind_of_the_future_fails_with_words(place: Place) -> None:
+def test_a_job_of_a_kind_of_the_future_waits_for_who_knows_it(place: Place) -> None:
     store = place.rooms.store
     with pytest.raises(ParameterError, match="one of train, predict"):
         store.submit({}, name="x", kind="dream")
@@ -322,7 +324,13 @@ def test_a_job_of_a_kind_of_the_future_fails_with_words(place: Place) -> None:
     with closing(sqlite3.connect(place.rooms.home.path / "xcray.db")) as database:
         database.execute("UPDATE jobs SET kind = 'dream' WHERE id = ?", (job.id,))
         database.commit()
-    assert run_next(place) == FAILED
+    assert store.claim("test", lease_seconds=60) is None
+    after, _ = store.submit({}, name="x", kind=PREDICT)
+    assert store.claim("test", lease_seconds=60) == store.get(after.id)  # it holds up nobody
+    store.finish(after.id, 1, STOPPED)
+    with store._database.write() as connection:
+        connection.execute(sa.update(JOBS).where(JOBS.c.id == job.id).values(status=RUNNING, attempt=1))
+    assert run_attempt(store, place.rooms.home, job.id, 1, **QUICK) == FAILED  # who is given it all the same says why
     assert store.get(job.id).reason == "KIND"
     store.delete(job.id)
 

@@ -37,7 +37,8 @@ class ProgramTable:
     _steady: Callable[[], float]
     _programs: Watch
     _program: str
-    _attended: float | None
+    _attended: bool
+    _asked: float  # seconds of `_steady`
     _attending: threading.Lock
 
     def attend(self) -> None:
@@ -47,10 +48,11 @@ class ProgramTable:
         """
         with self._attending:
             now = self._steady()
-            if self._attended is not None and now - self._attended < EVERY_SECONDS:
+            if now - self._asked < EVERY_SECONDS * 0.9:  # who comes every so many seconds is never a hair too early
                 return
+            self._asked = now
             self._attend()
-            self._attended = now
+            self._attended = True
 
     def programs(self) -> list[Program]:
         """Who works with the store, and those of late that ended without a word."""

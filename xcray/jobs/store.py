@@ -77,7 +77,8 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         self.url = url
         self._now, self._steady = now, steady
         self._leases, self._duties, self._programs = Watch(steady), Watch(steady), Watch(steady)
-        self._program, self._attended, self._attending = process_name(), None, threading.Lock()
+        self._program, self._attending = process_name(), threading.Lock()
+        self._attended, self._asked = False, -float("inf")
         self._database = Database(url, busy_seconds)
         try:
             bring_up(self._database, allowed=upgrade)
@@ -285,7 +286,7 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
     def close(self) -> None:
         """Close all connections; the store may not be used after it."""
         try:
-            if self._attended is not None:
+            if self._attended:
                 self._leave()
         except XcrayError as error:
             LOG.info("the store was not told that we leave, and will find out: %s", error.message)

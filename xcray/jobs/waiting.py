@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
 from xcray.jobs.engine import POSTGRESQL
+from xcray.jobs.job import KINDS
 from xcray.jobs.schema import JOBS, TURNS
 from xcray.jobs.states import PENDING, RUNNING
 
@@ -45,8 +46,9 @@ def take_turn(connection: Connection, tenant: str) -> None:
 
 
 def anything_waits(connection: Connection) -> bool:
-    """Whether any job is PENDING."""
-    return connection.execute(sa.select(JOBS.c.seq).where(JOBS.c.status == PENDING).limit(1)).first() is not None
+    """Whether any job is PENDING that this program knows how to run."""
+    mine = (JOBS.c.status == PENDING, JOBS.c.kind.in_(KINDS))
+    return connection.execute(sa.select(JOBS.c.seq).where(*mine).limit(1)).first() is not None
 
 
 def _running(connection: Connection) -> dict[str, int]:
@@ -99,11 +101,12 @@ def _turns(connection: Connection, tenants: list[str]) -> dict[str, int]:
 
 
 def _oldest(connection: Connection, priority: int, tenant: str, now: float, but: Collection[str]) -> sa.RowMapping | None:
-    """The oldest job of a tenant and priority that may run now.
+    """The oldest job of a tenant and priority that may run now. Kinds of the future wait for who knows them: a newer xcray may be
+    at work beside this one.
 
     A pause that ends later than the longest backoff was written by a clock that has been put back since.
     """
-    mine = (JOBS.c.status == PENDING, JOBS.c.priority == priority, JOBS.c.tenant == tenant)
+    mine = (JOBS.c.status == PENDING, JOBS.c.priority == priority, JOBS.c.tenant == tenant, JOBS.c.kind.in_(KINDS))
     due = sa.or_(JOBS.c.not_before <= now, JOBS.c.not_before > now + LONGEST_BACKOFF)
     alive = sa.or_(JOBS.c.expires.is_(None), JOBS.c.expires > now)
     others = (sa.func.coalesce(JOBS.c.spec["pool"].as_string(), "").not_in(but),) if but else ()

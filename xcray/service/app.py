@@ -16,6 +16,7 @@ from xcray.errors import XcrayError
 from xcray.jobs import tracing
 from xcray.jobs.home import Home
 from xcray.jobs.leading import Post
+from xcray.jobs.programs import EVERY_SECONDS
 from xcray.jobs.store import JobStore
 from xcray.model.registry import Registry
 from xcray.service import auth, building, openapi, problems
@@ -170,6 +171,7 @@ def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any
         watching = [
             asyncio.create_task(_tend(rooms, house), name="tend"),
             asyncio.create_task(rooms.readiness.watch(), name="readiness"),
+            asyncio.create_task(_attend(rooms), name="attend"),
             asyncio.create_task(rooms.preloading.load(rooms.predictors), name="preload"),
         ]
         if rooms.supervisor is not None:
@@ -198,6 +200,16 @@ def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any
     return life
 
 
+async def _attend(rooms: Rooms) -> None:
+    """Note in the store that this process works with it, for those who would upgrade it; nobody waits for that."""
+    while True:
+        try:
+            await asyncio.to_thread(rooms.store.attend)
+        except XcrayError as error:
+            LOGGER.warning("the store was not told that we use it", extra={"detail": error.message})
+        await asyncio.sleep(EVERY_SECONDS)
+
+
 async def _tend(rooms: Rooms, house: Housekeeper | None) -> None:
     """What other processes of the home bring about: models they delete, data sets they accept or delete, a post that is free."""
     for turn in itertools.count():
@@ -210,6 +222,5 @@ async def _tend(rooms: Rooms, house: Housekeeper | None) -> None:
             if turn % MODELS_TURNS == 0:
                 await asyncio.to_thread(rooms.predictors.look)
                 await asyncio.to_thread(rooms.shadows.flush, rooms.store)
-                await asyncio.to_thread(rooms.store.attend)
         except (XcrayError, OSError) as error:  # the next turn comes soon
             LOGGER.warning("tending failed", extra={"detail": str(error)})
