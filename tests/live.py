@@ -24,7 +24,7 @@ from xcray.service.settings import Settings
 
 TEXTS = ("read rows of a csv file", "write rows into a json file", "open a socket and listen", "rows of text in files")
 LABELS = ("csv", "json", "socket", "io")
-PATIENCE = 180.0  # seconds until a wait is given up: whoever loads the first model may have to compile the kernels
+PATIENCE = 600.0  # seconds until a wait is given up: whoever loads the first model may have to compile the kernels
 
 
 def settings_for(home: Path, **changes: Any) -> Settings:
