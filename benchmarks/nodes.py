@@ -325,7 +325,7 @@ def drain(bench: Bench, how: str = "ring") -> None:
         run = bench.start(ray, "drain", how, 2)
         run.at(0.2)
         when = time.time()
-        ray.drain(run.seen()["nodes"][pair[0].address], 20)
+        ray.head.drain(run.seen()["nodes"][pair[0].address], 20)
         until(lambda: any("left before" in each.get("note", "") for each in run.history) or run.over, "the node is left", 240)
         left, third = time.time(), ray.add()
         until(lambda: any(" came" in each.get("note", "") for each in run.history) or run.over, "the node that came is used", 240)
