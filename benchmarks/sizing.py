@@ -11,8 +11,8 @@ memory    most anonymous bytes of a process that trains with one worker, over wh
 sample    what --measure would have told after a tenth of that time: the total over the truth, and whether its range holds it
 
 Roles: "fitted", the constants were fitted to it; "looked at", they were not, but the form of the formula was chosen with its
-results in view, so they flatter; "fresh", first run when the formula was settled. Only the last are a test. The machine may be busy:
-processor time is told, not the clock's. The last line is JSON, with the median and the worst factor (either way) by role.
+results in view, so they flatter; "fresh", first run when the formula was settled. Only the last are a test. The machine may
+be busy: processor time is told, not the clock's. The last line is JSON, with the median and the worst factor (either way) by role.
 """
 
 from __future__ import annotations

@@ -4,64 +4,52 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 from printed import lines
 
 from xcray.cli.main import main
-from xcray.train.sizing import Data, Wishes, size
+from xcray.train.sizing import size
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+import sizes  # noqa: E402
+
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 GIB = 1 << 30
 
 
-def sizes() -> list[list[str]]:
-    """The commands of the first block."""
-    return [
-        shlex.split(re.split(r"\s[#>]", command)[0])[1:] for command in lines(OPERATIONS) if command.startswith("xcray size --")
-    ]
+def commands() -> list[list[str]]:
+    """The commands of the first block that need nothing that is there."""
+    found = [re.split(r"\s[#>]", line)[0] for line in lines(OPERATIONS) if line.startswith("xcray size --")]
+    return [shlex.split(line)[1:] for line in found if not {"DIR", "MODEL"} & set(line.split())]
 
 
 def test_sizes_are_told_as_they_come_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(sizes()) == 3
-    for words in sizes():
+    assert len(commands()) == 3
+    for words in commands():
         assert main(words) == 0
     capsys.readouterr()
 
 
-@pytest.mark.parametrize(
-    ("data", "wishes"),
-    [
-        (Data(20_000, 20_000, 1000, 1_000_000), Wishes(cluster=False)),
-        (Data(100_000, 100_000, 10_000, 8_000_000), Wishes()),
-        (Data(500_000, 500_000, 100_000, 40_000_000), Wishes(cores=8)),
-        (Data(2_000_000, 1_000_000, 1_000_000, 200_000_000, 5.0), Wishes(cores=16, hours=4.0)),
-    ],
-)
-def test_the_table_of_sizes_is_what_comes_out(data: Data, wishes: Wishes) -> None:
-    found = size(data, wishes)
-    (row,) = [line for line in OPERATIONS.splitlines() if line.startswith(f"| {data.labels:,} |") and " x " in line]
-    for pod in found.pods.values():
-        assert f"{pod.memory / GIB:.1f}" in row
-    assert f"({found.pods['api'].limit / GIB:.1f})" in row
-    home = found.home / GIB
-    assert f"| {home:.1f} GiB" in row or f"| {home:.0f} GiB" in row
-    told = float(row.split("|")[-2].split("(")[0].strip())
-    assert found.core_hours == pytest.approx(told, rel=0.5 if told < 0.01 else 0.2)
+def test_tables_of_sizes_and_prices_are_what_the_formula_says_now() -> None:
+    assert sizes.written(OPERATIONS) == OPERATIONS, "run: python docs/sizes.py"
+    assert sizes.written(OPERATIONS.replace("| 1,000,000 |", "| 7 |")) == OPERATIONS  # what is wrong is mended
+    with pytest.raises(ValueError, match="sizes: prices"):
+        sizes.written(OPERATIONS.replace("sizes: prices", "sizes: none"))
 
 
 def test_prices_are_summed_as_the_formula_says() -> None:
-    """The worked example, from the table of sizes."""
-    core, gib, month = 0.04, 0.005, 0.10
-    ready = {"1,000": (4, 0.7), "10,000": (5, 5.0), "100,000": (5, 7.9), "1,000,000": (5, 35.0)}
-    part = OPERATIONS[OPERATIONS.index("## What it costs") :]
-    for labels, (cores, memory) in ready.items():
-        row = next(line for line in part.splitlines() if line.startswith(f"| {labels} |"))
-        assert f"{cores} cores, {memory:g}" in row or f"{cores} cores, {memory:.1f}" in row
-        told = [float(number) for number in row.split("|")[-2].split("+")]
-        assert told[0] == pytest.approx(730 * (cores * core + memory * gib), abs=1.0)
-        if labels == "1,000,000":
-            assert told[1] == pytest.approx(30 * (31 / 0.9 * core + 10.9 * 2.2 * gib), rel=0.05)
-            assert told[2] == pytest.approx(62 * month, abs=0.5)
+    """The worked example: the last row, by hand."""
+    common = sizes.COMMON[-1]
+    found = size(common.data, common.wishes)
+    (row,) = [line for line in OPERATIONS.splitlines() if line.startswith("| 1,000,000: ")]
+    ready, trainings, home = (float(word) for word in row.split("|")[-2].split("+"))
+    memory = {name: pod.memory / GIB for name, pod in found.pods.items()}
+    cores, held = 2 * 1 + 1 + 2, 2 * memory["api"] + memory["runner"] + memory["head"]
+    assert ready == pytest.approx(730 * (cores * 0.04 + held * 0.005), abs=1.0)
+    hourly = found.core_hours.value / 0.9 * 0.04 + memory["worker"] * found.pods["worker"].number * found.hours * 0.005
+    assert trainings == pytest.approx(30 * hourly, rel=0.05)
+    assert home == pytest.approx(found.home / GIB * 0.10, rel=0.05)

@@ -38,11 +38,11 @@ from xcray.train.spec import TrainSpec
 PRUNED: Final = 0.25  # of the weights stay where small ones are dropped: a guess
 PRODUCT: Final = 1.0e-9  # seconds of one core for an entry of X and a label, where a matrix of a column a label is multiplied
 DENSE_PRODUCT: Final = 1.5e-10  # the same where X is dense
-ROUNDS: Final = {"lbfgs": 100, "lc": 120}  # that trainings take: 15 to 260 and 31 to 500 on six small sets
+ROUNDS: Final = {"lbfgs": 100, "lc": 120}  # that trainings take: 15 to 260 and 31 to 500 on five small sets
 PRODUCTS: Final = {"lbfgs": 2.1, "lc": 12.0}  # of X with a matrix of a column a label, in a round
 SCRATCH: Final = 8  # arrays of a solver's cells at a worker
 CELLS: Final = {"lbfgs": 4 << 20, "lc": 16 << 20}  # bytes of one of them
-EPOCHS: Final = 65  # that trainings take: 49 to 150 on six small sets; at most as many as are allowed
+EPOCHS: Final = 65  # that trainings take: 49 to 150 on five small sets; at most as many as are allowed
 VECTOR: Final = 4e-10  # seconds of one core for a number of an inner product
 SCORED: Final = {"lbfgs": 1e-8, "lc": 1.2e-7}  # seconds of one core for a row and a label, in a round: exponentials, sums
 KEPT_UP: Final = {"lbfgs": 1e-7, "lc": 1.2e-7}  # for a weight, in a round: what is remembered of steps, directions
