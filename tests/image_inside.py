@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 TOOLS = ("cc", "gcc", "g++", "ld", "as", "make", "pip", "pip3", "curl", "wget", "git", "sudo")
 OUTSIDE = ("/proc", "/sys", "/dev", "/tmp", "/var/lib/xcray", "/run/secrets")
@@ -22,6 +24,19 @@ from xcray.service.loading import open_predictor
 predictor = open_predictor(Path(sys.argv[1]))
 predictor.predict([[1.0] * predictor.model.n_features], 5)
 print(time.perf_counter() - started)
+"""
+SERVE = """
+import time
+from urllib.request import urlopen
+from ray import serve
+from xcray.service.ray_serve import application
+started = time.perf_counter()
+serve.start(http_options={"host": "127.0.0.1", "port": 8000})
+serve.run(application({"home": "/tmp/served", "insecure_dev": True, "disk_reserve_bytes": 0}), name="xcray", route_prefix="/")
+with urlopen("http://127.0.0.1:8000/healthz", timeout=30) as answer:
+    print(answer.status)
+print(round(time.perf_counter() - started, 1))
+serve.shutdown()
 """
 TRAIN = """
 import sys, time
@@ -128,6 +143,40 @@ def zombies() -> dict[str, Any]:
     return {"processes": len([each for each in states if each]), "zombies": states.count("Z"), "compiled_here": missed()}
 
 
+def cluster() -> dict[str, Any]:
+    """A head of Ray as compose has it: health, the pages of its dashboard, xcray by Ray Serve; what a login shell finds."""
+    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+    wait_for("http://127.0.0.1:8265/api/gcs_healthz", "http://127.0.0.1:52365/api/local_raylet_healthz")
+    page = asked("http://127.0.0.1:8265/", token)
+    scripts = re.findall(r'(?:src|href)="\.?/?([^"]+\.(?:js|css))"', page)
+    sizes = {name.rpartition("/")[2]: len(asked(f"http://127.0.0.1:8265/{name}", token)) for name in scripts}
+    nodes = json.loads(asked("http://127.0.0.1:8265/api/v0/nodes", token))["data"]["result"]["result"]
+    told = answered([sys.executable, "-c", SERVE], {"RAY_ADDRESS": "127.0.0.1:6379"}, ())[-2:]
+    found = answered(["bash", "--login", "-c", "command -v xcray ray python"], {}, ())
+    return {"dashboard": sizes, "nodes": [each["state"] for each in nodes], "serve": told, "login_shell": found}
+
+
+def wait_for(*urls: str, seconds: float = 600) -> None:
+    """Until all of them answer 200."""
+    deadline = time.monotonic() + seconds
+    for url in urls:
+        while True:
+            try:
+                with urlopen(url, timeout=10):
+                    break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.3)
+
+
+def asked(url: str, token: Path) -> str:
+    """The body of a page that asks for Ray's token."""
+    with urlopen(Request(url, headers={"Authorization": f"Bearer {token.read_text()}"}), timeout=60) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
 def state_of(path: Path) -> str:
     """The letter of a process's state; nothing when it has gone."""
     try:
@@ -156,4 +205,4 @@ def trained() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({each.__name__: each for each in (facts, first, processor, zombies, trained)}[sys.argv[1]]()))
+    print(json.dumps({each.__name__: each for each in (facts, first, processor, zombies, trained, cluster)}[sys.argv[1]]()))
