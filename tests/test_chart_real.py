@@ -63,6 +63,9 @@ def test_kinds_that_are_made_are_definitions_of_kinds() -> None:
     made = ground.kind_of("RayCluster", "ray.io", "v1", {"type": "object", "properties": {"spec": {"type": "object"}}})
     assert check_kubernetes("1.30", made) == []
     assert made["metadata"]["name"] == "rayclusters.ray.io"
+    given = {"properties": {"a": {"default": "", "type": "string"}, "b": {"default": False}}, "required": ["a"]}
+    old = {"properties": {"a": {"default": "unnamed", "type": "string"}, "b": {"default": False}}, "required": ["a"]}
+    assert ground.without_empty_defaults(given) == old
     assert check_kubernetes("1.30", ground.kind_of("HTTPRoute", "gateway.networking.k8s.io", "v1", None)) == []
 
 
