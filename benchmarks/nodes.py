@@ -324,12 +324,13 @@ def drain(bench: Bench, how: str = "ring") -> None:
         pair = [ray.add(), ray.add()]
         run = bench.start(ray, "drain", how, 2)
         run.at(0.2)
-        when = time.time()
         ray.head.drain(run.seen()["nodes"][pair[0].address], 20)
+        when = time.time()
         until(lambda: any("left before" in each.get("note", "") for each in run.history) or run.over, "the node is left", 240)
         left, third = time.time(), ray.add()
         until(lambda: any(" came" in each.get("note", "") for each in run.history) or run.over, "the node that came is used", 240)
         came = time.time()
+        assert any("left before" in each.get("note", "") for each in run.history), "it ended too early: give it more --epochs"
         pair[0].kill()
         figures = bench.judged(run, how)
         late = [each for each in run.batches(DONE) if each["node"] == pair[0].address and each["from"] > left]
