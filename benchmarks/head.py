@@ -79,7 +79,9 @@ class Asker(threading.Thread):
 
 
 class Play:
-    """A service, its joined Ray, and what is seen of them."""
+    """A service, its joined Ray, and what is seen of them. `shape`: of the data that jobs train on."""
+
+    shape: Mapping[str, int] = MIDDLE
 
     def __init__(self, set: Stage, ray: Nodes, chosen: argparse.Namespace) -> None:
         self.stage, self.ray, self.chosen = set, ray, chosen
@@ -93,7 +95,7 @@ class Play:
         self.service.up()
         self.runner.start()
         http = self.service.http
-        self.data = dataset(http, self.stage.ledger, **MIDDLE)
+        self.data = dataset(http, self.stage.ledger, **self.shape)
         plain = ended(http, submit(http, self.stage.ledger, self.data, "plain", "plain", **SLOW))
         self.sha = plain["result"]["sha256"]
         self.expect(ok(http.post("/v1/models/plain:predict", json=ASK)) is not None, "the model answers")
