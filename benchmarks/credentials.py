@@ -94,7 +94,8 @@ class Token(Play):
         self.facts |= {"degraded_after_change": degraded, "seconds_to_degraded": round(time.time() - changed, 1)}
         running = ok(self.service.http.get("/v1/jobs", params={"status": "RUNNING"}))["jobs"]
         self.facts["running_with_the_old_token"] = len(running)
-        return self.ray.head.kill()
+        self.ray.head.kill()
+        return changed  # it is since then that readiness says RAY
 
     def bring_head(self) -> float:
         """Head and nodes with the new token, as KubeRay makes pods anew."""
