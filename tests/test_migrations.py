@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -77,14 +77,25 @@ def rules_of(connection: Connection, table: str) -> set[str]:
     return out | {f"foreign key {each['constrained_columns']}" for each in told.get_foreign_keys(table)}
 
 
-def offences_of(steps: Steps, step: str, url: str) -> list[str]:
-    """What a step changes for programs that know the store as it was right before it, which the one at the address is."""
+def used(table: sa.Table, takes: Collection[str]) -> sa.Table:
+    """A table as those know it who do not use what a step takes away."""
+    return sa.Table(
+        table.name, sa.MetaData(), *(sa.Column(c.name, c.type) for c in table.columns if f"{table.name}.{c.name}" not in takes)
+    )
+
+
+def offences_of(steps: Steps, step: str, url: str, takes: Collection[str] = ()) -> list[str]:
+    """What a step changes for programs that know the store as it was right before it, which the one at the address is.
+
+    takes: tables and columns (`table.column`) that none of those programs uses, as the step says.
+    """
     database = Database(url)
     with database.write() as connection:
         before = tables_of(connection)
         rules = {name: rules_of(connection, name) for name in before}
         for table in before.values():
             connection.execute(table.insert().values(row_of(table, 1)))
+        before = {name: used(table, takes) for name, table in before.items() if name not in takes}
         rows = {name: connection.execute(sa.select(table)).all() for name, table in before.items()}
     upgrade.bring_up(database, steps=steps._replace(head=step))
     out = []
@@ -147,7 +158,7 @@ def judged(steps: Steps, folder: Path, since: str | None = None) -> Iterator[str
         if since is not None and script.revision <= since:
             continue
         if not lacking and script.module.oldest < script.revision:
-            yield from offences_of(steps, script.revision, url)
+            yield from offences_of(steps, script.revision, url, getattr(script.module, "takes", ()))
             yield from holding(steps, before, script.revision, getattr(script.module, "in_transaction", True))
         upgrade.bring_up(database, steps=steps._replace(head=script.revision))
         with database.write() as connection:
@@ -174,6 +185,10 @@ GOOD = {
         ONLY_ADD,
     ),
     "an index": NextStep('online.index("jobs_name", "jobs", ["name"])', f"{ONLY_ADD}\nin_transaction = False"),
+    "a column goes that nobody uses since": NextStep(
+        'op.drop_column("keys", "last_used")', f'{ONLY_ADD}\ntakes = ("keys.last_used",)'
+    ),
+    "a table goes that nobody uses since": NextStep('op.drop_table("turns")', f'{ONLY_ADD}\ntakes = ("turns",)'),
     "a step that says that it serves nobody": NextStep('op.drop_table("turns")', 'oldest = "{revision}"'),
 }
 BAD = {
@@ -187,6 +202,9 @@ BAD = {
         ONLY_ADD,
     ),
     r"must have: unique \['name'\]": NextStep('op.create_index("one_name", "datasets", ["name"], unique=True)', ONLY_ADD),
+    "keys can't be used as before": NextStep(
+        'op.drop_column("keys", "last_used")\nop.drop_column("keys", "revoked")', f'{ONLY_ADD}\ntakes = ("keys.last_used",)'
+    ),
     "jobs rows read otherwise": NextStep("op.execute(\"UPDATE jobs SET status = 'WAITING'\")", ONLY_ADD),
     "does not keep what is written": NextStep(
         'op.execute("CREATE TRIGGER t AFTER INSERT ON turns BEGIN UPDATE turns SET turn = 7; END")', ONLY_ADD
