@@ -162,3 +162,20 @@ def test_values_that_an_older_release_does_not_know_are_not_missed(tmp_path: Pat
             helm(server, name, "upgrade", "xcray", str(CHART), "--reuse-values")
             api = server.find("Deployment", "xcray-api")["spec"]
             assert (api["selector"], api["replicas"]) == (selector, 7)
+
+
+def test_what_was_kept_is_taken_up_by_an_upgrade_for_no_helm_rolls_back_over_it(tmp_path: Path) -> None:
+    """As `python -m tests.chart.real` showed with a real API server."""
+    for name in several()[-1:]:
+        with ApiServer(tmp_path) as server:
+            server.put_secret("xcray-admin", SPACE, key="one")
+            server.put_secret("xcray-postgres", SPACE, url="postgresql://one")
+            helm(server, name, "install", "xcray", str(CHART))
+            key = admin_key(server)
+            claim = server.find("PersistentVolumeClaim", "xcray-home")["metadata"]["uid"]
+            helm(server, name, "upgrade", "xcray", str(CHART), "--values", str(values_files()["serving"]))
+            with pytest.raises(Refused, match='with the name "xcray-admin-key"'):
+                helm(server, name, "rollback", "xcray", "1")
+            helm(server, name, "upgrade", "xcray", str(CHART), "--reset-values")
+            assert admin_key(server) == key
+            assert server.find("PersistentVolumeClaim", "xcray-home")["metadata"]["uid"] == claim
