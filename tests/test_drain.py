@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+import without
 from live import TEXTS, publish, settings_for
 
 from xcray.model.registry import Registry
@@ -78,6 +79,15 @@ def asked(url: str, path: str) -> httpx.Response:
     return httpx.get(f"{url}{path}", trust_env=False, timeout=PATIENCE)
 
 
+def may_be_reset() -> set[str]:
+    """What else clients may be told here: where the kernel takes no filters, those who connect in the last instant are reset."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        if admit_no_more(listener):
+            return set()
+    without.say("filters of sockets (SO_ATTACH_FILTER)", "clients who connect in the very instant of an end may be reset")
+    return {"ReadError", "RemoteProtocolError"}
+
+
 def slow_upload(url: str) -> socket.socket:
     """An upload of which half has been sent."""
     address = httpx.URL(url)
@@ -118,7 +128,7 @@ def test_sigterm_fails_nobody_who_was_let_in(tmp_path: Path, workers: int) -> No
     finally:
         process.kill()
         process.wait()
-    assert set(crowd.told) == {"200", "refused"}, crowd.told
+    assert {"200", "refused"} <= set(crowd.told) <= {"200", "refused"} | may_be_reset(), crowd.told
     assert not (home / "serve.json").exists()
 
 
@@ -177,10 +187,11 @@ def test_a_listener_that_admits_no_more_still_gives_who_waits() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         with socket.create_connection(address, timeout=PATIENCE) as early:
-            admit_no_more(listener)
+            held = admit_no_more(listener)
+            assert held or may_be_reset()
             with socket.socket() as late:
                 late.settimeout(0.3)
-                if sys.platform == "linux":
+                if held:
                     with pytest.raises(TimeoutError):
                         late.connect(address)
             taken, _ = listener.accept()

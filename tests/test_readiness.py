@@ -14,14 +14,14 @@ import pytest
 import sqlalchemy as sa
 from live import client_of, publish, settings_for
 
-from xcray.errors import Conflict, Unavailable
+from xcray.errors import Unavailable
 from xcray.jobs.figures import StoreFigures
 from xcray.jobs.schema import HEAD
 from xcray.jobs.tally import LOOKS
 from xcray.model.registry import Registry
 from xcray.service import preloading
 from xcray.service.app import create_app
-from xcray.service.checks import Idle, Schema
+from xcray.service.checks import Idle
 from xcray.service.readiness import HANGS, STALE, Readiness
 
 PATIENCE = 600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
@@ -96,7 +96,7 @@ def test_a_check_that_takes_a_moment_counts_as_it_was_found_last() -> None:
 
 
 def test_a_store_that_stands_still_makes_it_unready_and_not_dead(tmp_path: Path) -> None:
-    app = create_app(settings_for(tmp_path / "home"))
+    app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=0.0))
     store, held = app.state.rooms.store, threading.Event()
     with client_of(app) as http:
         assert told(http) == {"ready": True, "reasons": [], "degraded": []}
@@ -126,43 +126,37 @@ def test_a_store_that_another_xcray_has_changed(tmp_path: Path, grace: float) ->
         assert told(http) == as_it_was
         at("9999", HEAD)  # it was added to
         assert told(http) == as_it_was
-        at("9999", "9999")  # it was made another: for a while, predictions are answered by keys that are known
-        ends = time.monotonic() + PATIENCE
-        while "SCHEMA_NEWER" not in told(http)["degraded"]:
-            assert time.monotonic() < ends
-        eventually(http, ready=bool(grace), reasons=[] if grace else ["SCHEMA"])
-        at("0001", "0001")
-        eventually(http, reasons=["SCHEMA"])
+        for another in ("9999", "0001"):  # for a while, predictions are answered by keys that are known
+            at(another, another)
+            eventually(http, reasons=[], degraded=["SCHEMA"]) if grace else eventually(http, reasons=["SCHEMA"], degraded=[])
         at(HEAD, HEAD)
         eventually(http, **as_it_was)
     engine.dispose()
 
 
-def test_a_store_that_is_too_new_leaves_as_long_as_keys_are_believed() -> None:
-    clock, found = Clock(), ["SCHEMA_NEWER"]
+def test_what_can_be_done_without_for_a_while_degrades_and_then_makes_unready() -> None:
+    clock, fails = Clock(), [True]
 
-    def ask() -> None:
-        if found[0]:
-            raise Conflict("no", code=found[0])
+    def check() -> None:
+        if fails[0]:
+            raise Unavailable("no")
 
-    schema = Schema(ask, 60.0, clock)
+    def stands() -> tuple[list[str], list[str]]:
+        reasons, degraded = asyncio.run(readiness.look(PATIENCE))
+        return reasons, degraded
+
+    readiness = Readiness({"STORE": check, "DISK": check}, {"RAY": check}, lambda: False, clock, graces={"STORE": 60.0})
+    assert stands() == (["STORE", "DISK"], ["RAY"])  # it never held: nobody could be answered
     for _ in range(2):
-        schema.check()
+        fails[0] = False
+        assert stands() == ([], [])
+        fails[0] = True
+        assert stands() == (["DISK"], ["STORE", "RAY"])
         clock.now += 59.0
-        schema.check()
-        with pytest.raises(Conflict):
-            schema.newer()
+        assert stands() == (["DISK"], ["STORE", "RAY"])
+        assert readiness.failing() == {"DRAINING": False, "STORE": True, "DISK": True, "RAY": True}
         clock.now += 1.0
-        with pytest.raises(Conflict):
-            schema.check()
-        found[0] = ""
-        schema.check()
-        schema.newer()
-        found[0] = "SCHEMA_NEWER"
-    found[0] = "SCHEMA_OLDER"
-    schema.newer()
-    with pytest.raises(Conflict):
-        schema.check()
+        assert stands() == (["STORE", "DISK"], ["RAY"])
 
 
 def test_models_that_are_wanted_before_requests_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

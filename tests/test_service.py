@@ -599,7 +599,7 @@ def test_liveness_asks_nobody_and_readiness_tells_why(tmp_path: Path) -> None:
     def broken() -> None:
         raise Unavailable("no")
 
-    app = create_app(settings_for(tmp_path / "home"), checks={"RAY": broken})
+    app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=0.0), checks={"RAY": broken})
     with client_of(app) as http:
         assert http.get("/readyz").json() == {"ready": True, "reasons": [], "degraded": ["RAY"]}
         app.state.rooms.store.ping = broken

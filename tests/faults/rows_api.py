@@ -443,8 +443,7 @@ def few_descriptors(stage: Stage) -> None:
 )
 def readiness(stage: Stage) -> None:
     server = postgres(stage)
-    database = {} if server is None else {"store": server.database()}
-    service = Service(stage, ray_address="127.0.0.1:9", ray_dashboard="http://127.0.0.1:9", **database)
+    service = Service(stage, ray_address="127.0.0.1:9", ray_dashboard="http://127.0.0.1:9", **_another(server))
     service.up()
     data = dataset(service.http, stage.ledger)
     assert ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"] == SUCCEEDED
@@ -452,16 +451,21 @@ def readiness(stage: Stage) -> None:
     stage.figures.expect(told["ready"] and told["degraded"] == ["RAY"], f"with Ray away /readyz said {told}")
     missing = service.http.post("/v1/models/none:predict", json={"instances": [{"indices": [1], "values": [1.0]}]})
     stage.figures.expect(missing.status_code == 404, f"a missing model was answered {missing.status_code}")
-    for _ in range(min(stage.runs, 2) if server else 0):
-        _without_store(stage, service, server)
-    other = Service(stage, "full", stage.folder / "full", disk_reserve_bytes=1 << 60)
+    other = Service(stage, "full", stage.folder / "full", disk_reserve_bytes=1 << 60, keys_grace_seconds=0.0, **_another(server))
     other.start()
     until(lambda: _health(other) == 200, "it lives", 60)
-    reasons = other.http.get("/readyz")
-    stage.figures.expect(reasons.status_code == 503 and "DISK" in reasons.json()["reasons"], f"with a full disk: {reasons.text}")
+    full = until(lambda: (r := other.http.get("/readyz")).json()["reasons"] == ["DISK"] and r, "the disk alone is the reason", 60)
+    stage.figures.expect(full.status_code == 503, f"with a full disk: {full.text}")
+    for _ in range(min(stage.runs, 2) if server else 0):
+        _without_store(stage, service, other, server)
     other.end()
     stage.figures.runs += 3
     drained(stage, service)
+
+
+def _another(server: PostgresServer | None) -> dict[str, str]:
+    """The setting of another store on the same server."""
+    return {} if server is None else {"store": server.database()}
 
 
 def _health(service: Service) -> int:
@@ -472,14 +476,17 @@ def _health(service: Service) -> int:
         return 0
 
 
-def _without_store(stage: Stage, service: Service, server: PostgresServer) -> None:
-    """The database is killed: not ready for that reason, alive, predictions go on; then it is back."""
+def _without_store(stage: Stage, service: Service, strict: Service, server: PostgresServer) -> None:
+    """The database is killed: predictions go on, and so long the service is ready, and says what lacks; one that believes no key
+    without it is not ready for that reason. Both are alive. Then it is back."""
     body = {"instances": [{"indices": [1], "values": [1.0]}]}
     server.kill()
-    found = until(lambda: (r := service.http.get("/readyz", timeout=60)).status_code == 503 and r, "not ready", 60)
-    stage.figures.expect("STORE" in found.json()["reasons"], f"without a store: {found.text}")
-    stage.figures.expect(_health(service) == 200, "liveness depends on the store")
+    until(lambda: "STORE" in service.http.get("/readyz", timeout=60).json()["degraded"], "degraded", 60)
     stage.figures.expect(service.http.post("/v1/models/m:predict", json=body).status_code == 200, "predictions depend on the store")
+    stage.figures.expect(service.http.get("/readyz", timeout=60).status_code == 200, "predictions go on, and nobody is sent there")
+    found = until(lambda: "STORE" in (r := strict.http.get("/readyz", timeout=60)).json()["reasons"] and r, "not ready", 60)
+    stage.figures.expect(found.status_code == 503, f"without a store: {found.text}")
+    stage.figures.expect(_health(service) == _health(strict) == 200, "liveness depends on the store")
     server.start()
     with stage.figures.recovering():
         service.ready()

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from xcray.errors import Conflict, Refused, Unavailable
+from xcray.errors import Refused, Unavailable
 from xcray.jobs.figures import StoreFigures
-from xcray.jobs.revision import NEWER
 from xcray.jobs.tally import LOOKS
 from xcray.service.readiness import Check, Readiness
 from xcray.service.state import Rooms
@@ -21,52 +20,22 @@ def readiness_of(rooms: Rooms) -> Readiness:
     """The readiness of a service.
 
     Requests need STORE, SCHEMA, DISK, MODELS, and what the process that keeps us says (`rooms.needs`); RUNNER and `rooms.checks`
-    are what trainings or some models miss.
+    are what trainings or some models miss. Without a store, or with one that does not serve this program any more, predictions are
+    answered while keys that were known are believed: so requests are welcome for so long.
     """
-    schema = Schema(lambda: rooms.store.check_schema(), rooms.settings.keys_grace_seconds)
     needed: dict[str, Check] = {
         "STORE": lambda: rooms.store.ping(),
-        "SCHEMA": schema.check,
+        "SCHEMA": lambda: rooms.store.check_schema(),
         "DISK": lambda: _check_disk(rooms),
         "MODELS": rooms.preloading.check,
         **rooms.needs,
     }
     idle = Idle(lambda: rooms.store.figures(), rooms.settings.runner_silence_seconds)
-    others: dict[str, Check] = {"RUNNER": idle.check, "BUILDER": lambda: _check_builds(rooms), NEWER: schema.newer}
+    others: dict[str, Check] = {"RUNNER": idle.check, "BUILDER": lambda: _check_builds(rooms)}
     others |= rooms.checks
     others |= {carrier.code: carrier.check for carrier in rooms.carriers}
-    return Readiness(needed, others, lambda: rooms.draining)
-
-
-class Schema:
-    """Whether the store serves this program.
-
-    Once it is too new for it, only predictions are answered, by keys that were known: so requests are welcome while these are
-    believed, and no longer.
-    """
-
-    def __init__(self, ask: Callable[[], None], grace: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """ask: raises Conflict when it does not. grace: seconds for which keys are believed."""
-        self._ask, self._grace, self._clock = ask, grace, clock
-        self._since: float | None = None
-
-    def newer(self) -> None:
-        """Raise Conflict when the store serves newer programs alone."""
-        try:
-            self._ask()
-        except Conflict as error:
-            if error.code == NEWER:
-                raise
-
-    def check(self) -> None:
-        """Raise Conflict when the store is too old, or has been too new for longer than the grace."""
-        try:
-            self._ask()
-            self._since = None
-        except Conflict as error:
-            self._since = self._clock() if self._since is None else self._since
-            if error.code != NEWER or self._clock() - self._since >= self._grace:
-                raise
+    graces = dict.fromkeys(("STORE", "SCHEMA"), rooms.settings.keys_grace_seconds)
+    return Readiness(needed, others, lambda: rooms.draining, graces=graces)
 
 
 class Idle:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import socket
@@ -56,18 +55,21 @@ def reserve(settings: Settings) -> socket.socket:
     return held
 
 
-def admit_no_more(listener: socket.socket) -> None:
-    """Let no new connection begin at a listening socket, while those that wait in its queue can still be accepted.
+def admit_no_more(listener: socket.socket) -> bool:
+    """Let no new connection begin at a listening socket, while those that wait in its queue can still be accepted; whether it does.
 
     Closing it would reset those: their clients are connected already, as far as they know. So Linux drops the first packet of new
-    connections by a filter (BPF: "return 0"); clients send it again a second later, when nobody listens any more. Elsewhere this
-    does nothing.
+    connections by a filter (BPF: "return 0"); clients send it again a second later, when nobody listens any more. Elsewhere, and
+    in a sandbox that forbids filters, nothing is done, and who connects in the last instant is reset: who routes has to know.
     """
     if sys.platform != "linux":
-        return
+        return False
     drop = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RETURN, 0, 0, 0))
-    with contextlib.suppress(OSError):  # a kernel that takes no filters: then as elsewhere
+    try:
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(drop)))
+    except OSError:
+        return False
+    return True
 
 
 def _address(settings: Settings) -> tuple[socket.AddressFamily, socket.SocketKind, int, Any]:

@@ -1,7 +1,9 @@
 """Whether requests are welcome, and what trainings miss: checks that may hang, asked in the background, answered at once.
 
 A check passes by returning and fails by raising. One whose answer takes longer than HANGS seconds has failed until it answers. So
-whatever stands still, a stopped database or a disk that does not come back, `look` returns within PATIENCE, with the truth.
+whatever stands still, a stopped database or a disk that does not come back, `look` returns within PATIENCE, with the truth. What a
+process can do without for a while degrades it for so long, and makes it unready then: without that, a database that starts again
+would take every replica out of its balancer at once, though all of them could answer.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from xcray.service.lately import Lately
@@ -40,11 +43,15 @@ class Readiness:
         others: Mapping[str, Check],
         draining: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        graces: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """needed: by code, what must hold for requests to be answered; others: what only some of them, or trainings, need."""
+        """needed: by code, what must hold for requests to be answered; others: what only some of them, or trainings, need. graces:
+        seconds, by code, for which requests are answered although what is needed does not hold any more."""
         self._needed = {code: Lately(f"xcray-check-{code}", check, clock) for code, check in needed.items()}
         self._others = {code: Lately(f"xcray-check-{code}", check, clock) for code, check in others.items()}
-        self._draining = draining
+        self._draining, self._clock = draining, clock
+        self._graces, self._held = dict(graces), dict[str, float]()  # and when it held last
         self.patience = PATIENCE
         self._known: dict[str, bool] = {}
 
@@ -58,9 +65,11 @@ class Readiness:
 
     def standing(self) -> Standing:
         """How things stood when last looked at."""
+        lacking = [code for code, check in self._needed.items() if not self._holds(code, check)]
+        bearable = [code for code in lacking if self._is_bearable(code)]
         reasons = [DRAINING] if self._draining() else []
-        reasons += [code for code, check in self._needed.items() if not self._holds(code, check)]
-        return Standing(reasons, [code for code, check in self._others.items() if not self._holds(code, check)])
+        reasons += [code for code in lacking if code not in bearable]
+        return Standing(reasons, bearable + [code for code, check in self._others.items() if not self._holds(code, check)])
 
     def failing(self) -> dict[str, bool]:
         """Each check, and whether it failed when last looked at."""
@@ -77,9 +86,15 @@ class Readiness:
         """Whether a check has passed lately and does not hang; a change is logged."""
         found = check.found()
         holds = found.error is None and found.age < STALE and found.waiting < HANGS
+        if holds:
+            self._held[code] = self._clock() - found.age
         looked = found.waiting >= HANGS or found.age < STALE  # else nothing is known yet, and there is nothing to say
         if looked and self._known.get(code, True) != holds:
             why = f"no answer for {found.waiting:.1f} s" if found.error is None else str(found.error)
             LOGGER.log(20 if holds else 30, "a check passes again" if holds else "a check fails", extra={"check": code, "why": why})
             self._known[code] = holds
         return holds
+
+    def _is_bearable(self, code: str) -> bool:
+        """Whether what is needed held so lately that requests can be answered without it."""
+        return code in self._held and self._clock() - self._held[code] < self._graces.get(code, 0.0)

@@ -173,8 +173,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody in any more, then finish with those who are: also with connections that were made and not yet accepted."""
-        for listener in sockets or []:
-            admit_no_more(listener)
+        held = [admit_no_more(listener) for listener in sockets or []]
+        if not all(held):
+            LOGGER.info("no filter can be set here: connections that begin at this very moment are reset")
         await asyncio.sleep(SETTLE)
         ends = time.monotonic() + LATE
         while any(each.is_new for each in self._connections()) and time.monotonic() < ends and not self.force_exit:

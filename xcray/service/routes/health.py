@@ -29,8 +29,8 @@ async def healthz(request: Request) -> Health:
 @router.get("/readyz", responses={503: {"model": Ready}})
 async def readyz(request: Request) -> Response:
     """Whether requests are welcome: DRAINING, STORE, SCHEMA, DISK, MODELS, WORKERS are reasons why not. `degraded` names what only
-    trainings or some models miss: RUNNER, RAY, MODEL, BUILDER, WORKERS; and SCHEMA_NEWER while only predictions are answered, by
-    keys that were known. Answers at once, whatever hangs.
+    trainings or some models miss: RUNNER, RAY, MODEL, BUILDER, WORKERS; and STORE or SCHEMA while predictions are still answered
+    without, by keys that were known. Answers at once, whatever hangs.
 
     Strangers hear yes or no."""
     reasons, degraded = await rooms_of(request).readiness.look()
