@@ -185,8 +185,9 @@ class _Descent:
         plan, steps = self._plan, self._steps()
         nodes = self._team.nodes if plan.hybrid else None
         seed, since = plan.seed + len(self._history), time.monotonic()
-        homes, how = self._crew.homes, {"order": plan.order, "ahead": plan.ahead, "seed": seed, "nodes": nodes}
-        schedule = Circulate(homes, plan.grid.blocks, len(steps), **how)  # type: ignore[arg-type]
+        schedule = Circulate(
+            self._crew.homes, plan.grid.blocks, len(steps), order=plan.order, ahead=plan.ahead, seed=seed, nodes=nodes
+        )
         try:
             stretch = rotate(
                 schedule,
