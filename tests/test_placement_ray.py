@@ -196,22 +196,20 @@ def test_a_node_that_vanishes_costs_neither_bits_nor_patience(cluster, tiny, tmp
 
 
 def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_idles(cluster, tmp_path):
-    """Four CPUs, eight workers at most, and a label that ends when the node without it is empty: nobody waited for a node."""
+    """Four CPUs, eight workers at most, and a label that ends when those with nothing to do are gone: nobody waited for a node."""
     gate = tmp_path / "gate"
     pool = RayPool(Sleeping(100.0, str(gate)), 8, nullcontext(), "thrifty", tuple, thrift=Thrift(worker=0.1, node=1000.0))
     counts, results = [], list[Result]()
 
-    def most() -> int:
-        return max(actors for actors, _ in counts)
-
     def look() -> None:
-        counts.append((len(pool._actors), len(set(pool._where.placed.values()))))
-        if most() == 4 and counts[-1][0] <= 2 and counts[-1][1] == 1:  # the one at work, and one for a copy
+        counts.append(len(pool._actors))
+        done = sum(len(result.task.labels) for result in results)
+        if done >= 400 and counts[-1] <= 2:  # the one at work, and one for a copy, wherever they came to be
             gate.touch()
 
     schedule = Scatter(range(401), [100.0] + [LABEL] * 400, workers=8)
     drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=look, seconds=300.0)
     assert sorted(label for result in results for label in result.task.labels) == list(range(401))
-    assert gate.exists()
-    assert most() == 4
+    assert gate.exists(), counts[-1]
+    assert 2 < max(counts) <= 4
     assert pool.muster().lost == 0
