@@ -161,6 +161,11 @@ def lacking(error: ModuleNotFoundError) -> Exception:
     return Unavailable(f"this needs {module}, which is not installed: pip install 'xcray[{extra}]'", code="NOT_INSTALLED")
 
 
+def lacking_ray(error: ModuleNotFoundError) -> Unavailable:
+    """Unavailable for work that is to run on Ray where Ray, or what it needs, is not installed; it names both ways out."""
+    return Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads")
+
+
 def excerpt(text: str, most: int = EXCERPT) -> str:
     """At most `most` characters of foreign text, control and non-printing characters escaped."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: most + 1])

@@ -18,7 +18,7 @@ from xcray.bulk.plan import Plan
 from xcray.bulk.spec import BulkSpec
 from xcray.bulk.work import PHASES, BulkWork, warm
 from xcray.cores import cores
-from xcray.errors import Conflict, InputError, Stopped, Unavailable
+from xcray.errors import Conflict, InputError, Stopped, Unavailable, lacking_ray
 from xcray.execution.drive import drive
 from xcray.execution.local import SerialPool, ThreadPool
 from xcray.execution.pool import Pool, Result, StopFlag
@@ -198,7 +198,7 @@ def ray_pool(spec: BulkSpec, work: BulkWork, workers: int, job: str) -> Pool:
     try:
         from xcray.execution.ray_pool import MOST, RayPool, session, thrift_on
     except ModuleNotFoundError as error:
-        raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
+        raise lacking_ray(error) from None
     thrift = thrift_on(spec.ray_address)
     most = workers if spec.workers or thrift is None else MOST
     return RayPool(work, most, session(spec.ray_address, workers), job, _unseen, thrift=thrift)

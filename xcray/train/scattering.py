@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Dataset
-from xcray.errors import Unavailable
+from xcray.errors import lacking_ray
 from xcray.execution.pool import Pool, Result
 from xcray.execution.progress import CLASSES
 from xcray.execution.remote import SolverWork, shared_arrays
@@ -126,7 +126,7 @@ def ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, jo
     try:
         from xcray.execution.ray_pool import MOST, RayPool, session, thrift_on
     except ModuleNotFoundError as error:
-        raise Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads") from None
+        raise lacking_ray(error) from None
     where = str(dataset.path.resolve())
     kept = str(keep.resolve()) if keep is not None else None
     work = SolverWork(spec.solver, solver.as_dict(), where, dataset.content_hash, kept)

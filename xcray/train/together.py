@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import Float64
-from xcray.errors import Unavailable
+from xcray.errors import lacking_ray
 from xcray.execution.local_team import ThreadTeam
 from xcray.execution.team import HandWork, Team
 from xcray.files import write_table
@@ -67,11 +67,6 @@ def workers_at(at: Setting) -> int:
     except ModuleNotFoundError as error:
         raise lacking_ray(error) from None
     return min(cores_at(str(at.spec.ray_address)), MOST)
-
-
-def lacking_ray(error: ModuleNotFoundError) -> Unavailable:
-    """The error where Ray is not installed."""
-    return Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads")
 
 
 def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int, most: int | None = None) -> Team:
