@@ -23,7 +23,10 @@ from xcray.solvers import make_solver
 
 PLAIN = {"lam": 0.01, "C": 1.0}
 SETTINGS: dict[str, dict[str, list[dict[str, float]]]] = {  # beside PLAIN
-    "bibtex": {"ppdsparse": [{"lam": 0.01, "C": 0.01}], "pdsparse": [{"lam": 0.01, "C": 0.01}, {"lam": 0.01, "C": 0.1}]},
+    "bibtex": {
+        "ppdsparse": [{"lam": 0.01, "C": 0.01}],
+        "pdsparse": [{"lam": 0.01, "C": 0.01}, {"lam": 0.01, "C": 0.1}],
+    },
     "synthetic": {"pdsparse": [{"lam": 0.1, "C": 1.0}]},
 }
 PUBLISHED = {  # per cent; PPDSparse paper, table 2; its seconds of PPDSparse are of 100 cores
@@ -68,16 +71,29 @@ def solve(data: Dataset, case: Case) -> dict[str, Any]:
     if data.test is not None:
         index = InvertedIndex.build(block.W, block.bias.astype(np.float32))
         measures = evaluate(index.query(data.test.X, 5), data.test.Y)
-        row |= {name: round(100.0 * value, 2) for name, value in measures.items() if name.startswith("P@")}
+        row |= {
+            name: round(100.0 * value, 2)
+            for name, value in measures.items()
+            if name.startswith("P@")
+        }
     print(json.dumps(row), flush=True)
     return row
 
 
 def compare(name: str, data: Dataset) -> dict[str, Any]:
     """All cases of one set."""
-    print(f"-- {name}: {data.train.n_rows} rows, {data.n_features} features, {data.n_labels} labels", flush=True)
+    print(
+        f"-- {name}: {data.train.n_rows} rows, {data.n_features} features, {data.n_labels} labels",
+        flush=True,
+    )
     runs = [solve(data, case) for case in cases(name)]
-    return {"set": name, "labels": data.n_labels, "rows": data.train.n_rows, "runs": runs, "published": PUBLISHED.get(name, {})}
+    return {
+        "set": name,
+        "labels": data.n_labels,
+        "rows": data.train.n_rows,
+        "runs": runs,
+        "published": PUBLISHED.get(name, {}),
+    }
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
@@ -91,15 +107,35 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     place = np.arange(len(rows))
     for shift, solver in ((-0.2, "ppdsparse"), (0.2, "pdsparse")):
         runs = [[run for run in row["runs"] if run["solver"] == solver] for row in rows]
-        seconds, best = [each[0]["seconds"] for each in runs], [max(run.get("P@1", 0.0) for run in each) for each in runs]
+        seconds, best = (
+            [each[0]["seconds"] for each in runs],
+            [max(run.get("P@1", 0.0) for run in each) for each in runs],
+        )
         left.plot(place + shift, seconds, "o", color=COLOURS[solver], markersize=9, label=solver)
         right.bar(place + shift, best, 0.38, color=COLOURS[solver])
         for x, s, p, row in zip(place + shift, seconds, best, rows, strict=True):
-            left.annotate(f"{s:.3g} s", (x, s), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8)
+            left.annotate(
+                f"{s:.3g} s",
+                (x, s),
+                xytext=(0, 8),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+            )
             right.annotate(f"{p:.1f}", (x, 2.0), color="white", ha="center", fontsize=8)
             if solver in row["published"]:
-                right.hlines(row["published"][solver]["P@1"], x - 0.19, x + 0.19, color="black", linewidth=1.5)
-    left.set(yscale="log", title="Seconds of one core, lam 0.01, C 1", ylim=(None, 3.0 * left.get_ylim()[1]))
+                right.hlines(
+                    row["published"][solver]["P@1"],
+                    x - 0.19,
+                    x + 0.19,
+                    color="black",
+                    linewidth=1.5,
+                )
+    left.set(
+        yscale="log",
+        title="Seconds of one core, lam 0.01, C 1",
+        ylim=(None, 3.0 * left.get_ylim()[1]),
+    )
     right.set(title="P@1 in %, the better setting; black: published", ylim=(0, 110))
     for axis in (left, right):
         axis.set_xticks(place, [row["set"] for row in rows], rotation=12)

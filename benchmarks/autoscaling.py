@@ -35,7 +35,14 @@ from xcray.errors import Stopped
 from xcray.execution.drive import drive
 from xcray.execution.pool import Result, StopFlag
 from xcray.execution.ray_pool import RayPool
-from xcray.execution.ray_session import connect, environment, free_port, own_environment, short_root, write_token
+from xcray.execution.ray_session import (
+    connect,
+    environment,
+    free_port,
+    own_environment,
+    short_root,
+    write_token,
+)
 from xcray.execution.timeline import Span
 from xcray.schedule.demand import Thrift
 from xcray.schedule.messages import Joined
@@ -52,7 +59,10 @@ class Sleeping:
 
     longest: float
     gate: str = ""
-    counter: ClassVar[tuple[str, str]] = ("xcray_labels_slept", "Labels slept through by this worker")
+    counter: ClassVar[tuple[str, str]] = (
+        "xcray_labels_slept",
+        "Labels slept through by this worker",
+    )
 
     def warm_up(self) -> None:
         """Nothing is compiled."""
@@ -71,7 +81,9 @@ class Sleeping:
 
     def solve(self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Any:
         """Sleep as long as the labels take."""
-        ends = time.monotonic() + sum(self.longest if label == 0 and self.longest else LABEL for label in labels.tolist())
+        ends = time.monotonic() + sum(
+            self.longest if label == 0 and self.longest else LABEL for label in labels.tolist()
+        )
         while (left := ends - time.monotonic()) > 0.0:
             if stopped():
                 raise Stopped("called off")
@@ -89,9 +101,21 @@ def autoscaled(nodes: int, cpus: int, idle: float) -> Iterator[str]:
     config = root / "autoscaler.json"
     address = f"{ray.util.get_node_ip_address()}:{port}"
     config.write_text(json.dumps(_config(address, nodes, cpus, idle)))
-    settings = {**own_environment(root / "token"), **QUICK, "RAY_ADDRESS": None, "RAY_TMPDIR": str(root)}
+    settings = {
+        **own_environment(root / "token"),
+        **QUICK,
+        "RAY_ADDRESS": None,
+        "RAY_TMPDIR": str(root),
+    }
     fake = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
-    words = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}", "--num-cpus=0"]
+    words = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+        "--num-cpus=0",
+    ]
     words += [
         f"--temp-dir={root / 'r'}",
         "--include-dashboard=false",
@@ -103,7 +127,9 @@ def autoscaled(nodes: int, cpus: int, idle: float) -> Iterator[str]:
         with (root / "log").open("wb") as log:
             head = subprocess.Popen(words, env=own, stdout=log, stderr=log, start_new_session=True)
         try:
-            _until(lambda: b"Ray runtime started" in (root / "log").read_bytes(), head, root / "log")
+            _until(
+                lambda: b"Ray runtime started" in (root / "log").read_bytes(), head, root / "log"
+            )
             yield address
         finally:
             end_all(root)
@@ -122,7 +148,11 @@ def end_all(root: Path) -> None:
     """End every process that has the folder in its environment: the head, and the nodes that its autoscaler started."""
     mine, own = str(root).encode(), os.getpid()
     for _ in range(50):
-        found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid != own and mine in _environment_of(pid)]
+        found = [
+            pid
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if pid != own and mine in _environment_of(pid)
+        ]
         if not found:
             return
         for pid in found:
@@ -152,7 +182,12 @@ def _until(there: Callable[[], bool], head: subprocess.Popen[bytes], log: Path) 
 
 def _config(address: str, nodes: int, cpus: int, idle: float) -> dict[str, Any]:
     """What the autoscaler is told."""
-    provider = {"type": "fake_multinode", "gcs_address": address, "use_node_id_as_ip": True, "disable_node_updaters": True}
+    provider = {
+        "type": "fake_multinode",
+        "gcs_address": address,
+        "use_node_id_as_ip": True,
+        "disable_node_updaters": True,
+    }
     provider |= {"disable_launch_config_check": True, "head_node_id": HEAD}
     kinds = {
         "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
@@ -191,7 +226,8 @@ class Watch:
     def __init__(self) -> None:
         self.counts: list[tuple[float, int]] = []
         self.first: dict[str, float] = {}  # node -> when it was first seen
-        self._stop, self._began = threading.Event(), time.time()
+        self._stop = threading.Event()
+        self._began = time.time()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -199,7 +235,9 @@ class Watch:
         """Look."""
         while not self._stop.wait(0.25):
             nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-            alive = [each["NodeID"] for each in nodes if each["Alive"] and each["Resources"].get("CPU")]
+            alive = [
+                each["NodeID"] for each in nodes if each["Alive"] and each["Resources"].get("CPU")
+            ]
             now = time.time()
             self.counts.append((now - self._began, len(alive)))
             for node in alive:
@@ -215,8 +253,13 @@ class Watch:
         """Node-seconds, and how many nodes there were when."""
         self._stop.set()
         self._thread.join()
-        cost = sum((b - a) * n for (a, n), (b, _) in zip(self.counts, self.counts[1:], strict=False))
-        changes = [self.counts[0], *(b for a, b in zip(self.counts, self.counts[1:], strict=False) if a[1] != b[1])]
+        cost = sum(
+            (b - a) * n for (a, n), (b, _) in zip(self.counts, self.counts[1:], strict=False)
+        )
+        changes = [
+            self.counts[0],
+            *(b for a, b in zip(self.counts, self.counts[1:], strict=False) if a[1] != b[1]),
+        ]
         return {
             "node_seconds": round(cost, 1),
             "ideal": round(cpu_seconds / cpus, 1),
@@ -232,16 +275,29 @@ def run(chosen: Any, policy: str) -> dict[str, Any]:
     workers = chosen.nodes * chosen.cpus
     with autoscaled(chosen.nodes, chosen.cpus, chosen.idle) as address, connect(address):
         watch, thrift = Watch(), Thrift(node=chosen.start) if policy == "thrift" else None
-        pool = RayPool(Sleeping(chosen.longest), workers, nullcontext(), policy, tuple, thrift=thrift)
+        pool = RayPool(
+            Sleeping(chosen.longest), workers, nullcontext(), policy, tuple, thrift=thrift
+        )
         results: list[Result] = []
         began = time.monotonic()
-        drive(Scatter(range(n), cost, workers=workers), pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
+        drive(
+            Scatter(range(n), cost, workers=workers),
+            pool,
+            commit=results.append,
+            stop=StopFlag(),
+            tick=lambda: None,
+        )
         makespan = time.monotonic() - began
         watch.wait_for_none(chosen.idle + 30.0)
         told = watch.told(float(cost.sum()), chosen.cpus)
     done = sorted(label for result in results for label in result.task.labels)
     assert done == list(range(n)), "labels are missing"
-    return {"policy": policy, "seconds": round(makespan, 1), "workers": len({r.worker for r in results}), **told}
+    return {
+        "policy": policy,
+        "seconds": round(makespan, 1),
+        "workers": len({r.worker for r in results}),
+        **told,
+    }
 
 
 def joined(chosen: Any) -> dict[str, Any]:
@@ -249,7 +305,14 @@ def joined(chosen: Any) -> dict[str, Any]:
     n = int(chosen.cpu_seconds / LABEL)
     steps: dict[str, float] = {}
     with several_nodes(chosen.cpus) as cluster:
-        pool = RayPool(Sleeping(0.0), 2 * chosen.cpus, nullcontext(), "join", tuple, thrift=Thrift(node=chosen.start))
+        pool = RayPool(
+            Sleeping(0.0),
+            2 * chosen.cpus,
+            nullcontext(),
+            "join",
+            tuple,
+            thrift=Thrift(node=chosen.start),
+        )
         late, wait, settle = [time.time()], pool.wait, pool._settle
 
         def settled(worker: str, reference: Any) -> Any:
@@ -265,7 +328,14 @@ def joined(chosen: Any) -> dict[str, Any]:
 
         def work() -> None:
             schedule = Scatter(range(n), np.full(n, LABEL), workers=2 * chosen.cpus)
-            drive(schedule, pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None, record=record)
+            drive(
+                schedule,
+                pool,
+                commit=lambda _: None,
+                stop=StopFlag(),
+                tick=lambda: None,
+                record=record,
+            )
 
         def record(span: Span) -> None:
             node = pool.nodes.get(span.worker, "/").split("/")[1]
@@ -277,7 +347,9 @@ def joined(chosen: Any) -> dict[str, Any]:
         thread.start()
         time.sleep(10.0)
         late[0] = time.time()
-        cluster.add_node(num_cpus=chosen.cpus, object_store_memory=80_000_000)  # Ray sets signal handlers: in the main thread
+        cluster.add_node(
+            num_cpus=chosen.cpus, object_store_memory=80_000_000
+        )  # Ray sets signal handlers: in the main thread
         thread.join()
         watch.told(1.0, 1)
     steps["node_is_registered"] = sorted(watch.first.values())[-1] - late[0]

@@ -19,8 +19,23 @@ def runs_of(name: str, data_path: str, workers: list[int], folder: Path) -> list
         place = folder / f"{name}-{pool}-{count}"
         spec = TrainSpec(data_path, pool=pool, workers=count)
         result = train(spec, run_dir=place / "run", out=place / "model")
-        kept = ("busy_share", "makespan", "makespan_over_ideal", "core_seconds", "batches", "seconds")
-        out.append({"set": name, "pool": pool, "workers": count, "sha256": result.sha256, **{k: result.report[k] for k in kept}})
+        kept = (
+            "busy_share",
+            "makespan",
+            "makespan_over_ideal",
+            "core_seconds",
+            "batches",
+            "seconds",
+        )
+        out.append(
+            {
+                "set": name,
+                "pool": pool,
+                "workers": count,
+                "sha256": result.sha256,
+                **{k: result.report[k] for k in kept},
+            }
+        )
         print(out[-1], flush=True)
     return out
 
@@ -38,7 +53,10 @@ def main() -> None:
         for name in chosen.sets:
             data = dataset(name, chosen.data, folder)
             rows += runs_of(name, str(data.path), chosen.workers, folder)
-        same = {name: len({row["sha256"] for row in rows if row["set"] == name}) == 1 for name in chosen.sets}
+        same = {
+            name: len({row["sha256"] for row in rows if row["set"] == name}) == 1
+            for name in chosen.sets
+        }
         if chosen.picture:
             picture(rows, chosen.picture)
         return {"benchmark": "balance", "same_bits": same, "runs": rows}
@@ -54,7 +72,10 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(7, 3.5), layout="constrained")
-    axis.bar([f"{row['set']}\n{row['pool']} {row['workers']}" for row in rows], [row["makespan_over_ideal"] for row in rows])
+    axis.bar(
+        [f"{row['set']}\n{row['pool']} {row['workers']}" for row in rows],
+        [row["makespan_over_ideal"] for row in rows],
+    )
     axis.axhline(1.0, color="black", linewidth=0.8)
     axis.set(ylabel="makespan / ideal", ylim=(0.9, None))
     figure.savefig(path, dpi=120)

@@ -50,11 +50,15 @@ def as_svmlight(X: CSR, path: Path) -> None:
             out.write("0 " + " ".join(f"{j}:{value:.6g}" for j, value in pairs) + "\n")
 
 
-def answer(model: Path, path: Path, pool: str, workers: int, k: int, folder: Path) -> dict[str, Any]:
+def answer(
+    model: Path, path: Path, pool: str, workers: int, k: int, folder: Path
+) -> dict[str, Any]:
     """One batch prediction from the start."""
     run, out = folder / "run", folder / "out"
     began = time.monotonic()
-    manifest = predict_bulk(BulkSpec(str(model), str(path), pool=pool, workers=workers, k=k), run_dir=run, out=out).manifest
+    manifest = predict_bulk(
+        BulkSpec(str(model), str(path), pool=pool, workers=workers, k=k), run_dir=run, out=out
+    ).manifest
     whole = time.monotonic() - began
     report, parts = manifest["report"], manifest["parts"]
     # the makespan leaves out what a pool needs to start: a Ray and its workers
@@ -75,7 +79,9 @@ def answer(model: Path, path: Path, pool: str, workers: int, k: int, folder: Pat
     return row
 
 
-def measured(model: Path, inputs: dict[str, Path], repeats: int, ray: bool, k: int, folder: Path) -> dict[str, Any]:
+def measured(
+    model: Path, inputs: dict[str, Path], repeats: int, ray: bool, k: int, folder: Path
+) -> dict[str, Any]:
     """Every pool on the Parquet input, and one thread on the lines; medians of interleaved runs."""
     pools = {**POOLS, **(ON_RAY if ray else {})}
     cases = {name: (inputs["parquet"], *how) for name, how in pools.items()} | {
@@ -85,12 +91,21 @@ def measured(model: Path, inputs: dict[str, Path], repeats: int, ray: bool, k: i
     for _ in range(repeats):
         for name, (path, pool, workers) in cases.items():
             runs[name].append(answer(model, path, pool, workers, k, folder))
-            shown = {part: round(runs[name][-1][part], 2) for part in ("rows_per_second", "loading", "starting", "busy")}
+            shown = {
+                part: round(runs[name][-1][part], 2)
+                for part in ("rows_per_second", "loading", "starting", "busy")
+            }
             print(name, shown, file=sys.stderr, flush=True)
     same = len({tuple(run["parts"]) for name in pools for run in runs[name]}) == 1
-    out: dict[str, Any] = {"same_bytes": same, "pools": {name: summary(found) for name, found in runs.items()}}
+    out: dict[str, Any] = {
+        "same_bytes": same,
+        "pools": {name: summary(found) for name, found in runs.items()},
+    }
     rate = {name: found["rows_per_second"] for name, found in out["pools"].items()}
-    out["ratio_1_to_2"] = {kind: rate[f"{kind} 2"] / rate[f"{kind} 1"] for kind in ("threads", *(["ray"] if ray else []))}
+    out["ratio_1_to_2"] = {
+        kind: rate[f"{kind} 2"] / rate[f"{kind} 1"]
+        for kind in ("threads", *(["ray"] if ray else []))
+    }
     return out
 
 
@@ -102,8 +117,17 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     cpu = statistics.median(run["rows"] / sum(run["cpu_seconds"].values()) for run in runs)
     medians = {name: round(statistics.median(run[name] for run in runs), 4) for name in figures}
     medians["rows_per_cpu_second"] = round(cpu, 1)
-    fixed = {"rows": runs[0]["rows"], "parts": len(runs[0]["parts"]), "bytes_a_row": round(runs[0]["bytes"] / runs[0]["rows"], 1)}
-    return {**fixed, **medians, "shares": shares, "all_rows_per_second": [round(run["rows_per_second"], 1) for run in runs]}
+    fixed = {
+        "rows": runs[0]["rows"],
+        "parts": len(runs[0]["parts"]),
+        "bytes_a_row": round(runs[0]["bytes"] / runs[0]["rows"], 1),
+    }
+    return {
+        **fixed,
+        **medians,
+        "shares": shares,
+        "all_rows_per_second": [round(run["rows_per_second"], 1) for run in runs],
+    }
 
 
 def main() -> None:
@@ -119,17 +143,27 @@ def main() -> None:
     )
 
     def run(folder: Path) -> dict[str, Any]:
-        data = Dataset.open(chosen.queries) if chosen.queries else dataset("synthetic", None, folder)
+        data = (
+            Dataset.open(chosen.queries) if chosen.queries else dataset("synthetic", None, folder)
+        )
         model = chosen.model
         if model is None:
-            model = train(TrainSpec(str(data.path)), run_dir=folder / "training", out=folder / "model").model_path
+            model = train(
+                TrainSpec(str(data.path)), run_dir=folder / "training", out=folder / "model"
+            ).model_path
         rows = (data.test or data.train).X
         inputs = {"parquet": folder / "in.parquet", "svmlight": folder / "in.svmlight"}
         pq.write_table(repeated(rows, chosen.rows), inputs["parquet"], row_group_size=GROUP)
         as_svmlight(rows, inputs["svmlight"])
         found = measured(model, inputs, chosen.repeats, chosen.ray, chosen.k, folder)
         entries = round(rows.nnz / rows.n_rows, 1)
-        return {"benchmark": "bulk", "k": chosen.k, "entries_a_row": entries, "labels": data.n_labels, **found}
+        return {
+            "benchmark": "bulk",
+            "k": chosen.k,
+            "entries_a_row": entries,
+            "labels": data.n_labels,
+            **found,
+        }
 
     in_folder(run, chosen.json)
 

@@ -43,7 +43,9 @@ def ways(answers: Answers, counts: Any, seed: int) -> dict[str, Told]:
     pooled = fitted(answers, frequency_bins(answers, counts, max(chosen.n_bins, 3)), ())
     return {
         "sigmoid": lambda some: 0.5 * (1 + np.tanh(0.5 * some.scores)),
-        "platt": lambda some: platt.predict_proba(some.scores.reshape(-1, 1))[:, 1].reshape(some.scores.shape),
+        "platt": lambda some: platt.predict_proba(some.scores.reshape(-1, 1))[:, 1].reshape(
+            some.scores.shape
+        ),
         "isotonic": lambda some: one.of(some.labels, some.scores),
         "by frequency": lambda some: pooled.of(some.labels, some.scores),
         "xcray": lambda some: chosen.of(some.labels, some.scores),
@@ -57,7 +59,11 @@ def judged(told: Told, others: Answers) -> dict[str, float]:
     for k in KS:
         some = others.between(1, k)
         p = told(some)
-        out |= {f"ECE@{k}": ece(p, some.right), f"floor@{k}": ece_floor(p), f"Brier@{k}": brier(p, some.right)}
+        out |= {
+            f"ECE@{k}": ece(p, some.right),
+            f"floor@{k}": ece_floor(p),
+            f"Brier@{k}": brier(p, some.right),
+        }
     return out
 
 
@@ -66,7 +72,9 @@ def narrowed(answers: Answers, n_labels: int, seed: int) -> tuple[Answers, Any]:
     allowed = np.random.default_rng(seed).random(n_labels) < 0.1
     kept = allowed[answers.labels]
     order = np.argsort(~kept, axis=1, kind="stable")[:, : max(KS)]
-    return Answers(*(np.take_along_axis(values, order, 1) for values in answers)), np.take_along_axis(kept, order, 1)
+    return Answers(
+        *(np.take_along_axis(values, order, 1) for values in answers)
+    ), np.take_along_axis(kept, order, 1)
 
 
 def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any]:
@@ -84,15 +92,35 @@ def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any
         made = ways(inside, counts, seed)
         row: dict[str, Any] = {way: judged(told, others) for way, told in made.items()}
         few, there = narrowed(others, data.n_labels, seed)
-        for way, told in (("filtered", made["xcray, any place"]), ("filtered, read by place", made["xcray"])):
-            row[way] = {f"ECE@{k}": ece(told(few)[:, :k][there[:, :k]], few.right[:, :k][there[:, :k]]) for k in KS}
+        for way, told in (
+            ("filtered", made["xcray, any place"]),
+            ("filtered, read by place", made["xcray"]),
+        ):
+            row[way] = {
+                f"ECE@{k}": ece(told(few)[:, :k][there[:, :k]], few.right[:, :k][there[:, :k]])
+                for k in KS
+            }
         rows.append(row)
         if seed == 0:
             report = {str(k): measured(curves, inside, others, k) for k in KS}
-            shape = {"bins": curves.n_bins, "places": curves.places.tolist(), "knots": len(curves.scores)}
-            shape |= {"fitted": len(inside.labels), "measured": len(others.labels), "left_out": left_out}
-    found = {way: {key: round(median(row[way][key] for row in rows), 5) for key in rows[0][way]} for way in rows[0]}
-    spread = {way: [round(edge(row[way]["ECE@1"] for row in rows), 5) for edge in (min, max)] for way in rows[0]}
+            shape = {
+                "bins": curves.n_bins,
+                "places": curves.places.tolist(),
+                "knots": len(curves.scores),
+            }
+            shape |= {
+                "fitted": len(inside.labels),
+                "measured": len(others.labels),
+                "left_out": left_out,
+            }
+    found = {
+        way: {key: round(median(row[way][key] for row in rows), 5) for key in rows[0][way]}
+        for way in rows[0]
+    }
+    spread = {
+        way: [round(edge(row[way]["ECE@1"] for row in rows), 5) for edge in (min, max)]
+        for way in rows[0]
+    }
     return {
         "set": name,
         **shape,
@@ -109,7 +137,9 @@ def trained(name: str, chosen: Any, folder: Path) -> tuple[Dataset, Model]:
     if kept is not None and (kept / "model" / "manifest.json").is_file():
         return Dataset.open(kept / "dataset"), Model.open(kept / "model", verify=False)
     data = dataset(name, chosen.data, folder)
-    done = train(TrainSpec(str(data.path)), run_dir=folder / f"{name}.run", out=folder / f"{name}.model")
+    done = train(
+        TrainSpec(str(data.path)), run_dir=folder / f"{name}.run", out=folder / f"{name}.model"
+    )
     return data, Model.open(done.model_path, verify=False)
 
 
@@ -125,14 +155,24 @@ def main() -> None:
     def run(folder: Path) -> dict[str, Any]:
         rows = [compare(name, *trained(name, chosen, folder), chosen.seeds) for name in chosen.sets]
         for row in rows:
-            print(f"{row['set']}: {row['bins']} bins, places {row['places']}, fitted in {row['fit_seconds']} s")
+            print(
+                f"{row['set']}: {row['bins']} bins, places {row['places']}, fitted in {row['fit_seconds']} s"
+            )
             for way, found in row["ways"].items():
-                print(f"  {way:24s}", "  ".join(f"{key} {100 * value:6.2f}" for key, value in found.items()))
+                print(
+                    f"  {way:24s}",
+                    "  ".join(f"{key} {100 * value:6.2f}" for key, value in found.items()),
+                )
         last = rows[-1]
         if chosen.picture:
-            note = f"{last['fitted']:,} held-out rows to fit, {last['measured']:,} others to measure"
+            note = (
+                f"{last['fitted']:,} held-out rows to fit, {last['measured']:,} others to measure"
+            )
             draw_calibration(chosen.picture, last["report"], last["set"], note)
-        return {"benchmark": "calibration", "sets": [{key: row[key] for key in row if key != "report"} for row in rows]}
+        return {
+            "benchmark": "calibration",
+            "sets": [{key: row[key] for key in row if key != "report"} for row in rows],
+        }
 
     in_folder(run, chosen.json)
 

@@ -48,8 +48,11 @@ class _Node:
     """When a node can send and receive next; what it has sent; the blocks in its memory."""
 
     def __init__(self) -> None:
-        self.sends, self.receives, self.sent = 0.0, 0.0, 0.0
-        self.blocks, self.most = 0, 0
+        self.sends = 0.0
+        self.receives = 0.0
+        self.sent = 0.0
+        self.blocks = 0
+        self.most = 0
 
     def keep(self, change: int) -> None:
         """A block more, or less, in memory."""
@@ -60,13 +63,23 @@ class _Node:
 class Circulation:
     """One stretch. seconds: what a visit takes at its worker, once its block is there."""
 
-    def __init__(self, schedule: Circulate, cluster: Cluster, seconds: Callable[[Visit], float]) -> None:
-        self._schedule, self._cluster, self._seconds = schedule, cluster, seconds
+    def __init__(
+        self, schedule: Circulate, cluster: Cluster, seconds: Callable[[Visit], float]
+    ) -> None:
+        self._schedule = schedule
+        self._cluster = cluster
+        self._seconds = seconds
         self._nodes = {name: _Node() for name in cluster.nodes.values()}
-        self._where: dict[int, str] = {}  # the node of each block; none has it before its first visit
+        self._where: dict[
+            int, str
+        ] = {}  # the node of each block; none has it before its first visit
         self._free = dict.fromkeys(cluster.nodes, 0.0)  # when each worker is done with what it has
         self._events: list[tuple[float, int, bool, Visit]] = []
-        self._busy, self._driver, self._driver_free, self._count, self._visits = 0.0, 0.0, 0.0, 0, 0
+        self._busy = 0.0
+        self._driver = 0.0
+        self._driver_free = 0.0
+        self._count = 0
+        self._visits = 0
 
     def run(self) -> Outcome:
         """Run to the end. Raises RuntimeError when nothing happens any more before the end."""
@@ -82,7 +95,15 @@ class Circulation:
         nodes = self._nodes.values()
         sent = [node.sent for node in nodes]
         held = max(node.most for node in nodes)
-        return Outcome(max(now, self._driver_free), self._busy, self._driver, sum(sent), max(sent), held, self._visits)
+        return Outcome(
+            max(now, self._driver_free),
+            self._busy,
+            self._driver,
+            sum(sent),
+            max(sent),
+            held,
+            self._visits,
+        )
 
     def _at(self, when: float, done: bool, visit: Visit) -> None:
         """Something will happen."""
@@ -104,10 +125,16 @@ class Circulation:
         cluster, goal = self._cluster, self._cluster.nodes[visit.worker]
         origin = self._where.get(visit.block)
         if origin is not None and origin != goal:
-            source, target, travel = self._nodes[origin], self._nodes[goal], cluster.block / cluster.bandwidth
+            source, target, travel = (
+                self._nodes[origin],
+                self._nodes[goal],
+                cluster.block / cluster.bandwidth,
+            )
             source.sends = max(source.sends, now) + travel
             source.sent += cluster.block
-            target.receives = max(source.sends - travel, target.receives) + travel  # bytes come in while others go out
+            target.receives = (
+                max(source.sends - travel, target.receives) + travel
+            )  # bytes come in while others go out
             target.keep(1)
             now = target.receives
         seconds = self._seconds(visit)

@@ -23,7 +23,9 @@ from xcray.data.writer import DatasetWriter
 def arguments(description: str, **extra: dict[str, Any]) -> argparse.Namespace:
     """--data, --json, --picture and what `extra` adds (name -> options of add_argument)."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--data", type=Path, help="directory of data sets, each with train.txt.xz and test.txt.xz")
+    parser.add_argument(
+        "--data", type=Path, help="directory of data sets, each with train.txt.xz and test.txt.xz"
+    )
     parser.add_argument("--json", type=Path, help="write the result here too")
     parser.add_argument("--picture", type=Path, help="write a PNG here")
     for name, options in extra.items():
@@ -55,7 +57,9 @@ def images(name: str, path: Path, target: Path) -> Dataset:
         for part in ("train", "test"):
             pixels = arrays[f"X_{part}"].reshape(len(arrays[f"X_{part}"]), -1) / np.float32(255.0)
             classes = arrays[f"y_{part}"]
-            writer.add(part, csr_from(pixels), pattern(np.arange(len(classes) + 1), classes, n_labels))
+            writer.add(
+                part, csr_from(pixels), pattern(np.arange(len(classes) + 1), classes, n_labels)
+            )
         return writer.finish(source={"format": "npz", "files": {"train": path.name}})
 
 

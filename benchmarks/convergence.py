@@ -38,7 +38,9 @@ COLOURS = (*plots.BLUES[:0:-1], plots.ORANGE)  # of P@1, P@3, P@5
 def sampled(data: Dataset, n: int) -> Any:
     """At most `n` labels (int32, ascending), equally many of each tenth by frequency; the same ones every time."""
     groups, rng = frequency_groups(data.label_counts), np.random.default_rng(0)
-    chosen = [rng.permutation(np.flatnonzero(groups == group))[: -(-n // 10)] for group in range(10)]
+    chosen = [
+        rng.permutation(np.flatnonzero(groups == group))[: -(-n // 10)] for group in range(10)
+    ]
     return frozen(np.sort(np.concatenate(chosen)), np.int32)
 
 
@@ -66,19 +68,37 @@ def single_classes(data: Dataset, labels: Any, repeats: int) -> dict[str, Any]:
     runs = [(path, at, *solved(local, params, labels, repeats)) for path, at, params in settings]
     _, tight = solved(local, TIGHT, labels, 1)
     best = np.min([tight["primal"], *(records["primal"] for _, _, _, records in runs)], axis=0)
-    out: dict[str, Any] = {"by_round": [], "by_eps": [], "gap_of_best": float((tight["gap"] / tight["null"]).max())}
+    out: dict[str, Any] = {
+        "by_round": [],
+        "by_eps": [],
+        "gap_of_best": float((tight["gap"] / tight["null"]).max()),
+    }
     bounded = True
     for path, at, seconds, records in runs:
         gap, above = records["gap"] / records["null"], (records["primal"] - best) / records["null"]
         bounded &= bool((above <= gap + ROUNDING).all())
-        row = {"ms": quantiles(1e3 * seconds), "gap": quantiles(gap), "above_best": quantiles(above)}
-        out[path].append({"at": at, **row, "rounds": float(records["rounds"].mean()), "work": float(records["work"].mean())})
+        row = {
+            "ms": quantiles(1e3 * seconds),
+            "gap": quantiles(gap),
+            "above_best": quantiles(above),
+        }
+        out[path].append(
+            {
+                "at": at,
+                **row,
+                "rounds": float(records["rounds"].mean()),
+                "work": float(records["work"].mean()),
+            }
+        )
     return {**out, "classes": len(labels), "gap_is_a_bound": bounded}
 
 
 def quantiles(values: Any) -> dict[str, float]:
     """The 10th, 50th and 90th percentile, and the largest."""
-    return {name: float(np.quantile(values, q)) for name, q in (("p10", 0.1), ("median", 0.5), ("p90", 0.9), ("max", 1.0))}
+    return {
+        name: float(np.quantile(values, q))
+        for name, q in (("p10", 0.1), ("median", 0.5), ("p90", 0.9), ("max", 1.0))
+    }
 
 
 def whole_models(data: Dataset) -> list[dict[str, Any]]:
@@ -90,7 +110,12 @@ def whole_models(data: Dataset) -> list[dict[str, Any]]:
         began = time.thread_time()
         block = make_solver("ppdsparse", {"eps": eps}).solve(local, labels)
         seconds = time.thread_time() - began
-        row = {"eps": eps, "core_seconds": seconds, "ms_a_class": 1e3 * seconds / len(labels), **figures(block, eps)}
+        row = {
+            "eps": eps,
+            "core_seconds": seconds,
+            "ms_a_class": 1e3 * seconds / len(labels),
+            **figures(block, eps),
+        }
         if data.test is not None:
             top = InvertedIndex.build(block.W, block.bias.astype(np.float32)).query(data.test.X, 5)
             row |= {f"P@{k}": precision_at_k(top, data.test.Y, k) for k in (1, 3, 5)}
@@ -113,7 +138,15 @@ def main() -> None:
         for name in chosen.sets:
             data = dataset(name, chosen.data, folder)
             single = single_classes(data, sampled(data, chosen.classes), chosen.repeats)
-            sets.append({"set": name, "labels": data.n_labels, "rows": data.train.n_rows, **single, "models": whole_models(data)})
+            sets.append(
+                {
+                    "set": name,
+                    "labels": data.n_labels,
+                    "rows": data.train.n_rows,
+                    **single,
+                    "models": whole_models(data),
+                }
+            )
             if chosen.picture:
                 picture(sets[-1], chosen.picture)
         return {"benchmark": "convergence", "sets": sets}
@@ -134,9 +167,19 @@ def picture(found: dict[str, Any], path: Path) -> None:
         draw_models(models, found["models"])
 
 
-def band(axis: Any, x: list[float], rows: list[dict[str, Any]], name: str, colour: str, mark: str, label: str) -> None:
+def band(
+    axis: Any,
+    x: list[float],
+    rows: list[dict[str, Any]],
+    name: str,
+    colour: str,
+    mark: str,
+    label: str,
+) -> None:
     """The median of a figure, and where most classes lie; what is 0 is drawn at the lower end."""
-    low, middle, high = (np.maximum([row[name][q] for row in rows], 1e-8) for q in ("p10", "median", "p90"))
+    low, middle, high = (
+        np.maximum([row[name][q] for row in rows], 1e-8) for q in ("p10", "median", "p90")
+    )
     axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
     axis.plot(x, middle, mark, color=colour, markersize=5, label=label)
 
@@ -147,8 +190,19 @@ def draw_rounds(axis: Any, rows: list[dict[str, Any]]) -> None:
     band(axis, x, rows, "gap", plots.BLUES[2], "o-", "duality gap")
     band(axis, x, rows, "above_best", plots.ORANGE, "s--", "objective above the best")
     for row in rows[:4]:
-        axis.annotate(f"{row['at']}", (row["ms"]["median"], row["gap"]["median"]), (4, 4), textcoords="offset points", fontsize=8)
-    axis.set(xscale="log", yscale="log", xlabel="median time of a class (ms); numbers: rounds", ylabel="of the null objective")
+        axis.annotate(
+            f"{row['at']}",
+            (row["ms"]["median"], row["gap"]["median"]),
+            (4, 4),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    axis.set(
+        xscale="log",
+        yscale="log",
+        xlabel="median time of a class (ms); numbers: rounds",
+        ylabel="of the null objective",
+    )
     axis.set_xticks([step for step in STEPS if 0.8 * min(x) <= step <= 1.2 * max(x)])
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter(lambda x, place: "")
@@ -171,15 +225,40 @@ def draw_eps(axis: Any, rows: list[dict[str, Any]]) -> None:
 def draw_models(axis: Any, rows: list[dict[str, Any]]) -> None:
     """P@k of the whole model against eps, as points above that of the smallest eps; the time of a class above."""
     x, last = [row["eps"] for row in rows], rows[-1]
-    for name, colour, mark in zip([name for name in last if name.startswith("P@")], COLOURS, ("o-", "s-", "^-"), strict=True):
+    for name, colour, mark in zip(
+        [name for name in last if name.startswith("P@")], COLOURS, ("o-", "s-", "^-"), strict=True
+    ):
         points = [100 * (row[name] - last[name]) for row in rows]
-        axis.plot(x, points, mark, color=colour, markersize=5, label=f"{name}, at last {100 * last[name]:.2f} %")
+        axis.plot(
+            x,
+            points,
+            mark,
+            color=colour,
+            markersize=5,
+            label=f"{name}, at last {100 * last[name]:.2f} %",
+        )
     low, high = axis.get_ylim()
     low, high = min(low, -0.5), max(high, 0.5)
     for row in rows:
-        axis.annotate(f"{row['ms_a_class']:.2g}", (row["eps"], high + 0.08 * (high - low)), ha="center", fontsize=8)
-    axis.annotate("ms a class", (x[0] * 1.2, high + 0.18 * (high - low)), ha="left", fontsize=8, color=plots.MUTED)
-    axis.set(xscale="log", xlabel="eps", ylabel="P@k, points above the last", ylim=(low, high + 0.28 * (high - low)))
+        axis.annotate(
+            f"{row['ms_a_class']:.2g}",
+            (row["eps"], high + 0.08 * (high - low)),
+            ha="center",
+            fontsize=8,
+        )
+    axis.annotate(
+        "ms a class",
+        (x[0] * 1.2, high + 0.18 * (high - low)),
+        ha="left",
+        fontsize=8,
+        color=plots.MUTED,
+    )
+    axis.set(
+        xscale="log",
+        xlabel="eps",
+        ylabel="P@k, points above the last",
+        ylim=(low, high + 0.28 * (high - low)),
+    )
     axis.invert_xaxis()
     axis.set_title("What it means for answers", fontweight="bold")
     axis.legend(loc="lower right")

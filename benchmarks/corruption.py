@@ -29,7 +29,12 @@ from xcray.files import file_digests, write_table
 from xcray.model.directory import MANIFEST, sealed
 from xcray.model.model import Model, write_model
 
-TEXTS = ("read rows of a csv file", "write rows into a json file", "open a socket and listen", "rows of text in files")
+TEXTS = (
+    "read rows of a csv file",
+    "write rows into a json file",
+    "open a socket and listen",
+    "rows of text in files",
+)
 LABELS = ("csv", "json", "socket", "io")
 PAGE = 4096
 
@@ -41,8 +46,20 @@ def small_model(path: Path, seed: int) -> Path:
     pipeline = TextPipeline.fit(TEXTS)
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(len(LABELS), pipeline.n_features))
-    names: dict[str, Any] = {"dataset_hash": "0" * 64, "label_names": LABELS, "feature_names": pipeline.terms.to_pylist()}
-    write_model(path, W=csr_from(weights), b=rng.normal(size=len(LABELS)), solver="ppdsparse", params={}, text=pipeline, **names)
+    names: dict[str, Any] = {
+        "dataset_hash": "0" * 64,
+        "label_names": LABELS,
+        "feature_names": pipeline.terms.to_pylist(),
+    }
+    write_model(
+        path,
+        W=csr_from(weights),
+        b=rng.normal(size=len(LABELS)),
+        solver="ppdsparse",
+        params={},
+        text=pipeline,
+        **names,
+    )
     return path
 
 
@@ -70,7 +87,12 @@ def cuts(model: Path, rng: np.random.Generator) -> Iterator[Damage]:
         cut = int(rng.integers(len(content)))
         start = int(rng.integers(len(content)))
         zeros = content[:start] + bytes(min(PAGE, len(content) - start)) + content[start + PAGE :]
-        kinds = {"truncated": content[:cut], "lengthened": content + b"\0", "zero page": zeros, "emptied": b""}
+        kinds = {
+            "truncated": content[:cut],
+            "lengthened": content + b"\0",
+            "zero page": zeros,
+            "emptied": b"",
+        }
         for kind, changed in kinds.items():
             if changed != content:  # nothing but zeros there already
                 yield kind, lambda path=path, changed=changed: path.write_bytes(changed) and None  # type: ignore[misc]
@@ -130,7 +152,11 @@ def seen(model: Path) -> bool:
 def run(folder: Path, count: int, seed: int) -> dict[str, Any]:
     """All damages, one after the other; how many of each kind there were, and which went unseen."""
     rng = np.random.default_rng(seed)
-    whole, model, other = small_model(folder / "whole", 1), folder / "model", small_model(folder / "other", 2)
+    whole, model, other = (
+        small_model(folder / "whole", 1),
+        folder / "model",
+        small_model(folder / "other", 2),
+    )
     shutil.copytree(whole, model)
     if seen(model):
         raise SystemExit("a sound model does not open")
@@ -152,7 +178,10 @@ def run(folder: Path, count: int, seed: int) -> dict[str, Any]:
                 path.write_bytes(content)
     if seen(model):
         raise SystemExit("the mended model does not open")
-    return {"damages": dict(done), "unseen": {kind: number for kind, number in unseen.items() if number}}
+    return {
+        "damages": dict(done),
+        "unseen": {kind: number for kind, number in unseen.items() if number},
+    }
 
 
 def main() -> None:

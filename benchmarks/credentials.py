@@ -35,7 +35,10 @@ from tests.nodes import nodes
 
 AWAY: Final = 5.0  # seconds from the end of a head's pod to the next one
 LOOK: Final = 2.0  # seconds that the old state is watched after the secret has changed
-LONGER: Final = {**MIDDLE, "labels": 9000}  # a training that is still under way when all have seen the change
+LONGER: Final = {
+    **MIDDLE,
+    "labels": 9000,
+}  # a training that is still under way when all have seen the change
 
 
 class Password(Play):
@@ -46,20 +49,31 @@ class Password(Play):
     def take_head(self) -> float:
         """A second password; then the head ends."""
         self.old, self.new = self.ray._given["redis_password"], secrets.token_hex(16)
-        self.facts["redis_said"] = [self.redis(self.old, "ACL", "SETUSER", "default", f">{self.new}")]
+        self.facts["redis_said"] = [
+            self.redis(self.old, "ACL", "SETUSER", "default", f">{self.new}")
+        ]
         done = self.job_share()
         time.sleep(LOOK)
-        self.expect(self.ray.head.alive and self.job_share() >= done, "the head works on with the old password")
-        self.facts["opened_by_old_and_new"] = [self.redis(each, "PING") for each in (self.old, self.new)]
+        self.expect(
+            self.ray.head.alive and self.job_share() >= done,
+            "the head works on with the old password",
+        )
+        self.facts["opened_by_old_and_new"] = [
+            self.redis(each, "PING") for each in (self.old, self.new)
+        ]
         return self.ray.head.kill()
 
     def bring_head(self) -> float:
         """A head with the new password; then the old one opens nothing."""
         self.ray._given["redis_password"] = self.new
         back = super().bring_head()
-        self.facts["redis_said"].append(self.redis(self.new, "ACL", "SETUSER", "default", f"<{self.old}"))
+        self.facts["redis_said"].append(
+            self.redis(self.new, "ACL", "SETUSER", "default", f"<{self.old}")
+        )
         self.facts["opened_by_old_afterwards"] = self.redis(self.old, "PING")
-        self.expect("WRONGPASS" in self.facts["opened_by_old_afterwards"], "the old password opens nothing")
+        self.expect(
+            "WRONGPASS" in self.facts["opened_by_old_afterwards"], "the old password opens nothing"
+        )
         return back
 
     def job_share(self) -> int:
@@ -83,7 +97,10 @@ class Token(Play):
     def begin(self) -> None:
         """Play.begin; then it is known which token opens the dashboard."""
         super().begin()
-        self.expect(self.dashboard(self.ray.token.read_text().strip()) == 200, "the token opens the dashboard")
+        self.expect(
+            self.dashboard(self.ray.token.read_text().strip()) == 200,
+            "the token opens the dashboard",
+        )
 
     def take_head(self) -> float:
         """The file changes; API and runner read it, the head does not know it; then head and nodes end."""
@@ -91,7 +108,10 @@ class Token(Play):
         changed = time.time()
         self.ray.token.write_text(secrets.token_hex(32))
         degraded = until(lambda: self.standing("RAY"), "/readyz says RAY", 60)
-        self.facts |= {"degraded_after_change": degraded, "seconds_to_degraded": round(time.time() - changed, 1)}
+        self.facts |= {
+            "degraded_after_change": degraded,
+            "seconds_to_degraded": round(time.time() - changed, 1),
+        }
         running = ok(self.service.http.get("/v1/jobs", params={"status": "RUNNING"}))["jobs"]
         self.facts["running_with_the_old_token"] = len(running)
         self.ray.head.kill()
@@ -103,7 +123,10 @@ class Token(Play):
         Path(self.ray.environment["RAY_AUTH_TOKEN_PATH"]).write_text(new)
         back = super().bring_head()
         self.facts["opened_by_old_and_new"] = [self.dashboard(each) for each in (self.old, new)]
-        self.expect(self.facts["opened_by_old_and_new"] == [403, 200], "the new token opens, the old one does not")
+        self.expect(
+            self.facts["opened_by_old_and_new"] == [403, 200],
+            "the new token opens, the old one does not",
+        )
         return back
 
     def standing(self, check: str) -> bool:
@@ -116,7 +139,9 @@ class Token(Play):
     def dashboard(self, token: str) -> int:
         """What the dashboard answers to a token."""
         opens = {"Authorization": f"Bearer {token}"}
-        return httpx.get(f"{self.ray.dashboard}/api/jobs/", headers=opens, trust_env=False, timeout=60).status_code
+        return httpx.get(
+            f"{self.ray.dashboard}/api/jobs/", headers=opens, trust_env=False, timeout=60
+        ).status_code
 
 
 def played(set: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
@@ -139,12 +164,18 @@ def played(set: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
 def main(given: list[str]) -> int:
     """Exit status: 0 when all holds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.credentials", description=__doc__)
-    parser.add_argument("--secret", choices=("redis", "token"), required=True, help="which one is changed")
-    parser.add_argument("--json", type=lambda text: Path(text).absolute(), help="write the result here too")
+    parser.add_argument(
+        "--secret", choices=("redis", "token"), required=True, help="which one is changed"
+    )
+    parser.add_argument(
+        "--json", type=lambda text: Path(text).absolute(), help="write the result here too"
+    )
     chosen = parser.parse_args(given)
     enter(given, module="benchmarks.credentials")
     if not namespaces():
-        raise SystemExit("there are no namespaces here: a head can't be told from the rest of the machine")
+        raise SystemExit(
+            "there are no namespaces here: a head can't be told from the rest of the machine"
+        )
     chosen.redis, chosen.away, chosen.how = chosen.secret == "redis", AWAY, "kill"
     before = machine()
     with stage("credentials", "a secret of Ray is changed", runs=1, seed=0) as set:

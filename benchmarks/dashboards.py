@@ -54,7 +54,10 @@ class Workload:
     """What is asked of the service beside the traffic, one job after the other until the time is up."""
 
     def __init__(self, url: str, home: Path, folder: Path, ending: threading.Event) -> None:
-        self.url, self.home, self.folder, self.ending = url, home, folder, ending
+        self.url = url
+        self.home = home
+        self.folder = folder
+        self.ending = ending
         self.ends: Counter[str] = Counter()
         self.killed = 0
 
@@ -73,13 +76,21 @@ class Workload:
                 client.datasets.wait(dataset)
             while not self.ending.is_set():
                 jobs = [
-                    client.jobs.submit(dataset=epochs, model="epochs", solver="dsmlr", pool="ray", workers=2),
+                    client.jobs.submit(
+                        dataset=epochs, model="epochs", solver="dsmlr", pool="ray", workers=2
+                    ),
                     client.jobs.submit(dataset=labels, model="labels", pool="ray", workers=2),
-                    client.jobs.predict("docs", format="jsonl", file=self.nonsense(), top_k=5, pool="serial"),
-                    client.jobs.predict("docs", format="text", file=self.questions(), top_k=5, pool="ray", workers=2),
+                    client.jobs.predict(
+                        "docs", format="jsonl", file=self.nonsense(), top_k=5, pool="serial"
+                    ),
+                    client.jobs.predict(
+                        "docs", format="text", file=self.questions(), top_k=5, pool="ray", workers=2
+                    ),
                 ]
                 if client.datasets.get(docs)["status"] == "READY":
-                    jobs.append(client.jobs.submit(dataset=docs, model="pydocs", pool="ray", workers=2))
+                    jobs.append(
+                        client.jobs.submit(dataset=docs, model="pydocs", pool="ray", workers=2)
+                    )
                 for job in jobs:
                     self.follow(client, job["id"])
 
@@ -95,7 +106,12 @@ class Workload:
     def questions(self) -> Path:
         """Rows for a batch prediction."""
         path = self.folder / "questions.txt"
-        path.write_text("".join(f"word{i % 2000} word{(7 * i) % 2000} word{(31 * i) % 2000}\n" for i in range(400_000)))
+        path.write_text(
+            "".join(
+                f"word{i % 2000} word{(7 * i) % 2000} word{(31 * i) % 2000}\n"
+                for i in range(400_000)
+            )
+        )
         return path
 
     def nonsense(self) -> Path:
@@ -108,7 +124,11 @@ class Workload:
         """Once a job on Ray is at work, kill one of its workers: a process that came from this home's own keeper."""
         while not self.ending.wait(1.0):
             info = LocalCluster(self.home / "ray").info()
-            workers = [] if info is None else [each for each in _family(info.pid) if "WorkActor" in _title(each)]
+            workers = (
+                []
+                if info is None
+                else [each for each in _family(info.pid) if "WorkActor" in _title(each)]
+            )
             if len(workers) > 1 and not self.ending.wait(8.0):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     workers[0].kill()
@@ -119,7 +139,11 @@ class Workload:
         """Requests that are turned away: too large, of another kind, for nobody."""
         with httpx.Client(base_url=self.url, trust_env=False, timeout=60.0) as http:
             while not self.ending.wait(1.5):
-                http.post("/v1/models/docs:predict", content=b" " * 20_000_000, headers={"content-type": "application/json"})
+                http.post(
+                    "/v1/models/docs:predict",
+                    content=b" " * 20_000_000,
+                    headers={"content-type": "application/json"},
+                )
                 http.post("/v1/models/nobody:predict", json={"instances": [{"text": "x"}]})
 
 
@@ -175,9 +199,14 @@ def asked(found: Prometheus, begin: float, end: float) -> dict[str, dict[str, An
                 continue
             name = named(board, panel)
             queries = {
-                each["refId"]: found.series(filled(each["expr"], end - begin), begin, end, step) for each in panel["targets"]
+                each["refId"]: found.series(filled(each["expr"], end - begin), begin, end, step)
+                for each in panel["targets"]
             }
-            out[name] = {"series": queries, "data": all(queries.values()), "id": (board["uid"], panel["id"])}
+            out[name] = {
+                "series": queries,
+                "data": all(queries.values()),
+                "id": (board["uid"], panel["id"]),
+            }
     return out
 
 
@@ -198,7 +227,9 @@ def verdict(found: Prometheus, panels: dict[str, dict[str, Any]]) -> dict[str, A
         "rules_that_fail": sick,
         "alerts": dict(Counter(states.values())),
         "alerts_not_silent": {name: state for name, state in states.items() if state != "inactive"},
-        "targets": {f"{each['labels']['job']} {each['health']}": each["lastError"] for each in targets},
+        "targets": {
+            f"{each['labels']['job']} {each['health']}": each["lastError"] for each in targets
+        },
     }
 
 
@@ -213,7 +244,9 @@ def object_store(found: Prometheus, begin: float, end: float) -> dict[str, float
     out = {}
     for name, expr in names.items():
         series = found.series(expr, begin, end, SCRAPE)
-        out[name] = max((value for _, values in series for _, value in values), default=float("nan"))
+        out[name] = max(
+            (value for _, values in series for _, value in values), default=float("nan")
+        )
     return out
 
 
@@ -227,10 +260,16 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
     models = Models(home, folder)
     models.prepare()
     try:
-        with service(home, 1) as (url, _), prometheus(folder / "prometheus", ("xcray", "ray")) as found:
+        with (
+            service(home, 1) as (url, _),
+            prometheus(folder / "prometheus", ("xcray", "ray")) as found,
+        ):
             found.scrape("xcray", [url.removeprefix("http://")])
             begin = time.time()
-            traffic, work = Traffic(url, folder, models, record, ending), Workload(url, home, folder, ending)
+            traffic, work = (
+                Traffic(url, folder, models, record, ending),
+                Workload(url, home, folder, ending),
+            )
             stories: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
                 *((traffic.repeat, (seed, traffic.predict)) for seed in range(2)),
                 (traffic.repeat, (9, traffic.explain)),
@@ -240,7 +279,10 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
                 (work.refused, ()),
                 (follow_ray, (found, home, ending)),
             ]
-            threads = [threading.Thread(target=told, args=(story, args, record), daemon=True) for story, args in stories]
+            threads = [
+                threading.Thread(target=told, args=(story, args, record), daemon=True)
+                for story, args in stories
+            ]
             for thread in threads:
                 thread.start()
             try:
@@ -255,10 +297,18 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
             if chosen.series is not None:
                 chosen.series.write_text(json.dumps({"panels": panels, "begin": begin, "end": end}))
             if pictures is not None:
-                said["pictures"] = draw(BOARDS, panels, begin, end, pictures) + photograph(found.url, pictures)
+                said["pictures"] = draw(BOARDS, panels, begin, end, pictures) + photograph(
+                    found.url, pictures
+                )
     finally:
         LocalCluster(home / "ray").stop()
-    return {"minutes": minutes, "jobs": dict(work.ends), "workers_killed": work.killed, "errors": record.errors(), **said}
+    return {
+        "minutes": minutes,
+        "jobs": dict(work.ends),
+        "workers_killed": work.killed,
+        "errors": record.errors(),
+        **said,
+    }
 
 
 def told(story: Callable[..., None], args: tuple[Any, ...], record: Record) -> None:
@@ -287,13 +337,21 @@ def main() -> None:
 
     def run(folder: Path) -> dict[str, Any]:
         said = measure(folder, chosen)
-        print(f"{said['panels_with_data']} of {said['panels']} panels have data in all their {said['queries']} queries")
+        print(
+            f"{said['panels_with_data']} of {said['panels']} panels have data in all their {said['queries']} queries"
+        )
         for name, why in said["rightly_empty"].items():
             print(f"  empty, as it should be: {name} ({why})")
-        print(f"{said['rules_evaluated']} rules evaluated; alerts: {said['alerts']}, not silent: {said['alerts_not_silent']}")
-        print(f"jobs: {said['jobs']}; workers killed: {said['workers_killed']}; errors: {said['errors']}")
+        print(
+            f"{said['rules_evaluated']} rules evaluated; alerts: {said['alerts']}, not silent: {said['alerts_not_silent']}"
+        )
+        print(
+            f"jobs: {said['jobs']}; workers killed: {said['workers_killed']}; errors: {said['errors']}"
+        )
         print(f"object store, most bytes: {said['object_store_most']}")
-        wrong.extend([f"no data: {name}" for name in said["wrongly_empty"]] + said["rules_that_fail"])
+        wrong.extend(
+            [f"no data: {name}" for name in said["wrongly_empty"]] + said["rules_that_fail"]
+        )
         for line in wrong:
             print(f"WRONG: {line}")
         return {**said, "wrong": list(wrong)}

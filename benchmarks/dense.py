@@ -49,7 +49,9 @@ def measured(shape: Shape, rounds: int, rng: np.random.Generator) -> dict[str, A
     W = rng.normal(size=(shape.labels, shape.features)).astype(np.float32)
     b = rng.normal(size=shape.labels).astype(np.float32)
     n = int(np.clip(CELLS // W.size, 50, 2000))
-    X = np.where(rng.random((n, shape.features)) < shape.share, rng.normal(size=(n, shape.features)), 0).astype(np.float32)
+    X = np.where(
+        rng.random((n, shape.features)) < shape.share, rng.normal(size=(n, shape.features)), 0
+    ).astype(np.float32)
     rows, by_feature = csr_from(X), np.ascontiguousarray(W.T)
     lists, plain = (SearchIndex.build(csr_from(W), b, dense=dense) for dense in (False, True))
     singles = [csr_from(X[i : i + 1]) for i in range(SINGLES)]
@@ -76,14 +78,22 @@ def measured(shape: Shape, rounds: int, rng: np.random.Generator) -> dict[str, A
             began = perf_counter()
             run()
             took[name].append(1e6 * (perf_counter() - began) / count)
-    sizes = {"rows": 8 * W.size, "lists": lists.n_bytes, "plain": plain.dense.nbytes if plain.dense is not None else 0}
-    medians = {name: round(float(np.median(times[1:])), 2) for name, times in took.items()}  # the first round warms up
+    sizes = {
+        "rows": 8 * W.size,
+        "lists": lists.n_bytes,
+        "plain": plain.dense.nbytes if plain.dense is not None else 0,
+    }
+    medians = {
+        name: round(float(np.median(times[1:])), 2) for name, times in took.items()
+    }  # the first round warms up
     return {**shape._asdict(), "bytes": sizes, "us_a_row": medians}
 
 
 def main() -> None:
     """Measure all shapes; a line each, and the last line is JSON."""
-    asked = arguments("Dense models: plain rows, lists and a matrix product.", rounds={"type": int, "default": 9})
+    asked = arguments(
+        "Dense models: plain rows, lists and a matrix product.", rounds={"type": int, "default": 9}
+    )
 
     def run(_: Path) -> dict[str, Any]:
         rng, found = np.random.default_rng(0), []

@@ -79,7 +79,9 @@ def load_classes() -> tuple[Any, Any]:
 
 def ask(predictor: Any, rows: Callable[[int, int], Any], n: int = ROWS) -> float:
     """The first n rows in batches; the sum of the best scores."""
-    return float(sum(predictor.predict(rows(i, i + BATCH), 5).scores[:, 0].sum() for i in range(0, n, BATCH)))
+    return float(
+        sum(predictor.predict(rows(i, i + BATCH), 5).scores[:, 0].sum() for i in range(0, n, BATCH))
+    )
 
 
 def queries(rows: str) -> Callable[[int, int], Any]:
@@ -110,7 +112,10 @@ def memory(pid: str | int = "self") -> dict[str, int]:
 
 def handles() -> dict[str, int]:
     """Open files and mapped regions."""
-    return {"files": len(os.listdir("/proc/self/fd")), "maps": len(Path("/proc/self/maps").read_text().splitlines())}
+    return {
+        "files": len(os.listdir("/proc/self/fd")),
+        "maps": len(Path("/proc/self/maps").read_text().splitlines()),
+    }
 
 
 TASKS: dict[str, Callable[[dict[str, Any]], Iterator[dict[str, Any]]]] = {

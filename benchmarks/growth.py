@@ -62,10 +62,14 @@ class _Growing(Simulation):
     def __init__(self, schedule: Scatter, cost: Any, cluster: Cluster, policy: Policy) -> None:
         super().__init__(schedule, cost)
         self._outcome: Grown = Grown()
-        self._cluster, self._policy, self._thrift = cluster, policy, Thrift(node=cluster.start)
+        self._cluster = cluster
+        self._policy = policy
+        self._thrift = Thrift(node=cluster.start)
         self._nodes: dict[str, list[str]] = {}  # node -> its workers
         self._empty: dict[str, float] = {}  # node -> since when it has none
-        self._booting, self._count_of_nodes, self._count_of_workers = 0, 0, 0
+        self._booting = 0
+        self._count_of_nodes = 0
+        self._count_of_workers = 0
         self._pending: list[float] = []
         self._idle: dict[str, float] = {}
         self._where: dict[str, str] = {}
@@ -122,10 +126,18 @@ class _Growing(Simulation):
     def _want(self) -> None:
         """Ask for workers that are missing, on nodes that there are or on others; call off what is not wanted any more."""
         most = self._cluster.nodes * self._cluster.cpus
-        free = [Node(node, float(self._cluster.cpus - len(workers))) for node, workers in self._nodes.items()]
+        free = [
+            Node(node, float(self._cluster.cpus - len(workers)))
+            for node, workers in self._nodes.items()
+        ]
         if self._policy is Policy.THRIFT:
             waited = self._clock - self._pending[0] if self._pending else 0.0
-            staff = Staff(len(self._where), len(self._pending), sum(room(node, A_CPU) for node in free), waited)
+            staff = Staff(
+                len(self._where),
+                len(self._pending),
+                sum(room(node, A_CPU) for node in free),
+                waited,
+            )
             most = workers_wanted(self._schedule.outlook(), staff, most, self._thrift)
             self._schedule.expect(most)
         missing = most - len(self._where) - len(self._pending)
@@ -140,21 +152,29 @@ class _Growing(Simulation):
     def _autoscale(self) -> None:
         """Nodes for those that wait; away with those that were idle for long."""
         room_left = self._cluster.nodes - len(self._nodes) - self._booting
-        for _ in range(min(room_left, ceil(len(self._pending) / self._cluster.cpus) - self._booting)):
+        for _ in range(
+            min(room_left, ceil(len(self._pending) / self._cluster.cpus) - self._booting)
+        ):
             self._booting += 1
             self._outcome.nodes += 1
             self._at(self._clock + self._cluster.start, self._come)
-        for node in [node for node, since in self._empty.items() if self._clock - since >= self._cluster.idle]:
+        for node in [
+            node for node, since in self._empty.items() if self._clock - since >= self._cluster.idle
+        ]:
             del self._empty[node], self._nodes[node]
 
 
 def grown(cost: Any, cluster: Cluster, policy: Policy, *, guess: float = 1.0) -> Grown:
     """One job. cost: (n,) seconds of each label; guess: how many times too dear the schedule thinks them at first."""
     workers = cluster.nodes * cluster.cpus
-    return _Growing(Scatter(range(len(cost)), guess * np.asarray(cost), workers=workers), cost, cluster, policy).grow()
+    return _Growing(
+        Scatter(range(len(cost)), guess * np.asarray(cost), workers=workers), cost, cluster, policy
+    ).grow()
 
 
-def row(hours: float, cluster: Cluster, policy: Policy, guess: float, longest: float) -> dict[str, Any]:
+def row(
+    hours: float, cluster: Cluster, policy: Policy, guess: float, longest: float
+) -> dict[str, Any]:
     """A job of so many processor hours, and one label more of `longest` seconds."""
     cost = heavy_tailed(50_000)
     cost *= 3600.0 * hours / cost.sum()
@@ -185,13 +205,25 @@ def main() -> None:
         start={"type": float, "default": 60.0},
         idle={"type": float, "default": 60.0},
     )
-    cluster, rows, began = Cluster(chosen.nodes, chosen.cpus, chosen.start, chosen.idle), [], time.monotonic()
+    cluster, rows, began = (
+        Cluster(chosen.nodes, chosen.cpus, chosen.start, chosen.idle),
+        [],
+        time.monotonic(),
+    )
     for hours in chosen.hours:
         for guess in chosen.guess:
             for policy in Policy:
                 rows.append(row(hours, cluster, policy, guess, chosen.longest))
                 print(rows[-1], flush=True)
-    print(json.dumps({"cluster": cluster.__dict__, "rows": rows, "seconds": round(time.monotonic() - began, 1)}))
+    print(
+        json.dumps(
+            {
+                "cluster": cluster.__dict__,
+                "rows": rows,
+                "seconds": round(time.monotonic() - began, 1),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -48,8 +48,12 @@ class Asker(threading.Thread):
 
     def __init__(self, service: Service) -> None:
         super().__init__(daemon=True)
-        self.service, self.over = service, threading.Event()
-        self.asked, self.failed, self.slowest, self.unheard = 0, list[str](), 0.0, 0
+        self.service = service
+        self.over = threading.Event()
+        self.asked = 0
+        self.failed = list[str]()
+        self.slowest = 0.0
+        self.unheard = 0
         self.standings: list[tuple[float, tuple[str, ...], int]] = []
 
     def run(self) -> None:
@@ -75,7 +79,14 @@ class Asker(threading.Thread):
 
     def since(self, moment: float, *, degraded: bool) -> float | None:
         """Seconds from a moment until RAY was, or no longer was, amiss."""
-        return next((at - moment for at, standing, _ in self.standings if at > moment and ("RAY" in standing) == degraded), None)
+        return next(
+            (
+                at - moment
+                for at, standing, _ in self.standings
+                if at > moment and ("RAY" in standing) == degraded
+            ),
+            None,
+        )
 
 
 class Play:
@@ -84,10 +95,16 @@ class Play:
     shape: Mapping[str, int] = MIDDLE
 
     def __init__(self, set: Stage, ray: Nodes, chosen: argparse.Namespace) -> None:
-        self.stage, self.ray, self.chosen = set, ray, chosen
-        settings = {name.removeprefix("XCRAY_").lower(): value for name, value in ray.joined.items()}
+        self.stage = set
+        self.ray = ray
+        self.chosen = chosen
+        settings = {
+            name.removeprefix("XCRAY_").lower(): value for name, value in ray.joined.items()
+        }
         self.service = Service(set, words=["--no-runner"], max_running_jobs=1, **settings)
-        self.runner = runner_process(set, self.service.home.path, "runner", max_running_jobs=1, log_level="info", **settings)
+        self.runner = runner_process(
+            set, self.service.home.path, "runner", max_running_jobs=1, log_level="info", **settings
+        )
         self.facts: dict[str, Any] = {}
 
     def begin(self) -> None:
@@ -98,7 +115,9 @@ class Play:
         self.data = dataset(http, self.stage.ledger, **self.shape)
         plain = ended(http, submit(http, self.stage.ledger, self.data, "plain", "plain", **SLOW))
         self.sha = plain["result"]["sha256"]
-        self.expect(ok(http.post("/v1/models/plain:predict", json=ASK)) is not None, "the model answers")
+        self.expect(
+            ok(http.post("/v1/models/plain:predict", json=ASK)) is not None, "the model answers"
+        )
 
     def expect(self, holds: bool, what: str) -> None:
         """Something that must hold."""
@@ -116,21 +135,31 @@ class Play:
         asker = Asker(self.service)
         asker.start()
         http, ledger = self.service.http, self.stage.ledger
-        jobs = [submit(http, ledger, self.data, f"m{number}", f"k{number}", **ON_RAY) for number in range(JOBS)]
+        jobs = [
+            submit(http, ledger, self.data, f"m{number}", f"k{number}", **ON_RAY)
+            for number in range(JOBS)
+        ]
         before = at_share(http, jobs[0], 0.3)
         self.expect(before["status"] == RUNNING, "the first job trained when the head went")
         gone = self.take_head()
         degraded = until(lambda: asker.since(gone, degraded=True), "/readyz says RAY", 120)
         until(lambda: self.job(jobs[0])["status"] == PENDING, "the job waits", 240)
         waits = time.time() - gone
-        jobs.append(submit(http, ledger, self.data, f"m{JOBS}", "late", **ON_RAY))  # accepted while Ray is away
+        jobs.append(
+            submit(http, ledger, self.data, f"m{JOBS}", "late", **ON_RAY)
+        )  # accepted while Ray is away
         time.sleep(max(0.0, self.chosen.away - (time.time() - gone)))
         claimed = [self.job(job)["attempt"] for job in jobs]
         brought = time.time()
         back = self.bring_head()  # with new nodes: /readyz may be well before these are there
-        well = until(lambda: asker.since(brought, degraded=False), "/readyz is well again", 240)  # from the start of the head
+        well = until(
+            lambda: asker.since(brought, degraded=False), "/readyz is well again", 240
+        )  # from the start of the head
         until(
-            lambda: self.job(jobs[0])["phase"] == "TRAINING" or self.job(jobs[0])["status"] not in (PENDING, RUNNING),
+            lambda: (
+                self.job(jobs[0])["phase"] == "TRAINING"
+                or self.job(jobs[0])["status"] not in (PENDING, RUNNING)
+            ),
             "training",
             240,
         )
@@ -164,10 +193,22 @@ class Play:
         store = store_of(self.service.home)
         events = {job: list(store.events(job)) for job in jobs}
         store.close()
-        runs = {job: [each for each in events[job] if each.data.get("status") == RUNNING] for job in jobs}
+        runs = {
+            job: [each for each in events[job] if each.data.get("status") == RUNNING]
+            for job in jobs
+        }
         began = [runs[job][-1].time for job in jobs]
-        reasons = [each.data.get("reason") for job in jobs for each in events[job] if each.data.get("status") == PENDING]
-        told = [each for each in events[jobs[0]] if each.kind == "progress" and each.seq > runs[jobs[0]][-1].seq]
+        reasons = [
+            each.data.get("reason")
+            for job in jobs
+            for each in events[job]
+            if each.data.get("status") == PENDING
+        ]
+        told = [
+            each
+            for each in events[jobs[0]]
+            if each.kind == "progress" and each.seq > runs[jobs[0]][-1].seq
+        ]
         again = [each for each in told if each.data.get("phase") == "TRAINING"]
         self.facts |= {
             "order_kept": began == sorted(began),
@@ -179,7 +220,9 @@ class Play:
         self.expect(self.facts["order_kept"], "the queue lost its order")
         self.expect(all(self.facts["same_sha256"]), "a model has other bits")
         self.expect(set(self.facts["reasons"]) <= {"LAUNCH"}, "the outage cost an attempt")
-        self.expect(self.facts["classes_found_again"] > 0, "nothing was found again of what was finished")
+        self.expect(
+            self.facts["classes_found_again"] > 0, "nothing was found again of what was finished"
+        )
         self.expect(max(self.facts["attempts_while_away"]) <= 1, "jobs were claimed in vain")
 
     def take_head(self) -> float:
@@ -199,7 +242,9 @@ class Play:
             self.ray.head.freeze(signal.SIGCONT)
         else:
             self.ray.revive_head()
-        if not self.chosen.redis and self.chosen.how == "kill":  # KubeRay starts the pods of workers again
+        if (
+            not self.chosen.redis and self.chosen.how == "kill"
+        ):  # KubeRay starts the pods of workers again
             for node in self.ray.others:
                 if node.alive:
                     node.kill()
@@ -216,11 +261,30 @@ class Play:
         info = JoinedCluster(self.ray.gcs, self.ray.dashboard, self.ray.token).ensure()
         client, out = _client(info), self.stage.folder / "auto"
         data = self.service.home.path / "datasets" / self.data
-        words = [sys.executable, "-m", "xcray", "train", str(data), "--pool", "ray", "--ray-address", "auto", "--workers", "2"]
+        words = [
+            sys.executable,
+            "-m",
+            "xcray",
+            "train",
+            str(data),
+            "--pool",
+            "ray",
+            "--ray-address",
+            "auto",
+            "--workers",
+            "2",
+        ]
         words += ["--param", "eps=1e-5", "--out", str(out), "--json"]
         began = time.time()
         name = client.submit_job(entrypoint=" ".join(words), submission_id="auto")
-        status = until(lambda: (now := str(client.get_job_status(name))) in ("SUCCEEDED", "FAILED", "STOPPED") and now, "auto", 300)
+        status = until(
+            lambda: (
+                (now := str(client.get_job_status(name))) in ("SUCCEEDED", "FAILED", "STOPPED")
+                and now
+            ),
+            "auto",
+            300,
+        )
         told = client.get_job_logs(name)
         self.facts |= {"auto": status, "auto_seconds": time.time() - began}
         self.expect(status == "SUCCEEDED", f"auto: {told[-500:]}")
@@ -231,15 +295,23 @@ class Play:
 def main(given: list[str]) -> int:
     """Exit status: 0 when all holds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.head", description=__doc__)
-    parser.add_argument("--how", choices=("kill", "freeze", "cut"), default="kill", help="what happens to the head")
+    parser.add_argument(
+        "--how", choices=("kill", "freeze", "cut"), default="kill", help="what happens to the head"
+    )
     parser.add_argument("--redis", action="store_true", help="what the head knows outlives it")
-    parser.add_argument("--away", type=float, default=30.0, help="seconds until there is a head again")
+    parser.add_argument(
+        "--away", type=float, default=30.0, help="seconds until there is a head again"
+    )
     parser.add_argument("--parts", nargs="+", choices=("head", "auto"), default=["auto", "head"])
-    parser.add_argument("--json", type=lambda text: Path(text).absolute(), help="write the result here too")
+    parser.add_argument(
+        "--json", type=lambda text: Path(text).absolute(), help="write the result here too"
+    )
     chosen = parser.parse_args(given)
     enter(given, module="benchmarks.head")
     if not namespaces():
-        raise SystemExit("there are no namespaces here: a head can't be told from the rest of the machine")
+        raise SystemExit(
+            "there are no namespaces here: a head can't be told from the rest of the machine"
+        )
     before = machine()
     with (
         stage("head", "the head goes away", runs=1, seed=0) as set,
@@ -252,7 +324,12 @@ def main(given: list[str]) -> int:
         for part in chosen.parts:
             {"head": play.head_goes, "auto": play.auto}[part]()
         tell(play.facts, play.runner.tail(40))
-    result = {"benchmark": "head", "machine": before, "nodes": os.environ.get("FAULTS_INSIDE"), **play.facts}
+    result = {
+        "benchmark": "head",
+        "machine": before,
+        "nodes": os.environ.get("FAULTS_INSIDE"),
+        **play.facts,
+    }
     text = json.dumps(result, sort_keys=True)
     if chosen.json is not None:
         chosen.json.write_text(text + "\n")

@@ -44,14 +44,30 @@ EVERY = 0.1
 def publish(home: Path) -> None:
     """The models: `rows` reads features, `texts` reads text."""
     registry, rng = Registry(home / "models"), np.random.default_rng(1)
-    pipeline = TextPipeline.fit([" ".join(f"word{(i * 37 + j) % 3000}" for j in range(40)) for i in range(2000)])
+    pipeline = TextPipeline.fit(
+        [" ".join(f"word{(i * 37 + j) % 3000}" for j in range(40)) for i in range(2000)]
+    )
     for name, width, text in (("rows", FEATURES, None), ("texts", pipeline.n_features, pipeline)):
         W = csr_from(rng.normal(size=(LABELS, width)) * (rng.random((LABELS, width)) < 0.005))
         names = text.terms.to_pylist() if text is not None else [str(j) for j in range(width)]
-        about: dict[str, Any] = {"solver": "ppdsparse", "params": {}, "dataset_hash": "0" * 64, "seed": 0, "measures": {}}
+        about: dict[str, Any] = {
+            "solver": "ppdsparse",
+            "params": {},
+            "dataset_hash": "0" * 64,
+            "seed": 0,
+            "measures": {},
+        }
         labels = [f"a label with a longer name {i}" for i in range(LABELS)]
         b = rng.normal(size=LABELS).astype(np.float32)
-        write_model(home / f"staged-{name}", W=W, b=b, label_names=labels, feature_names=names, text=text, **about)
+        write_model(
+            home / f"staged-{name}",
+            W=W,
+            b=b,
+            label_names=labels,
+            feature_names=names,
+            text=text,
+            **about,
+        )
         registry.publish(name, home / f"staged-{name}")
 
 
@@ -59,7 +75,10 @@ def _rows() -> list[dict[str, Any]]:
     """Rows that fill a body."""
     rng, n = np.random.default_rng(2), BYTES // ROWS // 14
     return [
-        {"indices": np.sort(rng.choice(FEATURES, n, replace=False)).tolist(), "values": rng.random(n).round(5).tolist()}
+        {
+            "indices": np.sort(rng.choice(FEATURES, n, replace=False)).tolist(),
+            "values": rng.random(n).round(5).tolist(),
+        }
         for _ in range(ROWS)
     ]
 
@@ -90,7 +109,10 @@ def _many() -> dict[str, Any]:
 
 
 def _names() -> dict[str, Any]:
-    return {"instances": [{"indices": [1], "values": [1.0]}], "deny": [f"no such label {i}" for i in range(BYTES // 26)]}
+    return {
+        "instances": [{"indices": [1], "values": [1.0]}],
+        "deny": [f"no such label {i}" for i in range(BYTES // 26)],
+    }
 
 
 def _braces() -> dict[str, Any]:
@@ -118,7 +140,12 @@ def send(url: str, model: str, body: bytes, seconds: float, clients: int) -> dic
         while time.monotonic() < until:
             connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
             try:
-                connection.request("POST", f"/v1/models/{model}:predict", body, {"Content-Type": "application/json"})
+                connection.request(
+                    "POST",
+                    f"/v1/models/{model}:predict",
+                    body,
+                    {"Content-Type": "application/json"},
+                )
                 answer = connection.getresponse()
                 answer.read()
                 statuses[str(answer.status)] += 1
@@ -159,7 +186,9 @@ def measured(url: str, case: str, seconds: float, clients: int) -> dict[str, Any
     command = [sys.executable, "-m", "benchmarks.health", "--client", asked]
     client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     ending, took = threading.Event(), {path: list[float]() for path in PATHS}
-    probes = [threading.Thread(target=probe, args=(url, path, ending, took[path])) for path in PATHS]
+    probes = [
+        threading.Thread(target=probe, args=(url, path, ending, took[path])) for path in PATHS
+    ]
     for thread in probes:
         thread.start()
     told, _ = client.communicate(body)
@@ -167,20 +196,40 @@ def measured(url: str, case: str, seconds: float, clients: int) -> dict[str, Any
     for thread in probes:
         thread.join()
     shown = {path.strip("/"): _percentiles(times) for path, times in took.items()}
-    return {"case": case, "megabytes": round(len(body) / 1e6, 2), "statuses": json.loads(told), **shown}
+    return {
+        "case": case,
+        "megabytes": round(len(body) / 1e6, 2),
+        "statuses": json.loads(told),
+        **shown,
+    }
 
 
 def _percentiles(times: list[float]) -> dict[str, float]:
     """Of milliseconds."""
     p50, p99 = np.percentile(times, [50, 99])
-    return {"p50": round(float(p50), 1), "p99": round(float(p99), 1), "most": round(max(times), 1), "asked": len(times)}
+    return {
+        "p50": round(float(p50), 1),
+        "p99": round(float(p99), 1),
+        "most": round(max(times), 1),
+        "asked": len(times),
+    }
 
 
 def main() -> None:
     """Measure, print, and end with a line of JSON."""
     if "--client" in sys.argv:
         asked = json.loads(sys.argv[-1])
-        print(json.dumps(send(asked["url"], asked["model"], sys.stdin.buffer.read(), asked["seconds"], asked["clients"])))
+        print(
+            json.dumps(
+                send(
+                    asked["url"],
+                    asked["model"],
+                    sys.stdin.buffer.read(),
+                    asked["seconds"],
+                    asked["clients"],
+                )
+            )
+        )
         return
     chosen = arguments(
         __doc__ or "",
@@ -201,7 +250,13 @@ def main() -> None:
                 found.append(measured(url, case, chosen.seconds, chosen.clients))
                 print(json.dumps(found[-1]), flush=True)
         worst = max(each["healthz"]["p99"] for each in found)
-        return {"machine": machine(), "worst_p99_ms": worst, "bar_ms": BAR, "holds": worst <= BAR, "cases": found}
+        return {
+            "machine": machine(),
+            "worst_p99_ms": worst,
+            "bar_ms": BAR,
+            "holds": worst <= BAR,
+            "cases": found,
+        }
 
     in_folder(run, chosen.json)
 

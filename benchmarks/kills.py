@@ -41,11 +41,22 @@ def spec(data: Dataset, pool: str, workers: int, address: str | None = None) -> 
 
 
 def run(
-    data: Dataset, place: Path, title: str, pool: str, workers: int, watch: Callable[[Progress], None] | None = None
+    data: Dataset,
+    place: Path,
+    title: str,
+    pool: str,
+    workers: int,
+    watch: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
     """One training to its end, with its hash, its time and what was lost on the way."""
     began = time.perf_counter()
-    result = train(spec(data, pool, workers), run_dir=place / "run", out=place / "model", progress=watch, job=JOB)
+    result = train(
+        spec(data, pool, workers),
+        run_dir=place / "run",
+        out=place / "model",
+        progress=watch,
+        job=JOB,
+    )
     seconds, timeline = time.perf_counter() - began, read_streams(place / "run")
     lost = timeline.filter(pc.equal(timeline.column("outcome"), LOST))
     done = timeline.filter(pc.equal(timeline.column("outcome"), DONE))
@@ -60,7 +71,10 @@ def run(
         "work_lost_seconds": lost.column("seconds").to_pylist(),
         "longest_batch_seconds": pc.max(done.column("seconds")).as_py(),
     }
-    print(f"{title:32s} {row['sha256'][:16]} {seconds:7.2f} s, lost {[round(s, 3) for s in row['work_lost_seconds']]}", flush=True)
+    print(
+        f"{title:32s} {row['sha256'][:16]} {seconds:7.2f} s, lost {[round(s, 3) for s in row['work_lost_seconds']]}",
+        flush=True,
+    )
     return row
 
 
@@ -74,8 +88,14 @@ class Killer:
 
     def __call__(self, progress: Progress) -> None:
         """Look, and kill when it is time and somebody works."""
-        if progress.phase == "TRAINING" and self._marks and progress.done > self._marks[0] * progress.total:
-            names = [name for name in ray.util.list_named_actors() if name.startswith(f"xcray:{JOB}:")]
+        if (
+            progress.phase == "TRAINING"
+            and self._marks
+            and progress.done > self._marks[0] * progress.total
+        ):
+            names = [
+                name for name in ray.util.list_named_actors() if name.startswith(f"xcray:{JOB}:")
+            ]
             name = str(self._random.choice(sorted(names)))
             pid = ray.get(ray.get_actor(name).pid.remote())
             os.kill(pid, signal.SIGKILL)
@@ -83,7 +103,9 @@ class Killer:
             self._marks.pop(0)
 
 
-def kill_driver(data: Dataset, place: Path, pool: str, workers: int, address: str | None, share: float) -> dict[str, Any]:
+def kill_driver(
+    data: Dataset, place: Path, pool: str, workers: int, address: str | None, share: float
+) -> dict[str, Any]:
     """A training in a process of its own that is killed when `share` of the classes is committed: what it leaves."""
     place.mkdir()
     text = json.dumps({**spec(data, pool, workers, address).as_dict(), "place": str(place)})
@@ -95,15 +117,26 @@ def kill_driver(data: Dataset, place: Path, pool: str, workers: int, address: st
         child.kill()
         killed = time.time()
         child.wait()
-    times = sorted((path.stat().st_mtime for path in (place / "run").glob("part-*.arrow")), reverse=True)
+    times = sorted(
+        (path.stat().st_mtime for path in (place / "run").glob("part-*.arrow")), reverse=True
+    )
     about = sum(killed - each for each in times[:workers])
-    return {"committed_share": committed(place) / data.n_labels, "work_lost_seconds_about": about, "exit": child.returncode}
+    return {
+        "committed_share": committed(place) / data.n_labels,
+        "work_lost_seconds_about": about,
+        "exit": child.returncode,
+    }
 
 
 def committed(place: Path) -> int:
     """Classes in the part files of a run, by the timeline's rows and files: cheap enough to ask often."""
     timeline = read_streams(place / "run")
-    return int(pc.sum(timeline.filter(pc.equal(timeline.column("outcome"), DONE)).column("classes")).as_py() or 0)
+    return int(
+        pc.sum(
+            timeline.filter(pc.equal(timeline.column("outcome"), DONE)).column("classes")
+        ).as_py()
+        or 0
+    )
 
 
 def child(text: str) -> None:
@@ -122,7 +155,12 @@ def everything(data: Dataset, folder: Path, kills: int, seed: int) -> dict[str, 
             if pool == "ray":
                 rows += [run(data, folder / f"ray-{n}", f"Ray, {n}", "ray", n) for n in (1, 2, 4)]
                 killer = Killer(kills, seed)
-                rows.append({**run(data, folder / "killed", f"Ray, 4, {kills} kills", "ray", 4, killer), "kills": killer.killed})
+                rows.append(
+                    {
+                        **run(data, folder / "killed", f"Ray, 4, {kills} kills", "ray", 4, killer),
+                        "kills": killer.killed,
+                    }
+                )
             place = folder / f"driver-{pool}"
             left = kill_driver(data, place, pool, 2, address if pool == "ray" else None, 0.4)
             rows.append(run(data, place, f"{pool}, 2, driver killed", pool, 2))
@@ -137,7 +175,9 @@ def verdict(found: dict[str, Any], kills: int) -> dict[str, Any]:
     return {
         "same_sha256": len({row["sha256"] for row in found["runs"]}) == 1,
         "workers_killed": len(killed["kills"]) == kills,
-        "drivers_killed_midway": all(driver["exit"] == -9 and driver["committed_share"] < 1.0 for driver in found["drivers"]),
+        "drivers_killed_midway": all(
+            driver["exit"] == -9 and driver["committed_share"] < 1.0 for driver in found["drivers"]
+        ),
         "one_batch_a_kill_at_most": len(killed["work_lost_seconds"]) <= kills,
         "largest_loss_seconds": max(killed["work_lost_seconds"], default=0.0),
         "longest_batch_seconds": killed["longest_batch_seconds"],
@@ -159,13 +199,17 @@ def main() -> None:
 
     def all_runs(folder: Path) -> dict[str, Any]:
         if chosen.data is None:
-            data = build("synthetic", {}, folder / "made", BuildOptions.from_dict({"synthetic": SMALL}))
+            data = build(
+                "synthetic", {}, folder / "made", BuildOptions.from_dict({"synthetic": SMALL})
+            )
         else:
             data = dataset(chosen.set, chosen.data, folder)
         found = everything(data, folder, chosen.kills, chosen.seed)
         bars = verdict(found, chosen.kills)
         print(bars, flush=True)
-        if not (bars["same_sha256"] and bars["workers_killed"] and bars["one_batch_a_kill_at_most"]):
+        if not (
+            bars["same_sha256"] and bars["workers_killed"] and bars["one_batch_a_kill_at_most"]
+        ):
             raise SystemExit(f"a bar was missed: {bars}")
         return {"benchmark": "kills", "bars": bars, **found}
 

@@ -47,10 +47,16 @@ def generated(path: Path, labels: int) -> Dataset:
     of_label = rng.choice(FEATURES, (labels, OWN))  # what tells a label from others
     for part, rows in (("train", 2 * labels // LABELS_A_ROW), ("test", 200)):
         own = [np.sort(rng.choice(labels, LABELS_A_ROW, replace=False)) for _ in range(rows)]
-        columns = [np.union1d(rng.choice(FEATURES, ENTRIES, replace=False), of_label[each]) for each in own]
+        columns = [
+            np.union1d(rng.choice(FEATURES, ENTRIES, replace=False), of_label[each]) for each in own
+        ]
         indptr = np.cumsum([0, *map(len, columns)])
-        X = csr(indptr, np.concatenate(columns), (0.5 + rng.random(indptr[-1])) / ENTRIES**0.5, FEATURES)
-        writer.add(part, X, pattern(np.arange(rows + 1) * LABELS_A_ROW, np.concatenate(own), labels))
+        X = csr(
+            indptr, np.concatenate(columns), (0.5 + rng.random(indptr[-1])) / ENTRIES**0.5, FEATURES
+        )
+        writer.add(
+            part, X, pattern(np.arange(rows + 1) * LABELS_A_ROW, np.concatenate(own), labels)
+        )
     return writer.finish(source={})
 
 
@@ -60,7 +66,10 @@ def child(task: str, folder: Path, data: str) -> dict[str, Any]:
         W = Model.open(folder / "free" / "model", verify=False).W
         try:
             merged = csr(W.indptr.copy(), W.indices.copy(), W.data.copy(), W.n_cols)
-            kept = [transpose(merged), transpose(merged)]  # the index to measure with, and the model's
+            kept = [
+                transpose(merged),
+                transpose(merged),
+            ]  # the index to measure with, and the model's
         except MemoryError as error:
             return {"ended": False, "error": str(error) or "MemoryError"}
         return {"ended": True, "matrices": 1 + len(kept)}
@@ -83,16 +92,38 @@ def watched(task: str, folder: Path, data: str, limit: int | None) -> dict[str, 
     began, course = time.monotonic(), []
     out = folder / f"{task}.out"
     with open(out, "wb") as sink:
-        process = subprocess.Popen(command, stdout=sink, env={**os.environ, **QUIET}, preexec_fn=limited)
+        process = subprocess.Popen(
+            command, stdout=sink, env={**os.environ, **QUIET}, preexec_fn=limited
+        )
         while process.poll() is None:
             held = _status(process.pid)
             if held:
-                course.append((round(time.monotonic() - began, 3), held.get("RssAnon", 0), held.get("VmData", 0)))
+                course.append(
+                    (
+                        round(time.monotonic() - began, 3),
+                        held.get("RssAnon", 0),
+                        held.get("VmData", 0),
+                    )
+                )
             time.sleep(0.02)
     lines = out.read_text().splitlines()
-    found = json.loads(lines[-1]) if process.returncode == 0 and lines else {"ended": False, "status": process.returncode}
-    peaks = {"peak_anonymous": max((c[1] for c in course), default=0), "peak_data": max((c[2] for c in course), default=0)}
-    return {"task": task, "limit": limit, "wall": round(time.monotonic() - began, 2), **peaks, **found, "course": course}
+    found = (
+        json.loads(lines[-1])
+        if process.returncode == 0 and lines
+        else {"ended": False, "status": process.returncode}
+    )
+    peaks = {
+        "peak_anonymous": max((c[1] for c in course), default=0),
+        "peak_data": max((c[2] for c in course), default=0),
+    }
+    return {
+        "task": task,
+        "limit": limit,
+        "wall": round(time.monotonic() - began, 2),
+        **peaks,
+        **found,
+        "course": course,
+    }
 
 
 def limited_training(folder: Path, labels: int, share: float) -> dict[str, Any]:
@@ -113,20 +144,48 @@ def limited_training(folder: Path, labels: int, share: float) -> dict[str, Any]:
         "limited": tight,
         "in_memory": old,
     }
-    shown = {name: row[name] for name in ("weights", "model_bytes", "limit", "same_sha256", "in_memory_needs")}
+    shown = {
+        name: row[name]
+        for name in ("weights", "model_bytes", "limit", "same_sha256", "in_memory_needs")
+    }
     print(shown, flush=True)
     for run in (free, tight, old):
-        print({name: value for name, value in run.items() if name not in ("course", "preflight", "measures")}, flush=True)
+        print(
+            {
+                name: value
+                for name, value in run.items()
+                if name not in ("course", "preflight", "measures")
+            },
+            flush=True,
+        )
     return row
 
 
 def foreseen(name: str, data: Path, pool: str, folder: Path) -> dict[str, Any]:
     """One training of a set with the defaults: estimate and what happened."""
     place = folder / f"{name}-{pool}"
-    path = dataset(name, data, folder).path if not (folder / name.replace("_", "-")).exists() else folder / name.replace("_", "-")
-    result = train(TrainSpec(str(path), pool=pool, workers=2), run_dir=place / "run", out=place / "model")
-    row = {"set": name, "pool": pool, "sha256": result.sha256, "seconds": result.report["seconds"], **result.report["preflight"]}
-    print(name, pool, {what: figures["ratio"] for what, figures in row["compared"].items()}, row["workers"], flush=True)
+    path = (
+        dataset(name, data, folder).path
+        if not (folder / name.replace("_", "-")).exists()
+        else folder / name.replace("_", "-")
+    )
+    result = train(
+        TrainSpec(str(path), pool=pool, workers=2), run_dir=place / "run", out=place / "model"
+    )
+    row = {
+        "set": name,
+        "pool": pool,
+        "sha256": result.sha256,
+        "seconds": result.report["seconds"],
+        **result.report["preflight"],
+    }
+    print(
+        name,
+        pool,
+        {what: figures["ratio"] for what, figures in row["compared"].items()},
+        row["workers"],
+        flush=True,
+    )
     return row
 
 
@@ -145,7 +204,15 @@ def main() -> None:
 
     def run(folder: Path) -> dict[str, Any]:
         limited = limited_training(folder, chosen.labels, chosen.share) if chosen.labels else None
-        rows = [foreseen(name, chosen.data, pool, folder) for name in chosen.sets for pool in chosen.pools] if chosen.data else []
+        rows = (
+            [
+                foreseen(name, chosen.data, pool, folder)
+                for name in chosen.sets
+                for pool in chosen.pools
+            ]
+            if chosen.data
+            else []
+        )
         if chosen.picture and limited:
             picture(limited, chosen.picture)
         for part in ("free", "limited", "in_memory") if limited else ():

@@ -48,24 +48,57 @@ def compare(given: Problem, chosen: Any) -> dict[str, Any]:
     most = max(chosen.cores)
     reference = run(REFERENCE, given, most, chosen.reference, -math.inf)
     best = min(point.objective for point in reference)
-    settled = within([point for point in reference if point.seconds <= 0.8 * reference[-1].seconds], best, 0.002) is not None
-    sizes = {"rows": given.X.n_rows, "features": given.X.n_cols, "labels": given.Y.n_cols, "nonzeros": given.X.nnz}
-    print(f"\n{given.name}: {sizes}, lam {given.lam:g}, {given.note}; best {best:.6f} in {reference[-1].seconds:.1f} s", flush=True)
+    settled = (
+        within(
+            [point for point in reference if point.seconds <= 0.8 * reference[-1].seconds],
+            best,
+            0.002,
+        )
+        is not None
+    )
+    sizes = {
+        "rows": given.X.n_rows,
+        "features": given.X.n_cols,
+        "labels": given.Y.n_cols,
+        "nonzeros": given.X.nnz,
+    }
+    print(
+        f"\n{given.name}: {sizes}, lam {given.lam:g}, {given.note}; best {best:.6f} in {reference[-1].seconds:.1f} s",
+        flush=True,
+    )
     if not settled:
         print("  the best is not settled yet: give --reference more seconds", flush=True)
     runs: dict[tuple[str, int], list[list[Point]]] = {(REFERENCE, most): [reference]}
     for repeat in range(chosen.repeats):
         for workers in chosen.cores:
             for name in chosen.methods or SOLVERS:
-                if (workers < most and name in FEW) or ((name, workers) == (REFERENCE, most) and not repeat):
+                if (workers < most and name in FEW) or (
+                    (name, workers) == (REFERENCE, most) and not repeat
+                ):
                     continue
-                points = run(name, given, workers, chosen.budget * given.patience, best * (1.0 + chosen.enough), workers == most)
+                points = run(
+                    name,
+                    given,
+                    workers,
+                    chosen.budget * given.patience,
+                    best * (1.0 + chosen.enough),
+                    workers == most,
+                )
                 runs.setdefault((name, workers), []).append(points)
-    rows = [row_of(name, workers, found, best) for (name, workers), found in sorted(runs.items(), key=lambda each: each[0][1])]
+    rows = [
+        row_of(name, workers, found, best)
+        for (name, workers), found in sorted(runs.items(), key=lambda each: each[0][1])
+    ]
     for row in rows:
         print(line(row), flush=True)
     told = {"set": given.name, "lam": given.lam, "note": given.note, **sizes}
-    return {**told, "best": best, "settled": settled, "null": math.log(given.Y.n_cols), "runs": rows}
+    return {
+        **told,
+        "best": best,
+        "settled": settled,
+        "null": math.log(given.Y.n_cols),
+        "runs": rows,
+    }
 
 
 def row_of(name: str, workers: int, found: list[list[Point]], best: float) -> dict[str, Any]:
@@ -76,7 +109,10 @@ def row_of(name: str, workers: int, found: list[list[Point]], best: float) -> di
     return {
         "method": name,
         "cores": workers,
-        "seconds": {str(share): None if None in each else float(np.median(each)) for share, each in times.items()},
+        "seconds": {
+            str(share): None if None in each else float(np.median(each))
+            for share, each in times.items()
+        },
         "above": min(point.objective for point in found[0]) / best - 1.0,
         "micro-F1": last.micro,
         "macro-F1": last.macro,
@@ -86,20 +122,33 @@ def row_of(name: str, workers: int, found: list[list[Point]], best: float) -> di
 
 def within(points: list[Point], best: float, share: float) -> float | None:
     """Seconds until the objective was at most so much above the best; None when it never was."""
-    return next((point.seconds for point in points if point.objective <= best * (1.0 + share)), None)
+    return next(
+        (point.seconds for point in points if point.objective <= best * (1.0 + share)), None
+    )
 
 
 def thinned(points: list[Point], most: int = 150) -> list[Point]:
     """Points that held-out rows were looked at, and others up to `most`, evenly."""
     step = max(1, len(points) // most)
-    return [point for number, point in enumerate(points) if point.micro is not None or number % step == 0]
+    return [
+        point
+        for number, point in enumerate(points)
+        if point.micro is not None or number % step == 0
+    ]
 
 
 def line(row: dict[str, Any]) -> str:
     """One row of the table."""
-    times = {share: "     -" if seconds is None else f"{seconds:6.2f}" for share, seconds in row["seconds"].items()}
+    times = {
+        share: "     -" if seconds is None else f"{seconds:6.2f}"
+        for share, seconds in row["seconds"].items()
+    }
     shown = "  ".join(f"{100 * float(share):g} %: {seconds} s" for share, seconds in times.items())
-    f1 = "  ".join(f"{name} {100 * row[name]:5.2f}" for name in ("micro-F1", "macro-F1") if row[name] is not None)
+    f1 = "  ".join(
+        f"{name} {100 * row[name]:5.2f}"
+        for name in ("micro-F1", "macro-F1")
+        if row[name] is not None
+    )
     return f"  {row['cores']} core(s)  {row['method']:<17} {shown}  at last {100 * row['above']:+8.3f} %  {f1}"
 
 
@@ -107,7 +156,9 @@ def picture(sets: list[dict[str, Any]], path: Path) -> None:
     """A row of panels a set: objective, micro-F1 and macro-F1 against seconds."""
     most = max(row["cores"] for row in sets[0]["runs"])
     note = f"{most} cores; objective relative to the least of L-BFGS; dotted lines: 5 % and 1 % above it"
-    with plots.page(path, 13, 3.1 * len(sets) + 1.0, "Multinomial logistic regression against time", note) as figure:
+    with plots.page(
+        path, 13, 3.1 * len(sets) + 1.0, "Multinomial logistic regression against time", note
+    ) as figure:
         axes = figure.subplots(len(sets), 3, squeeze=False)
         for panels, found in zip(axes, sets, strict=True):
             runs = [row for row in found["runs"] if row["cores"] == most]
@@ -141,9 +192,23 @@ def lambdas(name: str, chosen: Any, folder: Path) -> list[dict[str, Any]]:
     """The optimum of each lam, and its F1."""
     rows = []
     for lam in chosen.lambdas:
-        points = run(REFERENCE, problem(name, chosen.data, folder, lam), max(chosen.cores), chosen.reference, -math.inf)
+        points = run(
+            REFERENCE,
+            problem(name, chosen.data, folder, lam),
+            max(chosen.cores),
+            chosen.reference,
+            -math.inf,
+        )
         last = points[-1]
-        rows.append({"set": name, "lam": lam, "objective": last.objective, "micro-F1": last.micro, "macro-F1": last.macro})
+        rows.append(
+            {
+                "set": name,
+                "lam": lam,
+                "objective": last.objective,
+                "micro-F1": last.micro,
+                "macro-F1": last.macro,
+            }
+        )
         print(rows[-1], flush=True)
     return rows
 
@@ -155,12 +220,26 @@ def main() -> None:
         sets={"nargs": "+", "choices": [*PROBLEMS, *GENERATED]},
         methods={"nargs": "+", "choices": list(SOLVERS)},
         cores={"type": int, "nargs": "+", "default": [1, 2]},
-        budget={"type": float, "help": "seconds of each run (times `patience` of the set); 10, or 3 without --data"},
-        reference={"type": float, "default": 40.0, "help": "seconds of the run that finds the best objective, at most"},
-        enough={"type": float, "default": 0.008, "help": "a run ends when it is within this share of the best"},
+        budget={
+            "type": float,
+            "help": "seconds of each run (times `patience` of the set); 10, or 3 without --data",
+        },
+        reference={
+            "type": float,
+            "default": 40.0,
+            "help": "seconds of the run that finds the best objective, at most",
+        },
+        enough={
+            "type": float,
+            "default": 0.008,
+            "help": "a run ends when it is within this share of the best",
+        },
         repeats={"type": int, "default": 1},
         lambdas={"type": float, "nargs": "+", "help": "only tell the optimum and F1 of these lam"},
-        cache={"type": Path, "help": "directory that keeps the data sets; default: a temporary one"},
+        cache={
+            "type": Path,
+            "help": "directory that keeps the data sets; default: a temporary one",
+        },
     )
     chosen.budget = chosen.budget or (10.0 if chosen.data else 3.0)
 
@@ -168,11 +247,17 @@ def main() -> None:
         place = chosen.cache or folder
         names = chosen.sets or (PROBLEMS if chosen.data else GENERATED)
         if chosen.lambdas:
-            return {"benchmark": "mlr", "lambdas": [row for name in names for row in lambdas(name, chosen, place)]}
+            return {
+                "benchmark": "mlr",
+                "lambdas": [row for name in names for row in lambdas(name, chosen, place)],
+            }
         sets = [compare(problem(name, chosen.data, place), chosen) for name in names]
         if chosen.picture:
             picture(sets, chosen.picture)
-        asked = {name: getattr(chosen, name) for name in ("budget", "reference", "enough", "repeats", "cores")}
+        asked = {
+            name: getattr(chosen, name)
+            for name in ("budget", "reference", "enough", "repeats", "cores")
+        }
         return {"benchmark": "mlr", **asked, "sets": sets}
 
     in_folder(execute, chosen.json)

@@ -33,7 +33,9 @@ PROBLEMS = {
     "news20": Made("news20_bydate", True, 0, 0, 1e-6),
     "mnist": Made("mnist", False, 0, 0, 1e-3, 2.0),  # pixels from 0 to 1
     "clef": Made("clef_imclef07a", False, 0, 0, 1e-3),  # the paper's CLEF, as it is
-    "gutenberg": Made("gutenberg_lcsh", True, 1139, 5_000, 1e-5),  # labels and rows about as LSHTC1-small has
+    "gutenberg": Made(
+        "gutenberg_lcsh", True, 1139, 5_000, 1e-5
+    ),  # labels and rows about as LSHTC1-small has
 }
 GENERATED = {"generated-sparse": 1e-4, "generated-dense": 1e-3}
 
@@ -63,7 +65,12 @@ def problem(name: str, data: Path | None, folder: Path, lam: float | None = None
         labels = np.sort(np.argsort(-split.label_counts, kind="stable")[: made.labels])
         Y, Y_held = of_labels(Y, labels), of_labels(Y_held, labels)
     rows, held = labelled(Y, made.rows), labelled(Y_held, 0)
-    X, Y, X_held, Y_held = take_rows(X, rows), take_pattern_rows(Y, rows), take_rows(X_held, held), take_pattern_rows(Y_held, held)
+    X, Y, X_held, Y_held = (
+        take_rows(X, rows),
+        take_pattern_rows(Y, rows),
+        take_rows(X_held, held),
+        take_pattern_rows(Y_held, held),
+    )
     if made.labels:
         X, X_held = of_features(X, X_held)
     if made.normalised:
@@ -76,7 +83,11 @@ def generated(name: str, lam: float) -> Problem:
     """A small problem: noisy linear classes; in the sparse one every tenth row has two labels."""
     rng, dense = np.random.default_rng(0), name == "generated-dense"
     n, d, k = (1600, 40, 10) if dense else (1600, 150, 20)
-    X = rng.normal(size=(n, d)) if dense else rng.exponential(size=(n, d)) * (rng.random((n, d)) < 0.1)
+    X = (
+        rng.normal(size=(n, d))
+        if dense
+        else rng.exponential(size=(n, d)) * (rng.random((n, d)) < 0.1)
+    )
     scores = X @ rng.normal(size=(d, k)) + rng.normal(size=(n, k))
     order = np.argsort(-scores, axis=1)
     several = np.where(np.arange(n) % 10 == 0, 1 if dense else 2, 1)
@@ -85,7 +96,11 @@ def generated(name: str, lam: float) -> Problem:
     indptr = np.concatenate([[0], np.cumsum((X != 0).sum(axis=1))])
     matrix = csr(indptr, np.nonzero(X)[1], X[X != 0], d)
     own, held = (np.arange(*ends) for ends in ((0, 1200), (1200, n)))
-    parts = [take(what, rows) for rows in (own, held) for take, what in ((take_rows, matrix), (take_pattern_rows, Y))]
+    parts = [
+        take(what, rows)
+        for rows in (own, held)
+        for take, what in ((take_rows, matrix), (take_pattern_rows, Y))
+    ]
     return Problem(name, *parts, lam, "made here")
 
 
@@ -111,4 +126,6 @@ def of_length_1(X: CSR) -> CSR:
     """Each row divided by its Euclidean length."""
     squares = np.append(np.asarray(X.data, np.float64) ** 2, 0.0)
     lengths = np.sqrt(np.add.reduceat(squares, X.indptr[:-1]) * (np.diff(X.indptr) > 0))
-    return X._replace(data=frozen(X.data / np.repeat(np.maximum(lengths, 1e-30), np.diff(X.indptr)), np.float32))
+    return X._replace(
+        data=frozen(X.data / np.repeat(np.maximum(lengths, 1e-30), np.diff(X.indptr)), np.float32)
+    )

@@ -37,7 +37,11 @@ from xcray.solvers.rows import Rows as Products
 CHUNK = 1 << 20  # scores in hand when a model is measured
 NEXT = 1.15  # held-out rows are looked at when the clock shows so many times what it did then
 ENDLESS = 10**6
-EXACT = {"centre": "no", "inner": 0.1, "inner_steps": 10}  # LC as published: classes solved, nothing else
+EXACT = {
+    "centre": "no",
+    "inner": 0.1,
+    "inner_steps": 10,
+}  # LC as published: classes solved, nothing else
 
 OPEN = {"epochs": ENDLESS, "tolerance": 0.0}  # the clock ends the run
 MERGED = {"mode": "both", "rest_every": 4, **OPEN}  # so an epoch takes 5/4 laps instead of two
@@ -51,7 +55,10 @@ SOLVERS: dict[str, Any] = {
     "LC, centred": LCSolver(tolerance=1e-5, max_rounds=ENDLESS, watch_every=0),
     "L-BFGS": LBFGSSolver(tolerance=1e-5, max_iterations=ENDLESS, watch_every=0),
 }
-ASYNC = ("DS-MLR, ring", "DS-MLR, NOMAD")  # nothing but the order of work: with one worker they are the merged form
+ASYNC = (
+    "DS-MLR, ring",
+    "DS-MLR, NOMAD",
+)  # nothing but the order of work: with one worker they are the merged form
 SEEN: dict[Any, dict[int, tuple[float, float]]] = {}  # F1 by epoch of runs that were watched
 
 
@@ -71,10 +78,15 @@ class Clock:
     """
 
     def __init__(self, problem: Problem, budget: float, target: float, looks: bool) -> None:
-        self._problem, self._budget, self._target, self.looks = problem, budget, target, looks
+        self._problem = problem
+        self._budget = budget
+        self._target = target
+        self.looks = looks
         self.points: list[Point] = []
         self.running = False
-        self._seconds, self._began, self._looked = 0.0, 0.0, 0.0
+        self._seconds = 0.0
+        self._began = 0.0
+        self._looked = 0.0
 
     def go(self, ago: float = 0.0) -> None:
         """It works from now on, or since so many seconds."""
@@ -116,7 +128,9 @@ def cores(n: int) -> Iterator[None]:
         os.sched_setaffinity(0, mine)
 
 
-def run(name: str, problem: Problem, workers: int, budget: float, target: float, looks: bool = True) -> list[Point]:
+def run(
+    name: str, problem: Problem, workers: int, budget: float, target: float, looks: bool = True
+) -> list[Point]:
     """One method on so many workers and cores, until the clock shows `budget` or the objective is at most `target`.
 
     looks: whether held-out rows are looked at on the way.
@@ -134,11 +148,15 @@ class Hands:
     """Hands of a solver that goes in rounds."""
 
     def __init__(self, solver: Any, problem: Problem, workers: int) -> None:
-        self._solver, self._problem, self._workers = solver, problem, workers
+        self._solver = solver
+        self._problem = problem
+        self._workers = workers
 
     def hand(self, worker: str, stopped: Callable[[], bool]) -> Any:
         """All rows, or a share."""
-        shares = (1, 0) if self._solver.replicated else (self._workers, int(worker.rpartition("-")[2]))
+        shares = (
+            (1, 0) if self._solver.replicated else (self._workers, int(worker.rpartition("-")[2]))
+        )
         return self._solver.local(shard(self._problem, *shares), None, stopped)
 
     def warm_up(self) -> None:
@@ -185,14 +203,18 @@ def run_circulating(solver: DSMLRSolver, problem: Problem, workers: int, clock: 
             clock.points[number] = Point(*clock.points[number][:2], *seen.get(epoch, (None, None)))
 
 
-def watched(solver: DSMLRSolver, problem: Problem, workers: int, epochs: list[int]) -> dict[int, tuple[float, float]]:
+def watched(
+    solver: DSMLRSolver, problem: Problem, workers: int, epochs: list[int]
+) -> dict[int, tuple[float, float]]:
     """Micro- and macro-F1 by epoch, the last of `epochs` among them. "sync" and "ring" make the same weights: one does."""
     order = "ring" if solver.order == "sync" else solver.order
     key = problem.name, problem.X.n_rows, workers, replace(solver, order=order)
     if max(epochs) not in SEEN.get(key, {}):
         again = Rests(None, max(epochs))
         rested(solver, problem, workers, again, watch=problem.X_held.n_rows)
-        SEEN[key] = {entry["epoch"]: (entry["micro-F1"], entry["macro-F1"]) for entry in again.entries}
+        SEEN[key] = {
+            entry["epoch"]: (entry["micro-F1"], entry["macro-F1"]) for entry in again.entries
+        }
     return SEEN[key]
 
 
@@ -200,7 +222,9 @@ class Rests:
     """Hears of the rests of a training, and stops it when the clock or the number of epochs says that it is enough."""
 
     def __init__(self, clock: Clock | None, epochs: int = ENDLESS) -> None:
-        self._clock, self._last, self._newest = clock, epochs, None
+        self._clock = clock
+        self._last = epochs
+        self._newest = None
         self.entries: list[Any] = []
         self.epochs: list[int] = []
         self.stop = StopFlag()
@@ -229,7 +253,9 @@ def rested(solver: DSMLRSolver, problem: Problem, workers: int, rests: Rests, wa
     n_features, n_labels = problem.X.n_cols, problem.Y.n_cols
     grid = solver.grid(problem.X.n_rows, n_labels, n_features, workers)
     held = (problem.X_held, problem.Y_held) if watch else None
-    rows = rows_of(problem.X, problem.Y, None, held, grid=grid, seed=solver.seed, bias=0.0, watch=watch)
+    rows = rows_of(
+        problem.X, problem.Y, None, held, grid=grid, seed=solver.seed, bias=0.0, watch=watch
+    )
     plan = Plan(
         grid=grid,
         n_labels=n_labels,
@@ -273,5 +299,8 @@ def held_out(problem: Problem, W: Float64) -> tuple[float, float]:
     """Micro- and macro-F1 of the first label of each held-out row."""
     part = shard_of(problem.X_held, problem.Y_held, np.arange(problem.X_held.n_rows), total=1.0)
     labels = np.concatenate([top(S, 0, 1).labels for _, _, S in scored(part, W)])
-    found = f1(chosen(TopK(frozen(labels, np.int32), np.zeros(labels.shape)), problem.Y_held.n_cols, k=1), problem.Y_held)
+    found = f1(
+        chosen(TopK(frozen(labels, np.int32), np.zeros(labels.shape)), problem.Y_held.n_cols, k=1),
+        problem.Y_held,
+    )
     return found["micro-F1"], found["macro-F1"]

@@ -57,10 +57,13 @@ class Run:
 
     def __init__(self, ray: Nodes, place: Path, spec: TrainSpec, **more: Any) -> None:
         place.mkdir()
-        self.place, self._read, self._seen = place, 0, dict[str, Any]()
+        self.place = place
+        self._read = 0
+        self._seen = dict[str, Any]()
         given = {"place": str(place), "spec": spec.as_dict(), **more}
         words = [sys.executable, "-m", "benchmarks.nodes_driver", json.dumps(given)]
-        self.began, self.process = time.time(), ray.head.start(words, place / "driver.log")
+        self.began = time.time()
+        self.process = ray.head.start(words, place / "driver.log")
         self.history: list[dict[str, Any]] = []
 
     def seen(self) -> dict[str, Any]:
@@ -72,7 +75,9 @@ class Run:
                 self._read += len(line)
                 self.history.append(json.loads(line))
                 self._seen |= self.history[-1]
-        assert self.process.poll() in (None, 0), (self.place / "driver.log").read_text(errors="replace")[-3000:]
+        assert self.process.poll() in (None, 0), (self.place / "driver.log").read_text(
+            errors="replace"
+        )[-3000:]
         return self._seen
 
     def at(self, share: float) -> None:
@@ -81,14 +86,23 @@ class Run:
         def reached() -> bool:
             now = self.seen()
             over = self.process.poll() is not None
-            return over or (now.get("phase") == "TRAINING" and now.get("total", 0) and now["done"] >= share * now["total"])
+            return over or (
+                now.get("phase") == "TRAINING"
+                and now.get("total", 0)
+                and now["done"] >= share * now["total"]
+            )
 
         until(reached, f"{share:.0%} of {self.place.name}", TRAINING_SECONDS, 0.02)
         assert self.process.poll() is None, "the training ended too early: give it more work"
 
     def end(self) -> dict[str, Any]:
         """Wait for the end; what came out."""
-        until(lambda: self.seen() is not None and self.process.poll() is not None, self.place.name, TRAINING_SECONDS, 0.1)
+        until(
+            lambda: self.seen() is not None and self.process.poll() is not None,
+            self.place.name,
+            TRAINING_SECONDS,
+            0.1,
+        )
         self.seen()
         return {**read_json(self.place / "result.json"), "seconds": time.time() - self.began}
 
@@ -96,9 +110,14 @@ class Run:
         """Batches by how they ended, with the wall clock at their starts and ends, and the addresses of their nodes."""
         (opened,) = read_json(self.place / "result.json")["opened"]
         rows = read_streams(self.place / "run")
-        chosen = rows.filter(pc.is_in(rows.column("outcome"), pc.cast([*outcomes], "string"))).to_pylist()
+        chosen = rows.filter(
+            pc.is_in(rows.column("outcome"), pc.cast([*outcomes], "string"))
+        ).to_pylist()
         for each in chosen:
-            each |= {"from": opened + each["started"], "to": opened + each["started"] + each["seconds"]}
+            each |= {
+                "from": opened + each["started"],
+                "to": opened + each["started"] + each["seconds"],
+            }
             each["node"] = each["node"].split("/")[0]
         return sorted(chosen, key=lambda each: each["from"])
 
@@ -110,37 +129,58 @@ class Run:
 
     def first_look(self, holds: Any) -> float | None:
         """The wall clock at the first look whose nodes fulfil something."""
-        return next((each["at"] for each in self.history if "nodes" in each and holds(each["nodes"])), None)
+        return next(
+            (each["at"] for each in self.history if "nodes" in each and holds(each["nodes"])), None
+        )
 
 
 class Bench:
     """What the parts share: the data, the options, the folder, hashes by name."""
 
     def __init__(self, set: Stage, data: Dataset, chosen: argparse.Namespace) -> None:
-        self.stage, self.data, self.chosen = set, data, chosen
+        self.stage = set
+        self.data = data
+        self.chosen = chosen
         self.rows: list[dict[str, Any]] = []
         self._hashes: dict[str, str] = {}
 
     def spec(self, how: str, workers: int, ray: Nodes | None) -> TrainSpec:
         """A training of one kind: "ppdsparse", or an order of DS-MLR."""
-        params: dict[str, Any] = {"epochs": self.chosen.epochs, "order": how, "tolerance": 0.0, **GRID}
+        params: dict[str, Any] = {
+            "epochs": self.chosen.epochs,
+            "order": how,
+            "tolerance": 0.0,
+            **GRID,
+        }
         params = {"eps": self.chosen.eps} if how == "ppdsparse" else params
-        place: dict[str, Any] = {"pool": "threads"} if ray is None else {"pool": "ray", "ray_address": ray.gcs}
+        place: dict[str, Any] = (
+            {"pool": "threads"} if ray is None else {"pool": "ray", "ray_address": ray.gcs}
+        )
         solver = "ppdsparse" if how == "ppdsparse" else "dsmlr"
-        return TrainSpec(str(self.data.path), solver=solver, params=params, workers=workers, **place)
+        return TrainSpec(
+            str(self.data.path), solver=solver, params=params, workers=workers, **place
+        )
 
     def expected(self, how: str) -> str:
         """The SHA-256 on threads of this process."""
         if how not in self._hashes:
             place = self.stage.place(f"threads-{how}")
             began = time.time()
-            self._hashes[how] = train(self.spec(how, 2, None), run_dir=place / "run", out=place / "model").sha256
+            self._hashes[how] = train(
+                self.spec(how, 2, None), run_dir=place / "run", out=place / "model"
+            ).sha256
             self.tell("threads", how, sha256=self._hashes[how], seconds=time.time() - began)
         return self._hashes[how]
 
     def start(self, ray: Nodes, name: str, how: str, workers: int, **more: Any) -> Run:
         """A training on a Ray."""
-        return Run(ray, self.stage.folder / name, self.spec(how, workers, ray), eager=self.chosen.small, **more)
+        return Run(
+            ray,
+            self.stage.folder / name,
+            self.spec(how, workers, ray),
+            eager=self.chosen.small,
+            **more,
+        )
 
     @contextmanager
     def ray(self) -> Iterator[Nodes]:
@@ -154,7 +194,11 @@ class Bench:
         """Note a row, and say it."""
         row = {"part": part, "how": how, **figures}
         self.rows.append(row)
-        shown = {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items() if name != "chart"}
+        shown = {
+            name: round(value, 2) if isinstance(value, float) else value
+            for name, value in row.items()
+            if name != "chart"
+        }
         print("  ".join(f"{name} {str(value)[:60]}" for name, value in shown.items()), flush=True)
         return row
 
@@ -182,8 +226,20 @@ class Bench:
         """What a picture needs: bars (worker, node, from, to, outcome) and lines, in seconds since the first batch."""
         batches = run.batches(DONE, LOST, DUPLICATE)
         zero = batches[0]["from"]
-        bars = [[b["worker"], b["node"], round(b["from"] - zero, 3), round(b["to"] - zero, 3), b["outcome"]] for b in batches]
-        return {"bars": bars, "events": {name: round(when - zero, 3) for name, when in events.items()}}
+        bars = [
+            [
+                b["worker"],
+                b["node"],
+                round(b["from"] - zero, 3),
+                round(b["to"] - zero, 3),
+                b["outcome"],
+            ]
+            for b in batches
+        ]
+        return {
+            "bars": bars,
+            "events": {name: round(when - zero, 3) for name, when in events.items()},
+        }
 
 
 def same(bench: Bench, how: str = "ppdsparse", part: str = "same") -> None:
@@ -197,10 +253,19 @@ def same(bench: Bench, how: str = "ppdsparse", part: str = "same") -> None:
             run = bench.start(ray, f"{part}-{how}-{count}", how, count)
             figures = bench.judged(run, how)
             used = len({each["node"] for each in run.batches(DONE)})
-            bench.tell(part, how, nodes=count, nodes_used=used, sent_mb=(sent(ray) - before) / 1e6, **figures)
+            bench.tell(
+                part,
+                how,
+                nodes=count,
+                nodes_used=used,
+                sent_mb=(sent(ray) - before) / 1e6,
+                **figures,
+            )
 
 
-def kill(bench: Bench, how: str = "ppdsparse", part: str = "kill", share: float = 0.4, **more: Any) -> None:
+def kill(
+    bench: Bench, how: str = "ppdsparse", part: str = "kill", share: float = 0.4, **more: Any
+) -> None:
     """A node dies."""
     for turn in range(bench.chosen.repeats):
         bench.expected(how)
@@ -218,25 +283,44 @@ def kill(bench: Bench, how: str = "ppdsparse", part: str = "kill", share: float 
 def given_up(bench: Bench, run: Run, victim: Node, other: Node) -> None:
     """Wait until Ray takes a node for dead, or the training is over. Small ones would be over before: their others wait, too."""
     held = bench.chosen.small and other.hold() > 0
-    until(lambda: victim.address not in run.seen().get("nodes", {}) or run.process.poll() is not None, "the node is given up", 240)
+    until(
+        lambda: victim.address not in run.seen().get("nodes", {}) or run.process.poll() is not None,
+        "the node is given up",
+        240,
+    )
     if held:
         other.hold(signal.SIGCONT)
 
 
 def after_loss(
-    bench: Bench, run: Run, victim: Node, when: float, part: str, how: str, figures: Mapping[str, Any], **more: Any
+    bench: Bench,
+    run: Run,
+    victim: Node,
+    when: float,
+    part: str,
+    how: str,
+    figures: Mapping[str, Any],
+    **more: Any,
 ) -> None:
     """The row of a run that lost a node at a moment."""
     noticed = (
-        each["at"] for each in run.history if each["at"] > when and victim.address not in each.get("nodes", [victim.address])
+        each["at"]
+        for each in run.history
+        if each["at"] > when and victim.address not in each.get("nodes", [victim.address])
     )
     seen = next(noticed, None)
     lost, done = run.batches(LOST), run.batches(DONE)
     mine = [each for each in lost if each["node"] == victim.address or how != "ppdsparse"]
     told = max((each["to"] for each in mine), default=None)
-    again = [each for each in done if each["from"] > when and (each["attempt"] > 1 or how != "ppdsparse")]
+    again = [
+        each for each in done if each["from"] > when and (each["attempt"] > 1 or how != "ppdsparse")
+    ]
     others = [each for each in done if each["node"] != victim.address and each["from"] > when]
-    late = [each for each in done if each["node"] == victim.address and told is not None and each["to"] > told]
+    late = [
+        each
+        for each in done
+        if each["node"] == victim.address and told is not None and each["to"] > told
+    ]
     moments = sorted([when, *(each["from"] for each in done if each["from"] > when)])
     bench.tell(
         part,
@@ -245,7 +329,9 @@ def after_loss(
         driver_noticed_seconds=None if told is None else told - when,
         others_go_on_seconds=others[0]["from"] - when if others else None,
         lost_work_goes_on_seconds=again[0]["from"] - when if again else None,
-        stood_still_seconds=max((after - before for before, after in pairwise(moments)), default=None),
+        stood_still_seconds=max(
+            (after - before for before, after in pairwise(moments)), default=None
+        ),
         zombie_results_accepted=len(late),
         **figures,
         **more,
@@ -262,24 +348,36 @@ def add(bench: Bench) -> None:
             first = ray.add()
             run = bench.start(ray, f"add-{len(hide)}", "ppdsparse", 2)
             run.at(0.15)
-            if bench.chosen.small:  # so little work that it would be done before a node is up: let it wait
+            if (
+                bench.chosen.small
+            ):  # so little work that it would be done before a node is up: let it wait
                 assert first.hold(), "nobody works"
             before, done = sent(ray), run.seen()["done"]
             node = ray.add(hide=hide)
             if bench.chosen.small:
-                until(lambda run=run, done=done: run.seen()["done"] > done + 100, "the new node works", 240)
+                until(
+                    lambda run=run, done=done: run.seen()["done"] > done + 100,
+                    "the new node works",
+                    240,
+                )
                 first.hold(signal.SIGCONT)
             figures = bench.judged(run, "ppdsparse")
             up = run.first_look(lambda there, node=node: node.address in there)
-            begun = next((each["from"] for each in run.batches(DONE) if each["node"] == node.address), None)
-            assert up is not None, "the new node never came up while the training ran: give it more work"
+            begun = next(
+                (each["from"] for each in run.batches(DONE) if each["node"] == node.address), None
+            )
+            assert up is not None, (
+                "the new node never came up while the training ran: give it more work"
+            )
             bench.tell(
                 "add",
                 "ppdsparse",
                 sees_data=not hide,
                 up_to_first_batch_seconds=None if begun is None else begun - up,
                 start_to_first_batch_seconds=None if begun is None else begun - node.asked,
-                batches_of_the_new_node=sum(each["node"] == node.address for each in run.batches(DONE)),
+                batches_of_the_new_node=sum(
+                    each["node"] == node.address for each in run.batches(DONE)
+                ),
                 sent_mb=(sent(ray) - before) / 1e6,
                 **figures,
                 chart=bench.chart(run, started=node.asked, up=up),
@@ -326,14 +424,28 @@ def drain(bench: Bench, how: str = "ring") -> None:
         run.at(0.2)
         ray.head.drain(run.seen()["nodes"][pair[0].address], 20)
         when = time.time()
-        until(lambda: any("left before" in each.get("note", "") for each in run.history) or run.over, "the node is left", 240)
+        until(
+            lambda: any("left before" in each.get("note", "") for each in run.history) or run.over,
+            "the node is left",
+            240,
+        )
         left, third = time.time(), ray.add()
-        until(lambda: any(" came" in each.get("note", "") for each in run.history) or run.over, "the node that came is used", 240)
+        until(
+            lambda: any(" came" in each.get("note", "") for each in run.history) or run.over,
+            "the node that came is used",
+            240,
+        )
         came = time.time()
-        assert any("left before" in each.get("note", "") for each in run.history), "it ended too early: give it more --epochs"
+        assert any("left before" in each.get("note", "") for each in run.history), (
+            "it ended too early: give it more --epochs"
+        )
         pair[0].kill()
         figures = bench.judged(run, how)
-        late = [each for each in run.batches(DONE) if each["node"] == pair[0].address and each["from"] > left]
+        late = [
+            each
+            for each in run.batches(DONE)
+            if each["node"] == pair[0].address and each["from"] > left
+        ]
         new = [each for each in run.batches(DONE) if each["node"] == third.address]
         bench.tell(
             "drain",
@@ -367,20 +479,37 @@ def verdict(rows: list[dict[str, Any]]) -> dict[str, bool]:
 def chosen_of(given: list[str]) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nodes", description=__doc__)
-    parser.add_argument("--data", type=Path, help="directory of data sets, each with train.txt.xz and test.txt.xz")
-    parser.add_argument("--set", default="pydocs", help="the set of --data to train on; pydocs is made")
-    parser.add_argument("--mlr-set", help="another set for the part mlr, whose weights are dense; made up by default")
+    parser.add_argument(
+        "--data", type=Path, help="directory of data sets, each with train.txt.xz and test.txt.xz"
+    )
+    parser.add_argument(
+        "--set", default="pydocs", help="the set of --data to train on; pydocs is made"
+    )
+    parser.add_argument(
+        "--mlr-set",
+        help="another set for the part mlr, whose weights are dense; made up by default",
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--counts", nargs="+", type=int, default=[1, 2, 4], help="numbers of nodes")
     parser.add_argument("--eps", type=float, default=1e-3, help="of PPDSparse: less is more work")
-    parser.add_argument("--repeats", type=int, default=1, help="how many nodes are killed, one a run")
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="how many nodes are killed, one a run"
+    )
     parser.add_argument("--epochs", type=int, default=8, help="of DS-MLR")
     parser.add_argument("--store", type=int, default=80, help="MiB of a node's object store")
-    parser.add_argument("--slow-health", action="store_true", help="Ray's own patience with silent nodes")
+    parser.add_argument(
+        "--slow-health", action="store_true", help="Ray's own patience with silent nodes"
+    )
     parser.add_argument("--small", action="store_true", help="the quick form of the test suite")
-    parser.add_argument("--plain", action="store_true", help="no namespaces, also where they are allowed")
-    parser.add_argument("--json", type=lambda text: Path(text).absolute(), help="write the result here too")
-    parser.add_argument("--picture", type=lambda text: Path(text).absolute(), help="write a PNG here")
+    parser.add_argument(
+        "--plain", action="store_true", help="no namespaces, also where they are allowed"
+    )
+    parser.add_argument(
+        "--json", type=lambda text: Path(text).absolute(), help="write the result here too"
+    )
+    parser.add_argument(
+        "--picture", type=lambda text: Path(text).absolute(), help="write a PNG here"
+    )
     return parser.parse_args(given)
 
 
@@ -391,12 +520,23 @@ def main(given: list[str]) -> int:
     before = machine()
     with stage("nodes", "several nodes", runs=1, seed=0) as set:
         rows = []
-        for names, name in ((("same", "kill", "add", "cut"), chosen.set), (("mlr", "round", "drain"), chosen.mlr_set or "narrow")):
+        for names, name in (
+            (("same", "kill", "add", "cut"), chosen.set),
+            (("mlr", "round", "drain"), chosen.mlr_set or "narrow"),
+        ):
             parts = [part for part in chosen.parts if part in names]
             if parts:
                 bench = Bench(set, data_of(name, chosen, set.folder), chosen)
                 for part in parts:
-                    {"same": same, "kill": kill, "add": add, "cut": cut, "mlr": mlr, "round": rounds, "drain": drain}[part](bench)
+                    {
+                        "same": same,
+                        "kill": kill,
+                        "add": add,
+                        "cut": cut,
+                        "mlr": mlr,
+                        "round": rounds,
+                        "drain": drain,
+                    }[part](bench)
                 rows += bench.rows
     found = verdict(rows)
     kind = os.environ.get("FAULTS_INSIDE", "")
@@ -414,9 +554,19 @@ def data_of(name: str, chosen: argparse.Namespace, folder: Path) -> Dataset:
     """A data set by name; "narrow" and small ones are made up."""
     if name == "narrow":
         sizes = {"rows": 3000, "features": 500, "labels": 200, "seed": 7}
-        return build("synthetic", {}, folder / "narrow", BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": sizes}))
+        return build(
+            "synthetic",
+            {},
+            folder / "narrow",
+            BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": sizes}),
+        )
     if chosen.small:
-        return build("synthetic", {}, folder / "small", BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": SMALL}))
+        return build(
+            "synthetic",
+            {},
+            folder / "small",
+            BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": SMALL}),
+        )
     data = None if chosen.data is None else chosen.data.absolute()
     return dataset(name, data, folder)
 

@@ -30,7 +30,8 @@ class Looker:
 
     def __init__(self, path: Path) -> None:
         self._out = path.open("w")
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._known: dict[str, Any] = {}
 
@@ -62,8 +63,16 @@ class Looker:
 
         while not self._over.wait(LOOK):
             if ray.is_initialized():
-                with contextlib.suppress(ray.exceptions.RayError, RuntimeError, ValueError, AttributeError, KeyError):
-                    self.note(nodes={node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]})
+                with contextlib.suppress(
+                    ray.exceptions.RayError, RuntimeError, ValueError, AttributeError, KeyError
+                ):
+                    self.note(
+                        nodes={
+                            node["NodeManagerAddress"]: node["NodeID"]
+                            for node in ray.nodes()
+                            if node["Alive"]
+                        }
+                    )
 
 
 def main(text: str) -> None:
@@ -83,8 +92,15 @@ def main(text: str) -> None:
 
     RayWorkers._connect = noted  # type: ignore[method-assign]
     with Looker(place / "seen.jsonl") as looker:
-        result = train(spec, run_dir=place / "run", out=place / "model", progress=looker.progress, job=JOB)
-    found = {"sha256": result.sha256, "report": result.report, "measures": result.measures, "opened": opened}
+        result = train(
+            spec, run_dir=place / "run", out=place / "model", progress=looker.progress, job=JOB
+        )
+    found = {
+        "sha256": result.sha256,
+        "report": result.report,
+        "measures": result.measures,
+        "opened": opened,
+    }
     write_json(place / "result.json", found)
 
 

@@ -25,7 +25,9 @@ def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     charts = [row for row in rows if "chart" in row]
     counted = [row for row in rows if "nodes" in row]
     panels = len(charts) + bool(counted)
-    figure, axes = plt.subplots(panels, 1, figsize=(9, 1.9 * max(panels, 1)), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        panels, 1, figsize=(9, 1.9 * max(panels, 1)), layout="constrained", squeeze=False
+    )
     places = list(axes.flat)
     for place, row in zip(places, charts, strict=False):
         draw_run(place, row)
@@ -42,13 +44,19 @@ def draw_run(place: Any, row: Mapping[str, Any]) -> None:
     for worker, host, start, end, outcome in bars:
         colour = {"done": f"C{hosts.index(host)}", "duplicate": "0.7"}.get(outcome, "tab:red")
         place.broken_barh(
-            [(start, end - start)], (workers.index(worker) - 0.4, 0.8), color=colour, edgecolor="white", linewidth=0.3
+            [(start, end - start)],
+            (workers.index(worker) - 0.4, 0.8),
+            color=colour,
+            edgecolor="white",
+            linewidth=0.3,
         )
     for name, when in events.items():
         place.axvline(when, color="black", linewidth=1)
         place.text(when, len(workers) - 0.45, f" {name}", fontsize=8, va="bottom")
     place.set_yticks(range(len(workers)), workers, fontsize=8)
-    sees = {True: ", it sees the data", False: ", it does not see the data"}.get(row.get("sees_data"), "")
+    sees = {True: ", it sees the data", False: ", it does not see the data"}.get(
+        row.get("sees_data"), ""
+    )
     place.set_title(TITLES.get(row["part"], row["part"]) + sees, fontsize=10, loc="left", pad=14)
     place.set_xlabel("seconds", fontsize=8)
 
@@ -57,7 +65,9 @@ def draw_counts(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """Bytes over the bridge by the number of nodes."""
     for how in dict.fromkeys(row["how"] for row in rows):
         mine = [row for row in rows if row["how"] == how]
-        place.plot([row["nodes"] for row in mine], [row["sent_mb"] for row in mine], "o-", label=how)
+        place.plot(
+            [row["nodes"] for row in mine], [row["sent_mb"] for row in mine], "o-", label=how
+        )
     place.set_xticks(sorted({row["nodes"] for row in rows}))
     place.set_ylim(bottom=0)
     place.set_title("MB over the network, by nodes", fontsize=10, loc="left")

@@ -77,13 +77,17 @@ def liblinear(X: sp.csr_matrix, y: Any, cost: float, tol: float) -> tuple[Any, f
 def compare(name: str, split: Split, labels: Any, eps: float, tol: float) -> dict[str, Any]:
     """Both objectives of every label; differences relative to LIBLINEAR's."""
     cost, X = C.get(name, 1.0), rows_of(name, split)
-    block = solved(X, split, labels, {"C": cost, "lam": 0.0, "eps": eps, "max_rounds": 1000, "max_sweeps": 200})
+    block = solved(
+        X, split, labels, {"C": cost, "lam": 0.0, "eps": eps, "max_rounds": 1000, "max_sweeps": 200}
+    )
     X64, weights = X.to_scipy().astype(np.float64), block.W.to_scipy().astype(np.float64)
     ours, theirs, converged = np.zeros(len(labels)), np.zeros(len(labels)), 0
     for place, label in enumerate(labels.tolist()):
         y = signs(split, label)
         w, b, fine = liblinear(X64, y, cost, tol)
-        ours[place] = objective(X64, y, weights[[place]].toarray()[0], float(block.bias[place]), cost)
+        ours[place] = objective(
+            X64, y, weights[[place]].toarray()[0], float(block.bias[place]), cost
+        )
         theirs[place] = objective(X64, y, w, b, cost)
         converged += fine
     difference = (ours - theirs) / theirs
@@ -136,9 +140,17 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(7, 3.5), layout="constrained")
     for row in rows:
         values = np.sort(np.abs(row["differences"]))
-        axis.plot(np.linspace(0, 100, len(values)), np.maximum(values, 1e-12), label=f"{row['set']} ({row['labels']} classes)")
+        axis.plot(
+            np.linspace(0, 100, len(values)),
+            np.maximum(values, 1e-12),
+            label=f"{row['set']} ({row['labels']} classes)",
+        )
     axis.axhline(BAR, color="black", linewidth=0.8, linestyle="--")
-    axis.set(yscale="log", xlabel="classes (%), sorted", ylabel="|difference| of the objectives,\nrelative to LIBLINEAR's")
+    axis.set(
+        yscale="log",
+        xlabel="classes (%), sorted",
+        ylabel="|difference| of the objectives,\nrelative to LIBLINEAR's",
+    )
     axis.legend(frameon=False)
     figure.savefig(path, dpi=120)
 
@@ -149,7 +161,10 @@ def main() -> None:
         __doc__ or "",
         sets={"nargs": "+"},
         certify={"nargs": "*", "default": []},
-        cache={"type": Path, "help": "directory that keeps the data sets; default: a temporary one"},
+        cache={
+            "type": Path,
+            "help": "directory that keeps the data sets; default: a temporary one",
+        },
         eps={"type": float, "default": 1e-4},
         tol={"type": float, "default": 1e-6},
     )
@@ -158,7 +173,9 @@ def main() -> None:
         place, rows = (chosen.cache or folder) / "sets", []
         for name in chosen.sets or (SETS if chosen.data else ["synthetic"]):
             data = dataset(name, chosen.data, place)
-            labels = sample(data.label_counts, SAMPLE if data.n_labels > FEW or not chosen.data else FEW)
+            labels = sample(
+                data.label_counts, SAMPLE if data.n_labels > FEW or not chosen.data else FEW
+            )
             rows.append(compare(name, data.train, labels, chosen.eps, chosen.tol))
         sealed = [certify(name, dataset(name, chosen.data, place).train) for name in chosen.certify]
         if chosen.picture:

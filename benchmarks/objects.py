@@ -33,7 +33,13 @@ BUCKET = "benchmark"
 
 def sealed(folder: Path, megabytes: int) -> Path:
     """Random files shaped like a model's."""
-    sizes = {"weights.arrow": 47, "index/lists.arrow": 47, "classes.arrow": 4, "labels.arrow": 1, "bias.arrow": 1}
+    sizes = {
+        "weights.arrow": 47,
+        "index/lists.arrow": 47,
+        "classes.arrow": 4,
+        "labels.arrow": 1,
+        "bias.arrow": 1,
+    }
     for name, percent in sizes.items():
         path = folder / "model" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,8 +61,14 @@ def storage() -> Iterator[str]:
             while not reachable(f"127.0.0.1:{port}", 1.0):
                 time.sleep(0.1)
             url = f"http://127.0.0.1:{port}"
-            os.environ |= {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-            boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket=BUCKET)
+            os.environ |= {
+                "AWS_ENDPOINT_URL": url,
+                "AWS_ACCESS_KEY_ID": "key",
+                "AWS_SECRET_ACCESS_KEY": "secret",
+            }
+            boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(
+                Bucket=BUCKET
+            )
             yield f"s3://{BUCKET}/models"
         finally:
             server.terminate()
@@ -81,12 +93,20 @@ def copied(source: Path, target: Path) -> None:
                 os.fsync(handle.fileno())
 
 
-def ways(uri: str, source: Path, files: Any, size: int, folder: Path, repeats: int) -> dict[str, Any]:
+def ways(
+    uri: str, source: Path, files: Any, size: int, folder: Path, repeats: int
+) -> dict[str, Any]:
     """Push and pull of one storage."""
     root = Place.at(uri) / uuid.uuid4().hex
     name = uri.partition(":")[0]
-    out = {f"push {name}": best(repeats, size, lambda turn: send(source, files, b"{}", root / str(turn)))}
-    out[f"pull {name}"] = best(repeats, size, lambda turn: fetch(root / "0", files, folder / f"{name}-{turn}"))
+    out = {
+        f"push {name}": best(
+            repeats, size, lambda turn: send(source, files, b"{}", root / str(turn))
+        )
+    }
+    out[f"pull {name}"] = best(
+        repeats, size, lambda turn: fetch(root / "0", files, folder / f"{name}-{turn}")
+    )
     for turn in range(repeats):
         shutil.rmtree(folder / f"{name}-{turn}")
     return out
@@ -97,7 +117,9 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
     source = sealed(folder, chosen.megabytes)
     files = file_digests(source)
     size = sum(entry["bytes"] for entry in files.values())
-    found: dict[str, Any] = {"copy": best(chosen.repeats, size, lambda turn: copied(source, folder / f"copy-{turn}"))}
+    found: dict[str, Any] = {
+        "copy": best(chosen.repeats, size, lambda turn: copied(source, folder / f"copy-{turn}"))
+    }
     for turn in range(chosen.repeats):
         shutil.rmtree(folder / f"copy-{turn}")
     found["hash"] = best(chosen.repeats, size, lambda turn: verify_files(source, files))

@@ -53,7 +53,10 @@ def solved(solver: Any, local: Any, n_labels: int) -> tuple[Block, CSR | None, f
     whole = merge(blocks, n_labels, local.problem.X.n_cols)
     if duals[0] is None:
         return whole, None, seconds
-    rows = [Block(block.labels, kept, block.bias, block.records) for block, kept in zip(blocks, duals, strict=True)]
+    rows = [
+        Block(block.labels, kept, block.bias, block.records)
+        for block, kept in zip(blocks, duals, strict=True)
+    ]
     return whole, merge(rows, n_labels, local.problem.X.n_rows).W, seconds
 
 
@@ -68,13 +71,25 @@ def along(held: Dataset, points: list[Point]) -> list[dict[str, Any]]:
         solver = PPDSparseSolver(**point.params)
         start = None if point.start is None else kept[point.start]
         factor = 1.0 if point.start is None else rescale(points[point.start].params, point.params)
-        row: dict[str, Any] = {"params": point.params, "start": None if point.start is None else points[point.start].params}
+        row: dict[str, Any] = {
+            "params": point.params,
+            "start": None if point.start is None else points[point.start].params,
+        }
         for warm in (False, True) if point.number % 2 else (True, False):
-            block, duals, seconds = solved(Warm(solver, start, factor) if warm else solver, local, held.n_labels)
+            block, duals, seconds = solved(
+                Warm(solver, start, factor) if warm else solver, local, held.n_labels
+            )
             name = "warm" if warm else "cold"
             certified = block.records["gap"] <= solver.eps * block.records["null"]
-            row[name] = {"seconds": seconds, "rounds": int(block.records["rounds"].sum()), "nnz": block.W.nnz}
-            row[name] |= {"certified": float(certified.mean()), "P@1": p_at_1(block.W, block.bias, held["test"])}
+            row[name] = {
+                "seconds": seconds,
+                "rounds": int(block.records["rounds"].sum()),
+                "nnz": block.W.nnz,
+            }
+            row[name] |= {
+                "certified": float(certified.mean()),
+                "P@1": p_at_1(block.W, block.bias, held["test"]),
+            }
             if duals is not None:
                 kept[point.number] = duals
         rows.append(row)
@@ -87,7 +102,10 @@ def path_of(held: Dataset, points: list[Point], repeats: int) -> dict[str, Any]:
     walks = [along(held, points) for _ in range(repeats)]
     ratios = []
     for walk in walks:
-        sums = {name: sum(row[name]["seconds"] for row in walk if row["start"] is not None) for name in ("cold", "warm")}
+        sums = {
+            name: sum(row[name]["seconds"] for row in walk if row["start"] is not None)
+            for name in ("cold", "warm")
+        }
         ratios.append(sums["cold"] / sums["warm"])
     rows = walks[0]
     for number, row in enumerate(rows):
@@ -101,14 +119,18 @@ def curve(data: Dataset, values: Any) -> dict[str, list[float]]:
     solver, train = PPDSparseSolver(), data.train
     local = solver.load(train.X, train.XT, train.YT)
     labels = frozen(np.arange(data.n_labels), np.int32)
-    schedule = Scatter(labels, solver.cost_terms(train.X, train.XT, train.YT), solver.cost_rates, values=values)
+    schedule = Scatter(
+        labels, solver.cost_terms(train.X, train.XT, train.YT), solver.cost_rates, values=values
+    )
     solver.warm_up()
     blocks: list[Block] = []
     when, began = np.empty(data.n_labels), time.thread_time()
 
     def commit(result: Result) -> None:
         blocks.append(result.block)
-        when[result.block.labels] = time.thread_time() - began  # of this thread alone: others may be at work on the machine
+        when[result.block.labels] = (
+            time.thread_time() - began
+        )  # of this thread alone: others may be at work on the machine
 
     drive(schedule, SerialPool(solver, local), commit=commit, stop=StopFlag(), tick=lambda: None)
     whole, total = merge(blocks, data.n_labels, data.n_features), float(when.max())
@@ -133,7 +155,12 @@ def anytime(data: Dataset) -> dict[str, Any]:
     solver, train = PPDSparseSolver(), data.train
     costs = np.asarray(solver.cost_terms(train.X, train.XT, train.YT) @ solver.cost_rates)
     counts = np.asarray(data.label_counts, np.float64)
-    orders = {"most valuable": counts, "dearest": None, "value per cost": counts / costs, "by number": -np.arange(data.n_labels)}
+    orders = {
+        "most valuable": counts,
+        "dearest": None,
+        "value per cost": counts / costs,
+        "by number": -np.arange(data.n_labels),
+    }
     out = {}
     for name, values in orders.items():
         out[name] = curve(data, values)
@@ -149,19 +176,33 @@ def picture(result: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     sets = result["sets"]
-    figure, axes = plt.subplots(len(sets), 2, figsize=(11, 3.6 * len(sets)), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(sets), 2, figsize=(11, 3.6 * len(sets)), squeeze=False, layout="constrained"
+    )
     for (left, right), (name, found) in zip(axes, sets.items(), strict=True):
         points = found["path"]["points"]
-        names = ["\n".join(f"{key} {value:g}" for key, value in point["params"].items()) for point in points]
+        names = [
+            "\n".join(f"{key} {value:g}" for key, value in point["params"].items())
+            for point in points
+        ]
         place = np.arange(len(points))
         for shift, kind in ((-0.2, "cold"), (0.2, "warm")):
             left.bar(place + shift, [point[kind]["seconds"] for point in points], 0.4, label=kind)
         left.set_xticks(place, names, fontsize=7)
-        left.set(ylabel="CPU seconds", title=f"{name}: path, cold / warm = {found['path']['cold_over_warm']:.2f}")
+        left.set(
+            ylabel="CPU seconds",
+            title=f"{name}: path, cold / warm = {found['path']['cold_over_warm']:.2f}",
+        )
         left.legend()
         for order, line in found["anytime"].items():
-            right.plot(line["seconds"], [100 * value for value in line["P@1"]], marker=".", label=order)
-        right.set(xlabel="CPU seconds of one core allowed", ylabel="P@1, percent", title=f"{name}: P@1 when the time is up")
+            right.plot(
+                line["seconds"], [100 * value for value in line["P@1"]], marker=".", label=order
+            )
+        right.set(
+            xlabel="CPU seconds of one core allowed",
+            ylabel="P@1, percent",
+            title=f"{name}: P@1 when the time is up",
+        )
         right.legend()
     figure.savefig(path, dpi=120)
 

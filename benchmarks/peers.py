@@ -43,8 +43,12 @@ WHO = {
     "xcray": Who("xcray PPDSparse (lam 0.01)", "xcray", whole=True),
     "xcray_l2": Who("xcray PPDSparse (lam 0)", "xcray", whole=True, params={"lam": 0.0}),
     "xcray_sample": Who("xcray PPDSparse (lam 0.01), the sample alone", "xcray"),
-    "xcray_sample_l2": Who("xcray PPDSparse (lam 0), the sample alone", "xcray", params={"lam": 0.0}),
-    "xcray_sample_tight": Who("xcray PPDSparse (lam 0.01, eps 0.001), the sample alone", "xcray", params={"eps": 0.001}),
+    "xcray_sample_l2": Who(
+        "xcray PPDSparse (lam 0), the sample alone", "xcray", params={"lam": 0.0}
+    ),
+    "xcray_sample_tight": Who(
+        "xcray PPDSparse (lam 0.01, eps 0.001), the sample alone", "xcray", params={"eps": 0.001}
+    ),
     "liblinear": Who("LIBLINEAR dual, tol 0.1 (scikit-learn)", "sklearn"),
     "sklearn": Who("LinearSVC, its defaults (scikit-learn)", "sklearn"),
     "napkinxc_br": Who("napkinXC BR", "napkinxc"),
@@ -55,11 +59,18 @@ WHO = {
     "omikuji_tree": Who("omikuji, 3 trees (normalise rows)", "omikuji", whole=True, tree=True),
     "dismecpp": Who("DiSMEC++", "dismecpp"),
 }
-SETS = ("bibtex", "cooking", "news20_bydate", "clef_imclef07a", "mnist", "kddcup99_10pct", "gutenberg_lcsh", "gnd_tibkat")
-C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere
-PRUNE = (
-    0.1  # weights the peers drop, their own default; nothing on sets of few labels, where weights are small and room is not short
+SETS = (
+    "bibtex",
+    "cooking",
+    "news20_bydate",
+    "clef_imclef07a",
+    "mnist",
+    "kddcup99_10pct",
+    "gutenberg_lcsh",
+    "gnd_tibkat",
 )
+C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere
+PRUNE = 0.1  # weights the peers drop, their own default; nothing on sets of few labels, where weights are small and room is not short
 FEW = 2000
 
 
@@ -95,16 +106,35 @@ def prepare(name: str, chosen: Any, folder: Path) -> Set:
 def task_of(peer: str, those: Set, core: int | None) -> dict[str, Any]:
     """What the worker is told."""
     who, cost = WHO[peer], C.get(those.name, 1.0)
-    common = {"peer": peer, "package": who.package, "k": 5, "core": core, "data": those.data.content_hash}
+    common = {
+        "peer": peer,
+        "package": who.package,
+        "k": 5,
+        "core": core,
+        "data": those.data.content_hash,
+    }
     if who.package == "xcray":
         columns = str(those.flat / "columns.npy") if those.sampled else None
         params = {"C": cost, **who.params}
-        return {**common, "dataset": str(those.data.path), "params": params, "columns": columns, "sample_only": not who.whole}
+        return {
+            **common,
+            "dataset": str(those.data.path),
+            "params": params,
+            "columns": columns,
+            "sample_only": not who.whole,
+        }
     prune = PRUNE if those.data.n_labels > FEW else 0.0
-    return {**common, "folder": str(those.whole if who.whole else those.flat), "C": cost, "prune": prune}
+    return {
+        **common,
+        "folder": str(those.whole if who.whole else those.flat),
+        "C": cost,
+        "prune": prune,
+    }
 
 
-def runs_of(those: Set, peers: list[str], chosen: Any, python: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
+def runs_of(
+    those: Set, peers: list[str], chosen: Any, python: Path, folder: Path
+) -> dict[str, list[dict[str, Any]]]:
     """All runs on one set, a round of everybody after another; whoever has taken --patience seconds is not asked again."""
     core = default_core() if chosen.core is None else chosen.core if chosen.core >= 0 else None
     runs: dict[str, list[dict[str, Any]]] = {peer: [] for peer in peers}
@@ -114,9 +144,14 @@ def runs_of(those: Set, peers: list[str], chosen: Any, python: Path, folder: Pat
             if spent >= chosen.patience and peer not in ("xcray", "liblinear"):
                 continue
             file = folder / "runs" / f"{those.name}-{peer}-{number}.json"
-            run = cached(task_of(peer, those, core), python, chosen.limit, file, peer in chosen.again)
+            run = cached(
+                task_of(peer, those, core), python, chosen.limit, file, peer in chosen.again
+            )
             runs[peer].append(run)
-            said = run.get("failed") or f"{run['train_cpu_s']:.2f} s CPU, {run['train_wall_s']:.2f} s wall, load {run['load']:.1f}"
+            said = (
+                run.get("failed")
+                or f"{run['train_cpu_s']:.2f} s CPU, {run['train_wall_s']:.2f} s wall, load {run['load']:.1f}"
+            )
             print(f"{those.name} {peer} #{number}: {said}", flush=True)
     return runs
 
@@ -132,19 +167,38 @@ def row_of(peer: str, runs: list[dict[str, Any]], those: Set) -> dict[str, Any]:
     part = those.sampled and not who.whole
     labels, top = len(those.columns) if part else seen, np.array(last["top"])
     ms = 1e3 * median(run["train_cpu_s"] for run in fine) / labels
-    row |= {"labels": labels, "ms_a_class": ms, "core_seconds_all_labels": ms * seen / 1e3, "extrapolated": part}
-    row |= {name: last[name] for name in ("weights", "not_converged", "model_bytes", "largest_gap") if name in last}
-    row |= {"peak_bytes": last["peak_bytes"], "training_bytes": last["peak_bytes"] - last["rest_bytes"], "load": last["load"]}
+    row |= {
+        "labels": labels,
+        "ms_a_class": ms,
+        "core_seconds_all_labels": ms * seen / 1e3,
+        "extrapolated": part,
+    }
+    row |= {
+        name: last[name]
+        for name in ("weights", "not_converged", "model_bytes", "largest_gap")
+        if name in last
+    }
+    row |= {
+        "peak_bytes": last["peak_bytes"],
+        "training_bytes": last["peak_bytes"] - last["rest_bytes"],
+        "load": last["load"],
+    }
     if part:
         return {**row, "sample": measures_sample(top, those.data, those.columns)}
     labels_of = np.load(those.whole / "columns.npy")
-    row |= measures_all(top if who.package == "xcray" else np.where(top >= 0, labels_of[top], -1), those.data)
+    row |= measures_all(
+        top if who.package == "xcray" else np.where(top >= 0, labels_of[top], -1), those.data
+    )
     return (
-        {**row, "sample": measures_sample(np.array(last["top_sample"]), those.data, those.columns)} if "top_sample" in last else row
+        {**row, "sample": measures_sample(np.array(last["top_sample"]), those.data, those.columns)}
+        if "top_sample" in last
+        else row
     )
 
 
-def bars(rows: list[dict[str, Any]], runs: dict[str, list[dict[str, Any]]], those: Set) -> dict[str, Any]:
+def bars(
+    rows: list[dict[str, Any]], runs: dict[str, list[dict[str, Any]]], those: Set
+) -> dict[str, Any]:
     """xcray against each peer of one set: times faster a class (median over rounds), difference of P@1, and memory."""
     found = {row["peer"]: row for row in rows if "failed" not in row}
     us = next((peer for peer in ("xcray", "xcray_sample") if peer in found), None)
@@ -153,17 +207,33 @@ def bars(rows: list[dict[str, Any]], runs: dict[str, list[dict[str, Any]]], thos
     ours, X = found[us], those.data.train.X
     out: dict[str, Any] = {"set": those.name, "xcray": us, "against": {}}
     if us == "xcray":
-        out["memory_beside_model_in_X"] = (ours["training_bytes"] - ours["model_bytes"]) / (8 * X.nnz + 8 * (X.n_rows + 1))
+        out["memory_beside_model_in_X"] = (ours["training_bytes"] - ours["model_bytes"]) / (
+            8 * X.nnz + 8 * (X.n_rows + 1)
+        )
     for peer in found.keys() - {us}:
         row, scale = found[peer], ours["labels"] / found[peer]["labels"]
-        rounds = [pair for pair in zip(runs[peer], runs[us], strict=False) if not any("failed" in run for run in pair)]
-        faster = median(scale * theirs["train_cpu_s"] / mine["train_cpu_s"] for theirs, mine in rounds)
+        rounds = [
+            pair
+            for pair in zip(runs[peer], runs[us], strict=False)
+            if not any("failed" in run for run in pair)
+        ]
+        faster = median(
+            scale * theirs["train_cpu_s"] / mine["train_cpu_s"] for theirs, mine in rounds
+        )
         if ours["extrapolated"] and not row["extrapolated"]:
             continue  # a sample of ours beside all labels of theirs says nothing
         kind = "sample" if row["extrapolated"] else "all"
-        same = median(theirs["train_cpu_s"] / mine["sample_cpu_s"] for theirs, mine in rounds) if kind == "sample" else faster
+        same = (
+            median(theirs["train_cpu_s"] / mine["sample_cpu_s"] for theirs, mine in rounds)
+            if kind == "sample"
+            else faster
+        )
         p1 = [(entry["sample"] if kind == "sample" else entry)["P@1"] for entry in (ours, row)]
-        verdict = {"times_faster": faster, "times_faster_on_the_same_labels": same, "P@1_more": round(p1[0] - p1[1], 2)}
+        verdict = {
+            "times_faster": faster,
+            "times_faster_on_the_same_labels": same,
+            "P@1_more": round(p1[0] - p1[1], 2),
+        }
         out["against"][peer] = {**verdict, "P@1_of": kind}
     return out
 
@@ -174,13 +244,34 @@ def main() -> None:
         __doc__ or "",
         sets={"nargs": "+"},
         peers={"nargs": "+", "default": list(WHO), "choices": list(WHO)},
-        samples={"nargs": "*", "default": ["gutenberg_lcsh:1200", "gnd_tibkat:320"], "help": "SET:LABELS of one-vs-rest peers"},
-        env={"type": Path, "help": "directory of the peers' environment, made when it is not there; default: inside the cache"},
-        cache={"type": Path, "help": "directory that keeps data sets and runs; default: a temporary one"},
-        again={"nargs": "+", "default": [], "help": "peers to run anew although the cache holds their runs"},
+        samples={
+            "nargs": "*",
+            "default": ["gutenberg_lcsh:1200", "gnd_tibkat:320"],
+            "help": "SET:LABELS of one-vs-rest peers",
+        },
+        env={
+            "type": Path,
+            "help": "directory of the peers' environment, made when it is not there; default: inside the cache",
+        },
+        cache={
+            "type": Path,
+            "help": "directory that keeps data sets and runs; default: a temporary one",
+        },
+        again={
+            "nargs": "+",
+            "default": [],
+            "help": "peers to run anew although the cache holds their runs",
+        },
         repeats={"type": int, "default": 3},
-        patience={"type": float, "default": 60.0, "help": "CPU seconds on one set after which a peer is not repeated"},
-        core={"type": int, "help": "the core that everybody runs on; default: the last one; -1: whichever is free"},
+        patience={
+            "type": float,
+            "default": 60.0,
+            "help": "CPU seconds on one set after which a peer is not repeated",
+        },
+        core={
+            "type": int,
+            "help": "the core that everybody runs on; default: the last one; -1: whichever is free",
+        },
         limit={"type": float, "default": 1800.0, "help": "seconds after which a run is ended"},
     )
 
@@ -200,7 +291,13 @@ def main() -> None:
         print(table(rows, verdicts))
         if chosen.picture:
             draw(rows, chosen.picture)
-        return {"benchmark": "peers", "rows": rows, "bars": verdicts, "absent": absent, "versions": versions(python)}
+        return {
+            "benchmark": "peers",
+            "rows": rows,
+            "bars": verdicts,
+            "absent": absent,
+            "versions": versions(python),
+        }
 
     in_folder(run, chosen.json)
 

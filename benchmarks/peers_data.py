@@ -48,17 +48,28 @@ def write_xc(X: sp.csr_matrix, Y: sp.csr_matrix, path: Path) -> None:
     with path.open("w") as out:
         out.write(f"{X.shape[0]} {X.shape[1]} {Y.shape[1]}\n")
         for row in range(X.shape[0]):
-            cells, labels = slice(X.indptr[row], X.indptr[row + 1]), Y.indices[Y.indptr[row] : Y.indptr[row + 1]]
+            cells, labels = (
+                slice(X.indptr[row], X.indptr[row + 1]),
+                Y.indices[Y.indptr[row] : Y.indptr[row + 1]],
+            )
             pairs = zip(X.indices[cells].tolist(), X.data[cells].tolist(), strict=True)
             out.write(
-                ",".join(map(str, sorted(labels.tolist()))) + "".join(f" {index}:{value:.9g}" for index, value in pairs) + "\n"
+                ",".join(map(str, sorted(labels.tolist())))
+                + "".join(f" {index}:{value:.9g}" for index, value in pairs)
+                + "\n"
             )
 
 
 def measures(top: Any, truth: Pattern) -> dict[str, float]:
     """P@1, P@3, P@5 in percent of answers (rows, k); labels below 0 count as misses."""
-    found = evaluate(TopK(frozen(top, np.int32), frozen(np.zeros(top.shape), np.float64)), truth, ks=KS)
-    return {name: round(100.0 * value, 2) for name, value in found.items() if name in {f"P@{k}" for k in KS}}
+    found = evaluate(
+        TopK(frozen(top, np.int32), frozen(np.zeros(top.shape), np.float64)), truth, ks=KS
+    )
+    return {
+        name: round(100.0 * value, 2)
+        for name, value in found.items()
+        if name in {f"P@{k}" for k in KS}
+    }
 
 
 def measures_all(top: Any, data: Dataset) -> dict[str, float]:

@@ -9,7 +9,13 @@ import venv
 from pathlib import Path
 
 # PECOS needs numpy < 2, and with it these; none of them drags in more than is listed (PECOS names torch, linear models need none)
-COMMON = ("numpy==1.26.4", "scipy==1.13.1", "scikit-learn==1.5.2", "joblib==1.4.2", "threadpoolctl==3.5.0")
+COMMON = (
+    "numpy==1.26.4",
+    "scipy==1.13.1",
+    "scikit-learn==1.5.2",
+    "joblib==1.4.2",
+    "threadpoolctl==3.5.0",
+)
 PACKAGES = {
     "napkinxc": ("napkinxc==0.7.2",),
     "pecos": ("libpecos==1.2.8",),
@@ -36,14 +42,19 @@ DONE = "peers.json"
 LISTED = ("napkinxc", "libpecos", "omikuji", "sparse_dot_topn", "nmslib-metabrainz", "numpy")
 
 
-def environment(folder: Path, packages: dict[str, tuple[str, ...]] = PACKAGES) -> tuple[Path, dict[str, str]]:
+def environment(
+    folder: Path, packages: dict[str, tuple[str, ...]] = PACKAGES
+) -> tuple[Path, dict[str, str]]:
     """The environment's Python, and for each package that is not usable there the reason; made when it is not there yet."""
     python = folder / "bin" / "python"
     if (folder / DONE).exists():
         return python, json.loads((folder / DONE).read_text())
     print(f"making the peers' environment in {folder}", flush=True)
     venv.create(folder, with_pip=True, clear=True)
-    reasons = {name: install(python, COMMON + pins) or imported(python, MODULES[name]) for name, pins in packages.items()}
+    reasons = {
+        name: install(python, COMMON + pins) or imported(python, MODULES[name])
+        for name, pins in packages.items()
+    }
     found = {name: reason for name, reason in reasons.items() if reason} | ABSENT
     (folder / DONE).write_text(json.dumps(found))
     return python, found
@@ -51,7 +62,17 @@ def environment(folder: Path, packages: dict[str, tuple[str, ...]] = PACKAGES) -
 
 def install(python: Path, pins: tuple[str, ...]) -> str:
     """Install exactly `pins`, from wheels or, where there are none, from source; an empty string, or what pip said."""
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--prefer-binary", *pins]
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--prefer-binary",
+        *pins,
+    ]
     return complaint(command)
 
 
@@ -69,7 +90,12 @@ def complaint(command: list[str]) -> str:
 
 def versions(python: Path) -> dict[str, str]:
     """Version of everything a peer runs on: of the environment, and of scikit-learn here."""
-    listed = subprocess.run([str(python), "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        [str(python), "-m", "pip", "list", "--format", "json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     import sklearn
 
     found = {entry["name"]: entry["version"] for entry in json.loads(listed.stdout)}

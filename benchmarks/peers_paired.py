@@ -49,7 +49,9 @@ def turns(name: str, data: Dataset, size: int, turn: int) -> dict[str, Any]:
         "xcray_ms": 1e3 * float(ours.sum()) / len(labels),
         "liblinear_ms": 1e3 * float(theirs.sum()) / len(labels),
         "times_faster": float(theirs.sum() / ours.sum()),
-        "times_faster_by_turn": np.quantile(theirs / np.maximum(ours, 1e-9), [0.25, 0.5, 0.75]).tolist(),
+        "times_faster_by_turn": np.quantile(
+            theirs / np.maximum(ours, 1e-9), [0.25, 0.5, 0.75]
+        ).tolist(),
     }
     print(row, flush=True)
     return row
@@ -61,12 +63,17 @@ def main() -> None:
         __doc__ or "",
         sets={"nargs": "+"},
         turn={"type": int, "default": 10, "help": "labels of a turn"},
-        cache={"type": Path, "help": "directory that keeps the data sets; default: a temporary one"},
+        cache={
+            "type": Path,
+            "help": "directory that keeps the data sets; default: a temporary one",
+        },
     )
 
     def run(folder: Path) -> dict[str, Any]:
         rows = []
-        for entry in chosen.sets or (["gutenberg_lcsh:300", "gnd_tibkat:60"] if chosen.data else ["synthetic:100"]):
+        for entry in chosen.sets or (
+            ["gutenberg_lcsh:300", "gnd_tibkat:60"] if chosen.data else ["synthetic:100"]
+        ):
             name, _, size = entry.partition(":")
             data = dataset(name, chosen.data, (chosen.cache or folder) / "sets")
             rows.append(turns(name, data, int(size or 100), chosen.turn))

@@ -23,7 +23,14 @@ def table(rows: list[dict[str, Any]], bars: list[dict[str, Any]]) -> str:
         against = verdicts.get(name, {}).get("against", {})
         lines = [line(row, against.get(row["peer"])) for row in rows if row["set"] == name]
         beside = verdicts.get(name, {}).get("memory_beside_model_in_X")
-        memory = [] if beside is None else ["", f"xcray's memory at its peak, beside the finished model: {beside:.2f} times X."]
+        memory = (
+            []
+            if beside is None
+            else [
+                "",
+                f"xcray's memory at its peak, beside the finished model: {beside:.2f} times X.",
+            ]
+        )
         parts.append("\n".join([f"**{name}**", "", HEAD, *lines, *memory, ""]))
     return "\n".join(parts)
 
@@ -65,7 +72,11 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     down = -(-len(names) // across)
     most = max(sum(row["set"] == name for row in shown) for name in names)
     figure, axes = plt.subplots(
-        down, across, figsize=(6.5 * across, (0.3 * most + 0.9) * down), layout="constrained", squeeze=False
+        down,
+        across,
+        figsize=(6.5 * across, (0.3 * most + 0.9) * down),
+        layout="constrained",
+        squeeze=False,
     )
     for axis in axes.flat[len(names) :]:
         axis.axis("off")
@@ -89,7 +100,18 @@ def panel(axis: Any, name: str, rows: list[dict[str, Any]]) -> None:
     axis.barh(place, values, color=[COLOURS[kind(row)] for row in rows])
     for y, row in zip(place, rows, strict=True):
         shown = f"{row['P@1']:.1f}" if "P@1" in row else f"{row['sample']['P@1']:.1f} (sample)"
-        axis.text(row["ms_a_class"] * 1.1, y, f"{row['ms_a_class']:.3g} ms, P@1 {shown}", va="center", fontsize=7)
+        axis.text(
+            row["ms_a_class"] * 1.1,
+            y,
+            f"{row['ms_a_class']:.3g} ms, P@1 {shown}",
+            va="center",
+            fontsize=7,
+        )
     axis.set_yticks(place, [row["title"] for row in rows], fontsize=7)
-    axis.set(xscale="log", xlim=(min(values) / 3, max(values) * 100), title=name, xlabel="CPU milliseconds a class, one core")
+    axis.set(
+        xscale="log",
+        xlim=(min(values) / 3, max(values) * 100),
+        title=name,
+        xlabel="CPU milliseconds a class, one core",
+    )
     axis.spines[["top", "right"]].set_visible(False)

@@ -14,7 +14,9 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 WORKER = Path(__file__).with_name("peers_worker.py")
-ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA", "RAYON")}
+ONE_THREAD = {
+    f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA", "RAYON")
+}
 
 
 def command(task: dict[str, Any], python: Path, file: Path) -> list[str]:
@@ -22,14 +24,24 @@ def command(task: dict[str, Any], python: Path, file: Path) -> list[str]:
     if task["peer"].startswith("xcray"):
         return [sys.executable, "-m", "benchmarks.peers_xcray", str(file)]
     chosen = sys.executable if task["package"] == "sklearn" else str(python)
-    return [chosen, "-P", str(WORKER), str(file)]  # -P: the names beside the worker must not hide libraries
+    return [
+        chosen,
+        "-P",
+        str(WORKER),
+        str(file),
+    ]  # -P: the names beside the worker must not hide libraries
 
 
 def run(task: dict[str, Any], python: Path, limit: float) -> dict[str, Any]:
     """One run: what the worker says of itself, and its answers under "top"; or {"failed": why}."""
     with tempfile.TemporaryDirectory(prefix="xcray-peer-") as scratch:
         place = Path(scratch)
-        whole = {**task, "scratch": scratch, "top": str(place / "top.npy"), "top_sample": str(place / "sample.npy")}
+        whole = {
+            **task,
+            "scratch": scratch,
+            "top": str(place / "top.npy"),
+            "top_sample": str(place / "sample.npy"),
+        }
         (place / "task.json").write_text(json.dumps(whole))
         try:
             done = subprocess.run(
@@ -55,7 +67,9 @@ def answers(place: Path) -> dict[str, Any]:
     return {name: np.load(path).tolist() for name, path in found.items() if path.exists()}
 
 
-def cached(task: dict[str, Any], python: Path, limit: float, file: Path, again: bool) -> dict[str, Any]:
+def cached(
+    task: dict[str, Any], python: Path, limit: float, file: Path, again: bool
+) -> dict[str, Any]:
     """The run kept in `file`, if it is of the same task and not wanted again; else run now and keep it."""
     wanted = {name: value for name, value in task.items() if name not in ("core",)}
     if file.exists() and not again:

@@ -37,21 +37,27 @@ class Problem:
     """The files of a task, read: X (N x D) float32 and Y (N x K), both scipy CSR."""
 
     def __init__(self, task: dict[str, Any]) -> None:
-        self.folder, self.scratch = Path(task["folder"]), Path(task["scratch"])
-        self.C, self.prune = float(task["C"]), float(task["prune"])
-        self.X, self.Y = sp.load_npz(self.folder / "train_x.npz"), sp.load_npz(self.folder / "train_y.npz")
+        self.folder = Path(task["folder"])
+        self.scratch = Path(task["scratch"])
+        self.C = float(task["C"])
+        self.prune = float(task["prune"])
+        self.X = sp.load_npz(self.folder / "train_x.npz")
+        self.Y = sp.load_npz(self.folder / "train_y.npz")
 
 
 class Liblinear:
     """scikit-learn's LinearSVC, a class at a time: LIBLINEAR. `tol`: of the dual solver; None leaves all to scikit-learn."""
 
     def __init__(self, problem: Problem, tol: float | None) -> None:
-        self.X, self.Y = problem.X.astype(np.float64), problem.Y.tocsc()
+        self.X = problem.X.astype(np.float64)
+        self.Y = problem.Y.tocsc()
         self.settings: dict[str, Any] = {"C": problem.C, "random_state": 0}
         if tol is not None:
             self.settings |= {"tol": tol, "dual": True}
         shape = (self.Y.shape[1], self.X.shape[1])
-        self.W, self.b, self.unconverged = np.zeros(shape, np.float32), np.zeros(shape[0]), 0
+        self.W = np.zeros(shape, np.float32)
+        self.b = np.zeros(shape[0])
+        self.unconverged = 0
 
     def train(self) -> None:
         from sklearn.exceptions import ConvergenceWarning
@@ -70,12 +76,18 @@ class Liblinear:
             self.W[label], self.b[label] = model.coef_[0], model.intercept_[0]
 
     def top(self, X: Any, k: int) -> Any:
-        parts = [best(X[at : at + 4096] @ self.W.T + self.b, k) for at in range(0, X.shape[0], 4096)]
+        parts = [
+            best(X[at : at + 4096] @ self.W.T + self.b, k) for at in range(0, X.shape[0], 4096)
+        ]
         return np.concatenate(parts)
 
     def account(self) -> dict[str, Any]:
         weights = int(np.count_nonzero(self.W))
-        return {"model_bytes": 8 * (self.W.size + len(self.b)), "weights": weights, "not_converged": self.unconverged}
+        return {
+            "model_bytes": 8 * (self.W.size + len(self.b)),
+            "weights": weights,
+            "not_converged": self.unconverged,
+        }
 
 
 class Napkin:
@@ -84,8 +96,15 @@ class Napkin:
     def __init__(self, problem: Problem, kind: str) -> None:
         from napkinxc import models
 
-        self.X, self.Y, self.folder = problem.X, problem.Y, problem.scratch / "napkinxc"
-        settings = {"loss": "l2", "liblinear_c": problem.C, "weights_threshold": problem.prune, "threads": 1}
+        self.X = problem.X
+        self.Y = problem.Y
+        self.folder = problem.scratch / "napkinxc"
+        settings = {
+            "loss": "l2",
+            "liblinear_c": problem.C,
+            "weights_threshold": problem.prune,
+            "threads": 1,
+        }
         # the clustering of PLT crashes on rows that are not normalised, which its default does
         special = {"seed": 0} if kind == "PLT" else {"norm": False}
         self.model = getattr(models, kind)(str(self.folder), **settings, **special)
@@ -105,9 +124,13 @@ class Pecos:
     """PECOS XR-Linear: one layer that holds all labels, or the tree of its documentation (PIFA, hierarchical k-means)."""
 
     def __init__(self, problem: Problem, tree: bool) -> None:
-        self.X, self.Y = problem.X.astype(np.float32), problem.Y.tocsc().astype(np.float32)
+        self.X = problem.X.astype(np.float32)
+        self.Y = problem.Y.tocsc().astype(np.float32)
         self.X.sort_indices()
-        self.C, self.prune, self.tree, self.folder = problem.C, problem.prune, tree, problem.scratch / "pecos"
+        self.C = problem.C
+        self.prune = problem.prune
+        self.tree = tree
+        self.folder = problem.scratch / "pecos"
 
     def train(self) -> None:
         from pecos.xmc import Indexer, LabelEmbeddingFactory
@@ -115,18 +138,25 @@ class Pecos:
 
         chain = None
         if self.tree:
-            chain = Indexer.gen(LabelEmbeddingFactory.create(self.Y, self.X, method="pifa", threads=1), threads=1)
+            chain = Indexer.gen(
+                LabelEmbeddingFactory.create(self.Y, self.X, method="pifa", threads=1), threads=1
+            )
         costs = {"Cp": self.C, "Cn": self.C, "threshold": self.prune}
         self.model = XLinearModel.train(self.X, self.Y, C=chain, threads=1, **costs)
 
     def top(self, X: Any, k: int) -> Any:
         scores = self.model.predict(X.astype(np.float32), only_topk=k, threads=1).tocsr()
         rows = [slice(scores.indptr[row], scores.indptr[row + 1]) for row in range(scores.shape[0])]
-        return padded([scores.indices[row][np.argsort(-scores.data[row], kind="stable")] for row in rows], k)
+        return padded(
+            [scores.indices[row][np.argsort(-scores.data[row], kind="stable")] for row in rows], k
+        )
 
     def account(self) -> dict[str, Any]:
         self.model.save(str(self.folder))
-        return {"model_bytes": tree_bytes(self.folder), "weights": sum(int(part.W.nnz) for part in self.model.model.model_chain)}
+        return {
+            "model_bytes": tree_bytes(self.folder),
+            "weights": sum(int(part.W.nnz) for part in self.model.model.model_chain),
+        }
 
 
 class Omikuji:
@@ -135,11 +165,14 @@ class Omikuji:
     def __init__(self, problem: Problem, tree: bool) -> None:
         import omikuji
 
-        self.library, self.folder = omikuji, problem.scratch / "omikuji"
+        self.library = omikuji
+        self.folder = problem.scratch / "omikuji"
         self.settings = omikuji.Model.default_hyper_param()
-        self.settings.linear_c, self.settings.linear_weight_threshold = problem.C, problem.prune
+        self.settings.linear_c = problem.C
+        self.settings.linear_weight_threshold = problem.prune
         if not tree:
-            self.settings.n_trees, self.settings.min_branch_size = 1, problem.Y.shape[1] + 1
+            self.settings.n_trees = 1
+            self.settings.min_branch_size = problem.Y.shape[1] + 1
         self.threads = omikuji._ThreadPoolHandle(1)
         path = omikuji.ffi.new("char[]", str(problem.folder / "train.txt").encode())
         self.data = omikuji.lib.load_omikuji_data_set(path, self.threads.ptr)
@@ -151,7 +184,9 @@ class Omikuji:
     def top(self, X: Any, k: int) -> Any:
         cells = [slice(X.indptr[row], X.indptr[row + 1]) for row in range(X.shape[0])]
         pairs = (list(zip(X.indices[row].tolist(), X.data[row].tolist())) for row in cells)  # noqa: B905
-        return padded([[label for label, _ in self.model.predict(row, top_k=k)] for row in pairs], k)
+        return padded(
+            [[label for label, _ in self.model.predict(row, top_k=k)] for row in pairs], k
+        )
 
     def account(self) -> dict[str, Any]:
         self.model.save(str(self.folder))

@@ -32,7 +32,8 @@ class Meter:
     """CPU seconds and peak memory at the beginning of every phase of a training."""
 
     def __init__(self) -> None:
-        self.began, self.wall = cpu_seconds(), time.monotonic()
+        self.began = cpu_seconds()
+        self.wall = time.monotonic()
         self.phases: dict[str, dict[str, float]] = {}
 
     def note(self, progress: Progress) -> None:
@@ -76,7 +77,11 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
 
 def run_sample(task: dict[str, Any]) -> dict[str, Any]:
     """Solve the labels of the sample alone, as the one-vs-rest peers do, and answer the test rows among them."""
-    data, columns, rest = Dataset.open(task["dataset"]), np.load(task["columns"]), memory_bytes("VmRSS")
+    data, columns, rest = (
+        Dataset.open(task["dataset"]),
+        np.load(task["columns"]),
+        memory_bytes("VmRSS"),
+    )
     solver = make_solver(SOLVER, task["params"])
     solver.warm_up()
     local = solver.load(data.train.X, data.train.XT, data.train.YT)
@@ -84,7 +89,12 @@ def run_sample(task: dict[str, Any]) -> dict[str, Any]:
     block = solver.solve(local, frozen(columns, np.int32))
     used = {"train_cpu_s": cpu_seconds() - began, "train_wall_s": time.monotonic() - wall}
     peak, began = memory_bytes("VmHWM"), cpu_seconds()
-    np.save(task["top"], InvertedIndex.build(block.W, frozen(block.bias, np.float32)).query(data["test"].X, task["k"]).labels)
+    np.save(
+        task["top"],
+        InvertedIndex.build(block.W, frozen(block.bias, np.float32))
+        .query(data["test"].X, task["k"])
+        .labels,
+    )
     gaps = block.records["gap"] / block.records["null"]
     return {
         **used,

@@ -25,7 +25,8 @@ class Prometheus:
     """Asks one over HTTP. `targets` in its folder say who is scraped, see `scrape`."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.url, self._folder = url, folder
+        self.url = url
+        self._folder = folder
         self._http = httpx.Client(base_url=url, trust_env=False, timeout=60.0)
 
     def scrape(self, job: str, targets: Sequence[str]) -> None:
@@ -41,11 +42,20 @@ class Prometheus:
             raise ValueError(f"{query}: {answer['error']}")
         return answer["data"]
 
-    def series(self, expr: str, begin: float, end: float, step: float) -> list[tuple[Mapping[str, str], list[tuple[float, float]]]]:
+    def series(
+        self, expr: str, begin: float, end: float, step: float
+    ) -> list[tuple[Mapping[str, str], list[tuple[float, float]]]]:
         """Labels and (time, value) of each series that an expression gives; numbers that are none are left out."""
         found = self.ask("query_range", query=expr, start=begin, end=end, step=step)["result"]
-        out = [(each["metric"], [(float(at), float(value)) for at, value in each["values"]]) for each in found]
-        return [(labels, kept) for labels, values in out if (kept := [(at, value) for at, value in values if value == value])]
+        out = [
+            (each["metric"], [(float(at), float(value)) for at, value in each["values"]])
+            for each in found
+        ]
+        return [
+            (labels, kept)
+            for labels, values in out
+            if (kept := [(at, value) for at, value in values if value == value])
+        ]
 
 
 @contextlib.contextmanager
@@ -53,11 +63,16 @@ def prometheus(folder: Path, jobs: Sequence[str]) -> Iterator[Prometheus]:
     """One that scrapes what `scrape` names, with our rules. Raises SystemExit where the program is not installed."""
     program = shutil.which("prometheus")
     if program is None:
-        raise SystemExit("prometheus is not installed: apt-get install prometheus, and have it not started as a service")
+        raise SystemExit(
+            "prometheus is not installed: apt-get install prometheus, and have it not started as a service"
+        )
     folder.mkdir(parents=True)
     relabel = [{"regex": "SessionName|otel_scope_.*", "action": "labeldrop"}]
     configs = [
-        {"job_name": job, "file_sd_configs": [{"files": [str(folder / f"{job}.json")], "refresh_interval": "2s"}]}
+        {
+            "job_name": job,
+            "file_sd_configs": [{"files": [str(folder / f"{job}.json")], "refresh_interval": "2s"}],
+        }
         | ({"metric_relabel_configs": relabel} if job == "ray" else {})
         for job in jobs
     ]
@@ -68,7 +83,9 @@ def prometheus(folder: Path, jobs: Sequence[str]) -> Iterator[Prometheus]:
     shutil.copy(RULES, folder)  # pages of Prometheus show paths: none of this machine
     command = [program, "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
     with open(folder / "prometheus.log", "ab") as log:
-        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log, cwd=folder)
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log, cwd=folder
+        )
         try:
             yield _ready(Prometheus(f"http://127.0.0.1:{port}", folder), process, folder)
         finally:

@@ -49,7 +49,10 @@ def xcray_run(data: Dataset, C: float, folder: Path, params: dict[str, Any]) -> 
 
 def peer_run(data: Dataset, C: float, labels: np.ndarray) -> dict[str, Any]:
     """LIBLINEAR through scikit-learn on `labels`; measures when they are all labels."""
-    X, Y = data.train.X.to_scipy(), data.train.Y.to_scipy()[:, labels].astype(np.int64)  # scikit-learn overflows with int8
+    X, Y = (
+        data.train.X.to_scipy(),
+        data.train.Y.to_scipy()[:, labels].astype(np.int64),
+    )  # scikit-learn overflows with int8
     began = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -57,28 +60,47 @@ def peer_run(data: Dataset, C: float, labels: np.ndarray) -> dict[str, Any]:
         with warnings.catch_warnings(record=True) as caught:
             model = OneVsRestClassifier(LinearSVC(C=C, random_state=0)).fit(X, Y)
     seconds = time.process_time() - began
-    out = {"seconds": seconds, "ms_a_class": 1e3 * seconds / len(labels), "not_converged": len(caught)}
+    out = {
+        "seconds": seconds,
+        "ms_a_class": 1e3 * seconds / len(labels),
+        "not_converged": len(caught),
+    }
     if len(labels) == data.n_labels and data.test is not None:
         scores = model.decision_function(data.test.X.to_scipy())
-        scores[:, data.label_counts == 0] = -np.inf  # scikit-learn scores labels it never saw 0, above most others
+        scores[
+            :, data.label_counts == 0
+        ] = -np.inf  # scikit-learn scores labels it never saw 0, above most others
         order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
-        top = TopK(frozen(order, np.int32), frozen(np.take_along_axis(scores, order, 1), np.float64))
+        top = TopK(
+            frozen(order, np.int32), frozen(np.take_along_axis(scores, order, 1), np.float64)
+        )
         out |= {k: v for k, v in evaluate(top, data.test.Y).items() if k.startswith("P@")}
         out["megabytes"] = round(8 * data.n_labels * (data.n_features + 1) / 1e6, 2)
     return out
 
 
-def compare(name: str, C: float, data: Dataset, folder: Path, repeats: int, peer_labels: int) -> dict[str, Any]:
+def compare(
+    name: str, C: float, data: Dataset, folder: Path, repeats: int, peer_labels: int
+) -> dict[str, Any]:
     """Interleaved runs of both; medians of time."""
     whole = data.n_labels <= peer_labels
-    labels = np.arange(data.n_labels) if whole else np.sort(np.random.default_rng(0).permutation(data.n_labels)[:SAMPLE])
+    labels = (
+        np.arange(data.n_labels)
+        if whole
+        else np.sort(np.random.default_rng(0).permutation(data.n_labels)[:SAMPLE])
+    )
     ours, plain, peers = [], [], []
     for _ in range(repeats):
         ours.append(xcray_run(data, C, folder, {}))
         if whole:
             plain.append(xcray_run(data, C, folder, {"lam": 0.0}))
         peers.append(peer_run(data, C, labels))
-    row: dict[str, Any] = {"set": name, "C": C, "labels": data.n_labels, "peer_on_all_labels": whole}
+    row: dict[str, Any] = {
+        "set": name,
+        "C": C,
+        "labels": data.n_labels,
+        "peer_on_all_labels": whole,
+    }
     for who, runs in (("xcray", ours), ("xcray_lam0", plain), ("sklearn", peers)):
         if runs:
             row[who] = {
@@ -87,7 +109,13 @@ def compare(name: str, C: float, data: Dataset, folder: Path, repeats: int, peer
                 "ms_a_class": median(r["ms_a_class"] for r in runs),
             }
     row["times_faster"] = row["sklearn"]["ms_a_class"] / row["xcray"]["ms_a_class"]
-    print({k: ({n: round(v, 4) for n, v in x.items()} if isinstance(x, dict) else x) for k, x in row.items()}, flush=True)
+    print(
+        {
+            k: ({n: round(v, 4) for n, v in x.items()} if isinstance(x, dict) else x)
+            for k, x in row.items()
+        },
+        flush=True,
+    )
     return row
 
 
@@ -125,7 +153,9 @@ def main() -> None:
         for entry in chosen.sets:
             name, _, C = entry.partition(":")
             data = dataset(name, chosen.data, folder)
-            rows.append(compare(name, float(C or 1.0), data, folder, chosen.repeats, chosen.peer_labels))
+            rows.append(
+                compare(name, float(C or 1.0), data, folder, chosen.repeats, chosen.peer_labels)
+            )
         if chosen.picture:
             picture(rows, chosen.picture)
         return {"benchmark": "quality", "sets": rows}

@@ -44,7 +44,14 @@ Figures = dict[str, Any]
 CLIENTS, CLAIMERS = 8, 4
 PAGES = 200  # pages asked for of each kind
 DAY = 86_400.0
-BARS = {"submit a second": 100, "submit p99 ms": 50, "list p99 ms": 100, "restart s": 5, "stop all s": 10, "claimed twice": 0}
+BARS = {
+    "submit a second": 100,
+    "submit p99 ms": 50,
+    "list p99 ms": 100,
+    "restart s": 5,
+    "stop all s": 10,
+    "claimed twice": 0,
+}
 
 
 def spread(seconds: list[float]) -> Figures:
@@ -72,12 +79,19 @@ def submitting(service: Service, built: Dataset, jobs: int) -> Figures:
 
     def step(number: int) -> Callable[[Any], Any]:
         return lambda client: client.post(
-            "/v1/jobs", json={**body, "name": f"n{number % 50}"}, headers={"Idempotency-Key": f"k{number}"}
+            "/v1/jobs",
+            json={**body, "name": f"n{number % 50}"},
+            headers={"Idempotency-Key": f"k{number}"},
         )
 
     alone, _ = many(service, 1, [step(number) for number in range(300)])
     seconds, total = many(service, CLIENTS, [step(number) for number in range(300, jobs)])
-    figures = {"per_second": rounded(len(seconds) / total), "clients": CLIENTS, **spread(seconds), "one_client": spread(alone)}
+    figures = {
+        "per_second": rounded(len(seconds) / total),
+        "clients": CLIENTS,
+        **spread(seconds),
+        "one_client": spread(alone),
+    }
     return {**figures, "rss_mb_more": rounded(service.rss() - before)}
 
 
@@ -86,7 +100,11 @@ def listing(service: Service) -> Figures:
     with service.client() as client:
         tokens, token = [], None
         while len(tokens) < PAGES:
-            page = checked(client.get("/v1/jobs", params={"limit": 50, **({"page_token": token} if token else {})})).json()
+            page = checked(
+                client.get(
+                    "/v1/jobs", params={"limit": 50, **({"page_token": token} if token else {})}
+                )
+            ).json()
             token = page["next_page_token"]
             if token is None:
                 break
@@ -100,7 +118,10 @@ def listing(service: Service) -> Figures:
     }
     out = {}
     for name, params in wishes.items():
-        steps = [lambda client, wish=wish: client.get("/v1/jobs", params={"limit": 50, **wish}) for wish in params]
+        steps = [
+            lambda client, wish=wish: client.get("/v1/jobs", params={"limit": 50, **wish})
+            for wish in params
+        ]
         out[name] = spread(many(service, 1, steps)[0])
     return out
 
@@ -127,8 +148,15 @@ def stopping(service: Service, jobs: int) -> Figures:
             if page["next_page_token"] is None:
                 break
             token = {"page_token": page["next_page_token"]}
-    many(service, CLIENTS, [lambda client, job=job: client.post(f"/v1/jobs/{job}/stop") for job in ids])
-    return {"seconds": rounded(time.monotonic() - begun), "by": f"{CLIENTS} clients, each job by itself"}
+    many(
+        service,
+        CLIENTS,
+        [lambda client, job=job: client.post(f"/v1/jobs/{job}/stop") for job in ids],
+    )
+    return {
+        "seconds": rounded(time.monotonic() - begun),
+        "by": f"{CLIENTS} clients, each job by itself",
+    }
 
 
 # --- in the store itself
@@ -143,8 +171,13 @@ def fill(store: JobStore, rows: int) -> None:
     with store._database.write() as connection:
         for start in range(0, rows, 2000):
             chosen = range(start, min(start + 2000, rows))
-            connection.execute(sa.insert(JOBS), [_row(number, str(statuses[number]), spec, result, now, rows) for number in chosen])
-            ids = connection.execute(sa.select(JOBS.c.id).order_by(JOBS.c.seq.desc()).limit(len(chosen))).scalars()
+            connection.execute(
+                sa.insert(JOBS),
+                [_row(number, str(statuses[number]), spec, result, now, rows) for number in chosen],
+            )
+            ids = connection.execute(
+                sa.select(JOBS.c.id).order_by(JOBS.c.seq.desc()).limit(len(chosen))
+            ).scalars()
             first = {"seq": 1, "time": utc(now), "kind": "status", "data": {"status": PENDING}}
             connection.execute(sa.insert(EVENTS), [{**first, "job_id": job_id} for job_id in ids])
     analyse = store._database.raw()
@@ -153,7 +186,9 @@ def fill(store: JobStore, rows: int) -> None:
     analyse.close()
 
 
-def _row(number: int, status: str, spec: Figures, result: Figures, now: float, rows: int) -> Figures:
+def _row(
+    number: int, status: str, spec: Figures, result: Figures, now: float, rows: int
+) -> Figures:
     """One job of many."""
     created = utc(now - (rows - number) * 365 * DAY / rows)
     ended = status != PENDING
@@ -197,7 +232,9 @@ def filled(store: JobStore, repeats: int = 100) -> Figures:
         "dataset": lambda i: store.list(dataset=f"ds_{i}"),
         "priority": lambda i: store.list(priority=i % 3, status=FAILED),
         "created before": lambda i: store.list(created_before=now - 300 * DAY),
-        "created between": lambda i: store.list(created_after=now - (i + 2) * DAY, created_before=now - (i + 1) * DAY),
+        "created between": lambda i: store.list(
+            created_after=now - (i + 2) * DAY, created_before=now - (i + 1) * DAY
+        ),
         "of a small tenant": lambda i: store.list(f"t{i % 20}", status=PENDING),
         "counts": lambda _: store.counts(),
         "counts of a tenant": lambda _: store.counts("default"),
@@ -207,9 +244,14 @@ def filled(store: JobStore, repeats: int = 100) -> Figures:
         "retire nothing": lambda _: store.retire(0.0, keep=10**9),
         "submit": lambda i: store.submit({"a": 1}, name="x", idempotency_key=secrets.token_hex(8)),
         "submit with quota": lambda i: store.submit({"a": 1}, name="x", most_queued=10**6),
-        "claim": lambda i: store.claim("me", lease_seconds=1e6, cap=10**6, most_running_of=lambda _: 10**6),
+        "claim": lambda i: store.claim(
+            "me", lease_seconds=1e6, cap=10**6, most_running_of=lambda _: 10**6
+        ),
     }
-    return {name: spread([timed(lambda i=i, wish=wish: wish(i)) for i in range(repeats)]) for name, wish in wishes.items()}  # type: ignore[misc]
+    return {
+        name: spread([timed(lambda i=i, wish=wish: wish(i)) for i in range(repeats)])
+        for name, wish in wishes.items()
+    }  # type: ignore[misc]
 
 
 def _token(store: JobStore, place: int) -> str | None:
@@ -241,11 +283,16 @@ def claims(url: str, jobs: int) -> Figures:
     store = JobStore(url)
     with store._database.write() as connection:
         now = time.time()
-        rows = [{**_row(number, PENDING, {}, {}, now, jobs), "idempotency_key": None} for number in range(jobs)]
+        rows = [
+            {**_row(number, PENDING, {}, {}, now, jobs), "idempotency_key": None}
+            for number in range(jobs)
+        ]
         connection.execute(sa.insert(JOBS), rows)
     command = [sys.executable, "-c", CLAIMER, url]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    workers = [subprocess.Popen([*command, f"claimer {number}"], **pipes) for number in range(CLAIMERS)]
+    workers = [
+        subprocess.Popen([*command, f"claimer {number}"], **pipes) for number in range(CLAIMERS)
+    ]
     for worker in workers:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "ready\n"
@@ -261,7 +308,12 @@ def claims(url: str, jobs: int) -> Figures:
     lines = [line for each in told for line in each]
     missing = store.counts()[PENDING]
     store.close()
-    figures = {"jobs": jobs, "processes": CLAIMERS, "per_second": rounded(jobs / total), "shares": [len(each) for each in told]}
+    figures = {
+        "jobs": jobs,
+        "processes": CLAIMERS,
+        "per_second": rounded(jobs / total),
+        "shares": [len(each) for each in told],
+    }
     return {
         **figures,
         "claimed_twice": len(lines) - len(set(lines)),
@@ -295,7 +347,10 @@ def measure(folder: Path, names: list[str], jobs: int, rows: int, claimed: int) 
         out = {name: {} for name in made}
         if jobs:
             built = dataset("pydocs", None, folder)
-            services = {name: Service(Path(tempfile.mkdtemp(dir=folder)), new()) for name, new in made.items()}
+            services = {
+                name: Service(Path(tempfile.mkdtemp(dir=folder)), new())
+                for name, new in made.items()
+            }
             steps: dict[str, Callable[[Service], Figures]] = {
                 "submit": lambda service: submitting(service, built, jobs),
                 "list": listing,
@@ -335,15 +390,33 @@ def main() -> None:
     """Measure, print, and end with one line of JSON."""
     chosen = arguments(
         "the queue under load",
-        jobs={"type": int, "default": 10_000, "help": "jobs submitted over HTTP; 0 leaves that out"},
-        rows={"type": int, "default": 100_000, "help": "jobs in the filled store; 0 leaves that out"},
-        claims={"type": int, "default": 10_000, "help": "jobs that four processes claim; 0 leaves that out"},
-        store={"default": "sqlite,postgresql", "help": "sqlite, postgresql or a URL, with commas between"},
+        jobs={
+            "type": int,
+            "default": 10_000,
+            "help": "jobs submitted over HTTP; 0 leaves that out",
+        },
+        rows={
+            "type": int,
+            "default": 100_000,
+            "help": "jobs in the filled store; 0 leaves that out",
+        },
+        claims={
+            "type": int,
+            "default": 10_000,
+            "help": "jobs that four processes claim; 0 leaves that out",
+        },
+        store={
+            "default": "sqlite,postgresql",
+            "help": "sqlite, postgresql or a URL, with commas between",
+        },
     )
     names = chosen.store.split(",")
 
     def run(folder: Path) -> Figures:
-        return {"bars": BARS, "stores": measure(folder, names, chosen.jobs, chosen.rows, chosen.claims)}
+        return {
+            "bars": BARS,
+            "stores": measure(folder, names, chosen.jobs, chosen.rows, chosen.claims),
+        }
 
     in_folder(run, chosen.json)
 

@@ -28,7 +28,8 @@ class Service:
     """`xcray serve --no-runner` on a store, in a process of its own that can be ended and started again."""
 
     def __init__(self, home: Path, store: str) -> None:
-        self.home, self._store = home, store
+        self.home = home
+        self._store = store
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
@@ -50,12 +51,19 @@ class Service:
             "error",
         ]
         begun = time.monotonic()
-        environment = {**os.environ, "XCRAY_STORE": self._store, "XCRAY_DISK_RESERVE_BYTES": "0", **free_of_limits()}
+        environment = {
+            **os.environ,
+            "XCRAY_STORE": self._store,
+            "XCRAY_DISK_RESERVE_BYTES": "0",
+            **free_of_limits(),
+        }
         with open(self.home / "serve.log", "ab") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         while True:
             if self._process.poll() is not None or time.monotonic() - begun > PATIENCE:
-                raise SystemExit(f"the service did not start:\n{(self.home / 'serve.log').read_text()[-2000:]}")
+                raise SystemExit(
+                    f"the service did not start:\n{(self.home / 'serve.log').read_text()[-2000:]}"
+                )
             with contextlib.suppress(OSError, ValueError, httpx.HTTPError):
                 self.url = json.loads(told.read_text())["url"]
                 if httpx.get(self.url + "/readyz", trust_env=False).status_code in (200, 503):
@@ -93,7 +101,9 @@ def free_of_limits() -> dict[str, str]:
     return {"XCRAY_REQUESTS_PER_MINUTE": "100000000"}
 
 
-def many(service: Service, clients: int, steps: Sequence[Callable[[httpx.Client], httpx.Response]]) -> tuple[list[float], float]:
+def many(
+    service: Service, clients: int, steps: Sequence[Callable[[httpx.Client], httpx.Response]]
+) -> tuple[list[float], float]:
     """Do all steps with so many clients that ask again once they are answered: seconds of each, and of all."""
 
     def one_client(mine: Sequence[Callable[[httpx.Client], httpx.Response]]) -> list[float]:
@@ -117,5 +127,7 @@ def timed(step: Callable[[], Any]) -> float:
 def checked(answer: httpx.Response) -> httpx.Response:
     """The answer, if it is a good one."""
     if answer.status_code >= 300:
-        raise SystemExit(f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}")
+        raise SystemExit(
+            f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}"
+        )
     return answer

@@ -32,7 +32,10 @@ def prepared(folder: Path) -> tuple[Path, dict[str, Any]]:
     Registry(home.models).publish("bench", result.model_path)
     assert data.test is not None
     X = data.test.X
-    rows = [sparse((X.indices[a:b], X.data[a:b])) for a, b in zip(X.indptr[:400], X.indptr[1:401], strict=True)]
+    rows = [
+        sparse((X.indices[a:b], X.data[a:b]))
+        for a, b in zip(X.indptr[:400], X.indptr[1:401], strict=True)
+    ]
     return home.path, case_of("sparse", "bench", rows, lambda start, n: None, 1)
 
 
@@ -77,7 +80,12 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
     home, case = prepared(folder)
     with service(home, 1, {"XCRAY_LOG_LEVEL": "warning", "XCRAY_PRELOAD": '["bench"]'}) as (url, _):
         plain = asked(url, case, chosen.seconds)
-    result = {"uvicorn": plain, "serve with HAProxy" if chosen.ha_proxy else "serve": by_serve(folder, home, case, chosen.seconds)}
+    result = {
+        "uvicorn": plain,
+        "serve with HAProxy" if chosen.ha_proxy else "serve": by_serve(
+            folder, home, case, chosen.seconds
+        ),
+    }
     for name, found in result.items():
         for clients, told in found.items():
             print(f"{name:<20} {clients:<11} {json.dumps(told)}")
@@ -86,7 +94,9 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Run it."""
-    chosen = arguments(__doc__ or "", seconds={"type": float, "default": 5.0}, ha_proxy={"action": "store_true"})
+    chosen = arguments(
+        __doc__ or "", seconds={"type": float, "default": 5.0}, ha_proxy={"action": "store_true"}
+    )
     in_folder(lambda folder: measure(folder, chosen), chosen.json)
 
 

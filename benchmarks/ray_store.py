@@ -11,7 +11,14 @@ import ray
 from ray._private.internal_api import node_stats
 from ray.cluster_utils import Cluster
 
-from xcray.execution.ray_session import NAMESPACE, environment, own_environment, patiently, short_root, write_token
+from xcray.execution.ray_session import (
+    NAMESPACE,
+    environment,
+    own_environment,
+    patiently,
+    short_root,
+    write_token,
+)
 
 QUICK = {  # a dead node is noticed in seconds
     "RAY_health_check_initial_delay_ms": "0",
@@ -37,15 +44,27 @@ def several_nodes(*cpus: int, store: int = 100 << 20) -> Iterator[Cluster]:
     """
     root = short_root()
     write_token(root / "token")
-    with environment({**own_environment(root / "token"), **QUICK, "RAY_ADDRESS": None, "RAY_TMPDIR": str(root)}):
+    with environment(
+        {**own_environment(root / "token"), **QUICK, "RAY_ADDRESS": None, "RAY_TMPDIR": str(root)}
+    ):
         cluster = Patient(
             initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": store, "dashboard_host": "127.0.0.1"},
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": False,
+                "object_store_memory": store,
+                "dashboard_host": "127.0.0.1",
+            },
         )
         try:
             for count in cpus:
                 cluster.add_node(num_cpus=count, object_store_memory=store)
-            ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level="WARNING")
+            ray.init(
+                address=cluster.address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level="WARNING",
+            )
             yield cluster
         finally:
             ray.shutdown()

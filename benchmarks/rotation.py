@@ -36,7 +36,10 @@ from xcray.solvers.circulating import Grid
 from xcray.solvers.dsmlr import DSMLRSolver
 
 RACERS, SLOW = 4, "worker-3"
-COARSE, FINE = Grid(RACERS, RACERS), Grid(4 * RACERS, 2 * RACERS)  # the paper's; and one whose shards can be moved singly
+COARSE, FINE = (
+    Grid(RACERS, RACERS),
+    Grid(4 * RACERS, 2 * RACERS),
+)  # the paper's; and one whose shards can be moved singly
 BLOCKS = 64  # of the memory part, at least: a worker holds, beside its share, two that are on their way and the one it makes
 ALGORITHM_1 = "sync, two laps, 4 x 4"
 WAYS = (
@@ -44,8 +47,14 @@ WAYS = (
     Way("sync, two laps", FINE, "sync", "two", False),
     Way("ring, two laps", FINE, "ring", "two", False),
     Way("sync, one lap, 4 x 4", COARSE, "sync", "both", False),
-    *(Way(f"{order}, one lap", FINE, order, "both", False) for order in ("sync", "ring", "uniform", "shortest")),
-    *(Way(f"{order}, one lap, moving", FINE, order, "both", True) for order in ("sync", "ring", "uniform", "shortest")),
+    *(
+        Way(f"{order}, one lap", FINE, order, "both", False)
+        for order in ("sync", "ring", "uniform", "shortest")
+    ),
+    *(
+        Way(f"{order}, one lap, moving", FINE, order, "both", True)
+        for order in ("sync", "ring", "uniform", "shortest")
+    ),
 )
 SHOWN = {  # in the picture, and their colours
     ALGORITHM_1: "tab:red",
@@ -93,14 +102,23 @@ def held(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
         "mean_store_of_nodes": sum(at_workers) // len(at_workers),
         "spilled": spilled,
         "driver_anonymous": peaks.driver,
-        "driver_store": max((size for node, size in peaks.store.items() if node[:12] not in nodes), default=0),
+        "driver_store": max(
+            (size for node, size in peaks.store.items() if node[:12] not in nodes), default=0
+        ),
         "seconds": found.history[-1]["seconds"],
         "objective": found.objective,
     }
     row["worker_in_all"] = row["worker_anonymous"] + row["store_of_a_node"]
     row["worker_in_all_beyond_interpreter"] = row["worker_in_all"] - row["worker_before"]
-    shown = {name: f"{size / 2**20:.0f}" for name, size in row.items() if isinstance(size, int) and size > 1 << 16}
-    print(f"{workers} workers, MiB: {shown}; {row['seconds']:.0f} s, objective {row['objective']!r}", flush=True)
+    shown = {
+        name: f"{size / 2**20:.0f}"
+        for name, size in row.items()
+        if isinstance(size, int) and size > 1 << 16
+    }
+    print(
+        f"{workers} workers, MiB: {shown}; {row['seconds']:.0f} s, objective {row['objective']!r}",
+        flush=True,
+    )
     return row
 
 
@@ -114,7 +132,12 @@ def memory(data: Dataset, workers: list[int], folder: Path) -> dict[str, Any]:
         "same_objective": len({row["objective"] for row in rows}) == 1,
         "fewer_workers_over_more": {
             name: first[name] / last[name]
-            for name in ("worker_in_all", "worker_in_all_beyond_interpreter", "store_of_a_node", "driver_anonymous")
+            for name in (
+                "worker_in_all",
+                "worker_in_all_beyond_interpreter",
+                "store_of_a_node",
+                "driver_anonymous",
+            )
         },
     }
 
@@ -133,9 +156,21 @@ def lap(data: Dataset, way: Way, chosen: Any, folder: Path) -> dict[str, Any]:
     work = work_of(data, solver, way.grid, slow=SLOW, factor=chosen.slow, pace=chosen.pace)
     team = RayTeam(work, RACERS, nullcontext(), folder.name)
     found = train(data, solver, way.grid, team, folder, move=way.move, look=lambda _: None)
-    course = [(entry["seconds"], entry["objective"], entry["epoch"]) for entry in found.history if not entry["back"]]
-    print(f"{way.name:32s} {course[-1][0]:7.1f} s, objective {course[-1][1]:.6f}, {found.moved} shards moved", flush=True)
-    return {"way": way.name, "course": course, "moved": found.moved, "back": sum(entry["back"] for entry in found.history)}
+    course = [
+        (entry["seconds"], entry["objective"], entry["epoch"])
+        for entry in found.history
+        if not entry["back"]
+    ]
+    print(
+        f"{way.name:32s} {course[-1][0]:7.1f} s, objective {course[-1][1]:.6f}, {found.moved} shards moved",
+        flush=True,
+    )
+    return {
+        "way": way.name,
+        "course": course,
+        "moved": found.moved,
+        "back": sum(entry["back"] for entry in found.history),
+    }
 
 
 def reached(course: list[tuple[float, float, int]], objective: float) -> float:
@@ -155,17 +190,34 @@ def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
             for number, way in enumerate(WAYS if turn % 2 == 0 else WAYS[::-1]):
                 runs.append(lap(data, way, chosen, folder / f"race-{turn}-{number}"))
     target = max(min(value for _, value, _ in run["course"]) for run in runs)
-    times = {way.name: [reached(run["course"], target) for run in runs if run["way"] == way.name] for way in WAYS}
+    times = {
+        way.name: [reached(run["course"], target) for run in runs if run["way"] == way.name]
+        for way in WAYS
+    }
     took = {name: median(each) for name, each in times.items()}
-    rows = {name: {"seconds": took[name], "all": times[name], "speed_up": took[ALGORITHM_1] / took[name]} for name in took}
+    rows = {
+        name: {
+            "seconds": took[name],
+            "all": times[name],
+            "speed_up": took[ALGORITHM_1] / took[name],
+        }
+        for name in took
+    }
     for name, row in rows.items():
-        print(f"{name:32s} {row['seconds']:7.1f} s to {target:.6f}: {row['speed_up']:.2f} x {ALGORITHM_1}", flush=True)
+        print(
+            f"{name:32s} {row['seconds']:7.1f} s to {target:.6f}: {row['speed_up']:.2f} x {ALGORITHM_1}",
+            flush=True,
+        )
     steps = {words: took[before] / took[after] for words, before, after in STEPS}
     print("each by itself:", {words: round(gain, 2) for words, gain in steps.items()}, flush=True)
     quickest = {
-        kind: min(took[way.name] for way in WAYS if (way.order == "sync") == (kind == "sync")) for kind in ("sync", "async")
+        kind: min(took[way.name] for way in WAYS if (way.order == "sync") == (kind == "sync"))
+        for kind in ("sync", "async")
     }
-    print(f"the quickest without barriers {quickest['sync'] / quickest['async']:.2f} x the quickest with them", flush=True)
+    print(
+        f"the quickest without barriers {quickest['sync'] / quickest['async']:.2f} x the quickest with them",
+        flush=True,
+    )
     best = min(value for run in runs for _, value, _ in run["course"])
     return {
         "set": data.name,
@@ -192,18 +244,43 @@ def picture(found: dict[str, Any], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     rows = found.get("memory", {}).get("rows", [])
     places, below = range(len(rows)), [0.0] * len(rows)
-    for name, words in (("worker_anonymous", "process of a worker"), ("store_of_a_node", "object store of its node")):
+    for name, words in (
+        ("worker_anonymous", "process of a worker"),
+        ("store_of_a_node", "object store of its node"),
+    ):
         sizes = [row[name] / 2**20 for row in rows]
         left.bar(places, sizes, bottom=below, label=words)
         below = [low + size for low, size in zip(below, sizes, strict=True)]
-    left.plot(places, [(row["driver_anonymous"] + row["driver_store"]) / 2**20 for row in rows], "ko-", label="driver")
-    left.axhline(rows[0]["weights_bytes"] / 2**20 if rows else 0.0, color="grey", linestyle=":", label="all weights")
-    left.set(xticks=list(places), xticklabels=[row["workers"] for row in rows], xlabel="workers", ylabel="MiB at most")
+    left.plot(
+        places,
+        [(row["driver_anonymous"] + row["driver_store"]) / 2**20 for row in rows],
+        "ko-",
+        label="driver",
+    )
+    left.axhline(
+        rows[0]["weights_bytes"] / 2**20 if rows else 0.0,
+        color="grey",
+        linestyle=":",
+        label="all weights",
+    )
+    left.set(
+        xticks=list(places),
+        xticklabels=[row["workers"] for row in rows],
+        xlabel="workers",
+        ylabel="MiB at most",
+    )
     left.legend(frameon=False)
     runs = found.get("race", {}).get("runs", [])[: len(WAYS)]
     for run in (run for run in runs if run["way"] in SHOWN):
         seconds, values, _ = zip(*run["course"], strict=True)
-        right.plot(seconds, values, "--" if "moving" in run["way"] else "-", color=SHOWN[run["way"]], label=run["way"], marker=".")
+        right.plot(
+            seconds,
+            values,
+            "--" if "moving" in run["way"] else "-",
+            color=SHOWN[run["way"]],
+            label=run["way"],
+            marker=".",
+        )
     right.set(xlabel="seconds, one of four workers slow", ylabel="objective")
     if runs:
         right.legend(frameon=False, fontsize=7, handlelength=5)
@@ -215,7 +292,11 @@ def main() -> None:
     chosen = arguments(
         __doc__ or "",
         set={"default": "gutenberg_lcsh"},
-        gib={"type": float, "default": 2.0, "help": "GiB of all weights, in the memory part with --data"},
+        gib={
+            "type": float,
+            "default": 2.0,
+            "help": "GiB of all weights, in the memory part with --data",
+        },
         workers={"type": int, "nargs": "+", "default": [1, 2, 4, 8]},
         race_labels={"type": int, "default": 2000},
         epochs={"type": int, "default": 8},
@@ -232,7 +313,9 @@ def main() -> None:
         if "memory" in chosen.parts:
             if chosen.data:
                 features = frequent(chosen.set, chosen.data, folder, 1).n_features
-                data = frequent(chosen.set, chosen.data, folder, -(-int(chosen.gib * 2**30) // (4 * features)))
+                data = frequent(
+                    chosen.set, chosen.data, folder, -(-int(chosen.gib * 2**30) // (4 * features))
+                )
             else:
                 data = generated(folder, 4000, 4096, 4096)
             out["memory"] = memory(data, chosen.workers, folder)

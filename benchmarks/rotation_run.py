@@ -116,7 +116,9 @@ def frequent(name: str, data: Path, folder: Path, labels: int) -> Dataset:
     kept = np.sort(np.argsort(-counts, kind="stable")[:labels])
     number = np.full(whole.n_labels, -1, np.int64)
     number[kept] = np.arange(labels)
-    with DatasetWriter(target, name=target.name, n_features=whole.n_features, n_labels=labels) as writer:
+    with DatasetWriter(
+        target, name=target.name, n_features=whole.n_features, n_labels=labels
+    ) as writer:
         writer.add("train", whole.train.X, renumbered(whole.train.Y, number, labels))
         return writer.finish(source={"format": "part", "files": {"whole": name}})
 
@@ -135,20 +137,38 @@ def generated(folder: Path, rows: int, features: int, labels: int) -> Dataset:
 
 
 def work_of(
-    data: Dataset, solver: DSMLRSolver, grid: Grid, slow: str = "nobody", factor: float = 1.0, pace: float = 1.0
+    data: Dataset,
+    solver: DSMLRSolver,
+    grid: Grid,
+    slow: str = "nobody",
+    factor: float = 1.0,
+    pace: float = 1.0,
 ) -> SlowWork:
     """Work for a team; nothing is watched but the objective."""
     part = data.train
-    how = rows_of(part.X, part.Y, part.weights, None, grid=grid, seed=solver.seed, bias=solver.bias).how
-    return SlowWork(solver, how, data.n_features, str(data.path), data.content_hash, slow, factor, pace)
+    how = rows_of(
+        part.X, part.Y, part.weights, None, grid=grid, seed=solver.seed, bias=solver.bias
+    ).how
+    return SlowWork(
+        solver, how, data.n_features, str(data.path), data.content_hash, slow, factor, pace
+    )
 
 
 def train(
-    data: Dataset, solver: DSMLRSolver, grid: Grid, team: Team, folder: Path, *, move: bool = False, look: Callable[[Any], None]
+    data: Dataset,
+    solver: DSMLRSolver,
+    grid: Grid,
+    team: Team,
+    folder: Path,
+    *,
+    move: bool = False,
+    look: Callable[[Any], None],
 ) -> Descent:
     """One training from the start; `look` is called often. The finished blocks are dropped, as if each had gone to disk."""
     part = data.train
-    rows = rows_of(part.X, part.Y, part.weights, None, grid=grid, seed=solver.seed, bias=solver.bias)
+    rows = rows_of(
+        part.X, part.Y, part.weights, None, grid=grid, seed=solver.seed, bias=solver.bias
+    )
     plan = Plan(
         grid,
         data.n_labels,

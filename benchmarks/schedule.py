@@ -27,10 +27,15 @@ from xcray.solvers import make_solver
 from xcray.train import TrainSpec, train
 
 OVERHEAD = 1e-3  # seconds between two batches of a worker, as measured on Ray without prefetching
-PAPER_SECONDS = 922.0 * 100.0  # core-seconds that PPDSparse took for Amazon-670K: what a job for 1,000 workers looks like
+PAPER_SECONDS = (
+    922.0 * 100.0
+)  # core-seconds that PPDSparse took for Amazon-670K: what a job for 1,000 workers looks like
 OWN_MILLISECONDS = 3.0  # a class: the same job at the speed that is this project's goal; on 1,000 workers it lasts two seconds
 NOISE = 0.4  # spread of the logarithm of true costs around those of the terms, as measured
-SIZES, BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000), 200_000  # workers, and what a simulated job may have of batches
+SIZES, BATCHES = (
+    (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000),
+    200_000,
+)  # workers, and what a simulated job may have of batches
 
 
 class Work(NamedTuple):
@@ -61,14 +66,21 @@ def generated(n: int, total: float | None = None) -> Work:
     scale = 1.0 if total is None else total / shape.sum()
     terms = scale * np.stack([np.full(n, FLOOR), shape - FLOOR], axis=1)
     noise = np.exp(NOISE * np.random.default_rng(1).normal(size=n) - NOISE**2 / 2)
-    return Work(f"{n:,} labels, {scale * shape.sum():,.0f} s", terms, (3.0, 0.5), scale * shape * noise)
+    return Work(
+        f"{n:,} labels, {scale * shape.sum():,.0f} s", terms, (3.0, 0.5), scale * shape * noise
+    )
 
 
 def simulate(
-    work: Work, speeds: list[float], ends: list[tuple[float, str, str]] | None = None, late: float = 0.0
+    work: Work,
+    speeds: list[float],
+    ends: list[tuple[float, str, str]] | None = None,
+    late: float = 0.0,
 ) -> dict[str, Any]:
     """One job on workers of these speeds; with `late`, each joins at a random moment of so many seconds."""
-    when = np.random.default_rng(2).uniform(0.0, late, len(speeds)) if late else np.zeros(len(speeds))
+    when = (
+        np.random.default_rng(2).uniform(0.0, late, len(speeds)) if late else np.zeros(len(speeds))
+    )
     joins = {f"worker-{n}": (float(when[n]), speed) for n, speed in enumerate(speeds)}
     began = time.perf_counter()
     schedule = Scatter(np.arange(len(work.cost)), work.terms, work.rates, workers=len(speeds))
@@ -76,7 +88,10 @@ def simulate(
     outcome = Simulation(schedule, work.cost, OVERHEAD).run(joins, ends or [])
     if sorted(outcome.committed) != list(range(len(work.cost))):
         raise SystemExit("a label was not committed exactly once")
-    ideal = max(least_time(work.cost.sum(), speeds, when.tolist(), ends or []), work.cost.max() / max(speeds))
+    ideal = max(
+        least_time(work.cost.sum(), speeds, when.tolist(), ends or []),
+        work.cost.max() / max(speeds),
+    )
     return {
         "work": work.name,
         "workers": len(speeds),
@@ -95,7 +110,9 @@ def simulate(
     }
 
 
-def least_time(total: float, speeds: list[float], joins: list[float], ends: list[tuple[float, str, str]]) -> float:
+def least_time(
+    total: float, speeds: list[float], joins: list[float], ends: list[tuple[float, str, str]]
+) -> float:
     """When `total` seconds of work would be done if no worker ever waited, nor lost anything: found by bisection."""
     gone = {name: when for when, name, _ in ends}
     lives = [(speed, joins[n], gone.get(f"worker-{n}", np.inf)) for n, speed in enumerate(speeds)]
@@ -112,7 +129,9 @@ def scenarios(work: Work) -> dict[str, Any]:
     span = work.cost.sum() / 8
     ends = [
         (share * span, f"worker-{n}", how)
-        for n, (share, how) in enumerate([(0.4, "lost"), (0.5, "left"), (0.7, "lost"), (0.8, "left")])
+        for n, (share, how) in enumerate(
+            [(0.4, "lost"), (0.5, "left"), (0.7, "lost"), (0.8, "left")]
+        )
     ]
     out = {
         "8 equal": simulate(work, [1.0] * 8),
@@ -127,7 +146,11 @@ def scenarios(work: Work) -> dict[str, Any]:
 def sizes(work: Work) -> list[int]:
     """Numbers of workers that make a job of seconds and not of hours, for the job and for the simulation of it."""
     total = float(work.cost.sum())
-    return [n for n in SIZES if n <= max(total / 2.0, 8) and 4.0 * total <= BATCHES * max(1.0, n / 100.0)]
+    return [
+        n
+        for n in SIZES
+        if n <= max(total / 2.0, 8) and 4.0 * total <= BATCHES * max(1.0, n / 100.0)
+    ]
 
 
 def simulated(work: Work, workers: int) -> dict[str, Any]:
@@ -139,7 +162,9 @@ def simulated(work: Work, workers: int) -> dict[str, Any]:
 
 def show(title: str, row: dict[str, Any]) -> None:
     """One line for people."""
-    shown = f"{row['makespan']:9.3f} s, {row['over_ideal']:.4f} x ideal, {row['batches']:6d} batches"
+    shown = (
+        f"{row['makespan']:9.3f} s, {row['over_ideal']:.4f} x ideal, {row['batches']:6d} batches"
+    )
     cost = f"{row['event_microseconds']:6.1f} us an event, slowest {row['slowest_event_milliseconds']:.0f} ms"
     print(f"{title:58s} {shown}, wasted {100 * row['wasted_share']:.2f} %, {cost}", flush=True)
 
@@ -153,10 +178,17 @@ def scaling(data: Dataset, folder: Path, repeats: int) -> list[dict[str, Any]]:
         for turn in range(repeats):
             for workers in (1, 2) if turn % 2 == 0 else (2, 1):
                 place = folder / f"{data.name}-{pool}-{workers}-{turn}"
-                result = train(TrainSpec(str(data.path), pool=pool, workers=workers), run_dir=place / "run", out=place / "model")
+                result = train(
+                    TrainSpec(str(data.path), pool=pool, workers=workers),
+                    run_dir=place / "run",
+                    out=place / "model",
+                )
                 seconds[workers].append(result.report["makespan"])
                 core[workers].append(result.report["core_seconds"])
-                print(f"{data.name} {pool} {workers}: {result.report['makespan']} s, sha256 {result.sha256[:12]}", flush=True)
+                print(
+                    f"{data.name} {pool} {workers}: {result.report['makespan']} s, sha256 {result.sha256[:12]}",
+                    flush=True,
+                )
         row = {
             "set": data.name,
             "pool": pool,
@@ -181,11 +213,20 @@ def picture(rows: dict[str, list[dict[str, Any]]], path: Path) -> None:
     for name, points in rows.items():
         workers = [row["workers"] for row in points]
         left.plot(workers, [row["over_ideal"] for row in points], "o-", label=name, markersize=4)
-        (line,) = right.plot(workers, [row["makespan"] for row in points], "o-", label=name, markersize=4)
-        right.plot(workers, [row["ideal"] for row in points], "--", color=line.get_color(), linewidth=1)
+        (line,) = right.plot(
+            workers, [row["makespan"] for row in points], "o-", label=name, markersize=4
+        )
+        right.plot(
+            workers, [row["ideal"] for row in points], "--", color=line.get_color(), linewidth=1
+        )
     left.axhline(1.05, color="grey", linewidth=0.8, linestyle=":")
     left.set(xscale="log", xlabel="workers", ylabel="makespan / ideal", ylim=(0.99, None))
-    right.set(xscale="log", yscale="log", xlabel="workers", ylabel="seconds; dashed: max(total / workers, dearest class)")
+    right.set(
+        xscale="log",
+        yscale="log",
+        xlabel="workers",
+        ylabel="seconds; dashed: max(total / workers, dearest class)",
+    )
     left.legend(frameon=False)
     figure.savefig(path, dpi=120)
 
@@ -201,15 +242,26 @@ def main() -> None:
     )
 
     def run(folder: Path) -> dict[str, Any]:
-        works = [measured(dataset(name, chosen.data, folder)) for name in chosen.sets] or [generated(37_000)]
-        out: dict[str, Any] = {"benchmark": "schedule", "scenarios": {work.name: scenarios(work) for work in works}, "scaling": {}}
-        large = [generated(chosen.largest, seconds) for seconds in (OWN_MILLISECONDS * 1e-3 * chosen.largest, PAPER_SECONDS)]
+        works = [measured(dataset(name, chosen.data, folder)) for name in chosen.sets] or [
+            generated(37_000)
+        ]
+        out: dict[str, Any] = {
+            "benchmark": "schedule",
+            "scenarios": {work.name: scenarios(work) for work in works},
+            "scaling": {},
+        }
+        large = [
+            generated(chosen.largest, seconds)
+            for seconds in (OWN_MILLISECONDS * 1e-3 * chosen.largest, PAPER_SECONDS)
+        ]
         for work in (*works, *large):
             out["scaling"][work.name] = [simulated(work, n) for n in sizes(work)]
         if chosen.picture:
             picture(out["scaling"], chosen.picture)
         out["measured"] = [
-            row for name in chosen.measure for row in scaling(dataset(name, chosen.data, folder), folder, chosen.repeats)
+            row
+            for name in chosen.measure
+            for row in scaling(dataset(name, chosen.data, folder), folder, chosen.repeats)
         ]
         return out
 

@@ -24,7 +24,19 @@ from benchmarks.search_equality import many, same, searcher
 from benchmarks.search_models import Subject, csr_bytes, index_bytes, repeated, subjects
 from benchmarks.search_peers import PEERS, groups, part_of, running
 from benchmarks.search_report import draw, table
-from benchmarks.search_timing import KS, Engine, Others, Times, bandwidth, batches, interleaved, local, ratio, recall, summary
+from benchmarks.search_timing import (
+    KS,
+    Engine,
+    Others,
+    Times,
+    bandwidth,
+    batches,
+    interleaved,
+    local,
+    ratio,
+    recall,
+    summary,
+)
 from xcray.arrays import TopK
 from xcray.index.inverted import InvertedIndex
 from xcray.predict import Predictor
@@ -68,14 +80,20 @@ def own_engines(subject: Subject, predictor: Predictor, scan: InvertedIndex) -> 
     ]
 
 
-def costs(subject: Subject, predictor: Predictor, scan: InvertedIndex, k: int, speed: float, p50: float) -> dict[str, Any]:
+def costs(
+    subject: Subject, predictor: Predictor, scan: InvertedIndex, k: int, speed: float, p50: float
+) -> dict[str, Any]:
     """What a query reads, on average, in postings, labels and bytes; and how long memory alone would take for these bytes."""
     answer = predictor.index.query(subject.X, k)
     X, lists = subject.X, np.diff(subject.model.postings.indptr)
     of_lists = float(lists[X.indices].sum()) / X.n_rows
     n_labels, read = subject.model.n_labels, float(answer.postings_read.mean())
-    whole = answer.labels_scored > n_labels // 4  # scored from the lists with all their weights, not label by label
-    rescored = float(np.where(whole, 0, answer.labels_scored).mean()) * 8 * subject.model.nnz / n_labels
+    whole = (
+        answer.labels_scored > n_labels // 4
+    )  # scored from the lists with all their weights, not label by label
+    rescored = (
+        float(np.where(whole, 0, answer.labels_scored).mean()) * 8 * subject.model.nnz / n_labels
+    )
     weights = WEIGHT_BYTES * float(np.where(whole, answer.postings_read, 0).mean())
     label_bytes = 2 if n_labels <= 1 << 16 else 3
     touched = label_bytes * read + weights + ACCUMULATOR_BYTES * n_labels + rescored
@@ -108,7 +126,9 @@ def sizes(subject: Subject, predictor: Predictor) -> dict[str, Any]:
     }
 
 
-def cells(subject: Subject, engines: list[Engine], times: dict[tuple[str, int], Times], ks: list[int]) -> list[dict[str, Any]]:
+def cells(
+    subject: Subject, engines: list[Engine], times: dict[tuple[str, int], Times], ks: list[int]
+) -> list[dict[str, Any]]:
     """A line of the table for each engine and k. Recall is that among the labels an engine knows."""
     out = []
     for engine in engines:
@@ -116,7 +136,12 @@ def cells(subject: Subject, engines: list[Engine], times: dict[tuple[str, int], 
         exact = InvertedIndex.build(W, b)
         for k in ks:
             own = times[engine.name, k]
-            cell = {"engine": engine.name, "k": k, **summary(own), "times_the_search": ratio(own, times["search", k])}
+            cell = {
+                "engine": engine.name,
+                "k": k,
+                **summary(own),
+                "times_the_search": ratio(own, times["search", k]),
+            }
             cell["recall"] = recall(own, subject, exact.query(subject.X, k).scores[:, -1])
             out.append({**cell, "labels": W.n_rows})
     return out
@@ -137,24 +162,38 @@ def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) 
         "weights": subject.model.nnz,
         "latency": latency,
         "costs": {k: costs(subject, predictor, scan, k, speed, least[k]) for k in chosen.ks},
-        "batches": {e.name: batches(e, batch_rows(e, None), 5, chosen.repeats) for e in engines if e.batch is not None},
+        "batches": {
+            e.name: batches(e, batch_rows(e, None), 5, chosen.repeats)
+            for e in engines
+            if e.batch is not None
+        },
         "index": sizes(subject, predictor),
         "load": [load, os.getloadavg()[0]],
         "others": others.share(),
     }
 
 
-def beside_peers(subject: Subject, predictor: Predictor, chosen: Any, python: Path, folder: Path) -> dict[str, Any]:
+def beside_peers(
+    subject: Subject, predictor: Predictor, chosen: Any, python: Path, folder: Path
+) -> dict[str, Any]:
     """Peers and the search in turn: lines of the table, what each took to build, and why some are not there."""
     out: dict[str, Any] = {"latency": [], "batches": {}, "absent": {}, "built": {}}
     scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
     for names in groups(subject, chosen.peer_names):
-        with running(subject, names, chosen.absent, python, folder, chosen.limit) as (peers, why, built):
+        with running(subject, names, chosen.absent, python, folder, chosen.limit) as (
+            peers,
+            why,
+            built,
+        ):
             engines = [own_engines(subject, predictor, scan)[0], *peers]
-            times = interleaved(engines, subject.X.n_rows, tuple(chosen.ks), chosen.repeats, chosen.budget)
+            times = interleaved(
+                engines, subject.X.n_rows, tuple(chosen.ks), chosen.repeats, chosen.budget
+            )
             out["latency"] += cells(subject, engines, times, chosen.ks)[len(chosen.ks) :]
             for peer in peers:
-                out["batches"][peer.name] = batches(peer, batch_rows(peer, subject.X.n_rows), 5, chosen.repeats)
+                out["batches"][peer.name] = batches(
+                    peer, batch_rows(peer, subject.X.n_rows), 5, chosen.repeats
+                )
             out["absent"] |= why
             out["built"] |= built
     return out
@@ -176,16 +215,29 @@ def main() -> None:
         __doc__ or "",
         models={"type": Path, "help": "directory of NAME/model and NAME/dataset"},
         only={"nargs": "+", "help": "names of models in --models"},
-        pydocs={"action": "store_true", "help": "train and measure the documentation of Python too"},
+        pydocs={
+            "action": "store_true",
+            "help": "train and measure the documentation of Python too",
+        },
         ks={"nargs": "+", "type": int, "default": list(KS)},
         queries={"type": int, "default": 1000, "help": "held-out rows a model is asked"},
         repeats={"type": int, "default": 5},
         budget={"type": float, "default": BUDGET, "help": "seconds an engine may take for one k"},
         peers={"action": "store_true", "help": "measure peers too, in an environment of their own"},
         peer_names={"nargs": "+", "default": list(PEERS), "choices": list(PEERS)},
-        env={"type": Path, "help": "directory of the peers' environment, made when it is not there; default: a temporary one"},
-        limit={"type": float, "default": 900.0, "help": "seconds a peer may take to build, or to answer"},
-        equality={"type": int, "help": "compare so many queries with brute force, and do nothing else"},
+        env={
+            "type": Path,
+            "help": "directory of the peers' environment, made when it is not there; default: a temporary one",
+        },
+        limit={
+            "type": float,
+            "default": 900.0,
+            "help": "seconds a peer may take to build, or to answer",
+        },
+        equality={
+            "type": int,
+            "help": "compare so many queries with brute force, and do nothing else",
+        },
         seed={"type": int, "default": 0, "help": "of --equality"},
     )
 

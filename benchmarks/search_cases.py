@@ -29,7 +29,9 @@ class Case(NamedTuple):
     X: CSR
 
 
-def drawn(rng: Rng, rows: int, columns: int, per_row: float, values: Any = None, skew: float = 0.0) -> CSR:
+def drawn(
+    rng: Rng, rows: int, columns: int, per_row: float, values: Any = None, skew: float = 0.0
+) -> CSR:
     """A random matrix of about `per_row` cells a row. values: what to choose from, or a function of (rng, how many).
 
     skew: 0 draws columns evenly; above, the first columns are the frequent ones, as words are.
@@ -40,9 +42,15 @@ def drawn(rng: Rng, rows: int, columns: int, per_row: float, values: Any = None,
     if values is None:
         data = rng.normal(size=len(keys))
     else:
-        data = values(rng, len(keys)) if callable(values) else rng.choice(np.asarray(values, np.float64), len(keys))
+        data = (
+            values(rng, len(keys))
+            if callable(values)
+            else rng.choice(np.asarray(values, np.float64), len(keys))
+        )
     at, indices = np.divmod(keys, columns)
-    return csr(np.concatenate([[0], np.cumsum(np.bincount(at, minlength=rows))]), indices, data, columns)
+    return csr(
+        np.concatenate([[0], np.cumsum(np.bincount(at, minlength=rows))]), indices, data, columns
+    )
 
 
 def biases(rng: Rng, n: int) -> Float32:
@@ -67,7 +75,11 @@ def trained(rng: Rng) -> Case:
     """What a trained model and text look like: here pruning pays, and must not prune too much."""
     n_labels, n_features = int(rng.integers(2_000, 20_000)), 3_000
     W = drawn(rng, n_labels, n_features, 25, learned, skew=1.5)
-    return Case(W, biases(rng, n_labels), unit(drawn(rng, 60, n_features, int(rng.integers(5, 120)), skew=2.0)))
+    return Case(
+        W,
+        biases(rng, n_labels),
+        unit(drawn(rng, 60, n_features, int(rng.integers(5, 120)), skew=2.0)),
+    )
 
 
 def planted(rng: Rng) -> Case:
@@ -81,20 +93,30 @@ def planted(rng: Rng) -> Case:
 
 def signed(rng: Rng) -> Case:
     """Weights and query values of both signs, many shared features."""
-    return Case(drawn(rng, 400, 120, 30), rng.normal(size=400).astype(np.float32), drawn(rng, 60, 120, 12))
+    return Case(
+        drawn(rng, 400, 120, 30), rng.normal(size=400).astype(np.float32), drawn(rng, 60, 120, 12)
+    )
 
 
 def ties(rng: Rng) -> Case:
     """Few different values and copied label rows: scores equal to the bit, won by the lower label number."""
     few = drawn(rng, 60, 40, 6, [0.5, -0.5, 1.0, 0.25], skew=1.0).to_scipy()
     W = csr_from(few[rng.integers(0, 60, 900)])
-    return Case(W, rng.choice(np.array([-1.0, -1.0, 0.0], np.float32), 900), drawn(rng, 60, 40, 5, [0.5, 1.0, -1.0]))
+    return Case(
+        W,
+        rng.choice(np.array([-1.0, -1.0, 0.0], np.float32), 900),
+        drawn(rng, 60, 40, 5, [0.5, 1.0, -1.0]),
+    )
 
 
 def all_negative(rng: Rng) -> Case:
     """Weights below nought only: every label that a query touches is worse than those it does not."""
     W = drawn(rng, 800, 100, 8, [-0.25, -1.0, -0.001])
-    return Case(W, rng.choice(np.array([-1.0, -0.5, -2.0], np.float32), 800), drawn(rng, 60, 100, 10, [0.5, 1.0]))
+    return Case(
+        W,
+        rng.choice(np.array([-1.0, -0.5, -2.0], np.float32), 800),
+        drawn(rng, 60, 100, 10, [0.5, 1.0]),
+    )
 
 
 def wild_biases(rng: Rng) -> Case:
@@ -107,7 +129,11 @@ def wild_biases(rng: Rng) -> Case:
 def equal_biases(rng: Rng) -> Case:
     """One bias for all, sometimes -0.0: untouched labels tie, in thousands."""
     bias = np.float32(rng.choice([-1.0, 0.0, -0.0, 3.0]))
-    return Case(drawn(rng, 5_000, 800, 3, learned, 1.0), np.full(5_000, bias), drawn(rng, 60, 800, 6, skew=1.0))
+    return Case(
+        drawn(rng, 5_000, 800, 3, learned, 1.0),
+        np.full(5_000, bias),
+        drawn(rng, 60, 800, 6, skew=1.0),
+    )
 
 
 def gaps(rng: Rng) -> Case:
@@ -124,7 +150,9 @@ def unknown(rng: Rng) -> Case:
     """Queries of features that no label has, alone or beside one that some have."""
     W = drawn(rng, 600, 50, 5, learned)
     wide = csr(W.indptr, W.indices, W.data, 5_000)
-    X = csr_from(sp.hstack([drawn(rng, 60, 50, 0.7).to_scipy(), drawn(rng, 60, 4_950, 20).to_scipy()]))
+    X = csr_from(
+        sp.hstack([drawn(rng, 60, 50, 0.7).to_scipy(), drawn(rng, 60, 4_950, 20).to_scipy()])
+    )
     return Case(wide, rng.normal(size=600).astype(np.float32), X)
 
 
@@ -132,10 +160,15 @@ def dense(rng: Rng) -> Case:
     """Features that every label has, labels that have every feature, queries that have every feature."""
     n_labels, n_features = 500, 60
     W = (rng.random((n_labels, n_features)) < 0.05) * rng.normal(size=(n_labels, n_features))
-    W[:, :3], W[rng.integers(0, n_labels, 5)] = rng.normal(size=(n_labels, 3)), rng.normal(size=n_features)
+    W[:, :3], W[rng.integers(0, n_labels, 5)] = (
+        rng.normal(size=(n_labels, 3)),
+        rng.normal(size=n_features),
+    )
     X = (rng.random((40, n_features)) < 0.2) * rng.normal(size=(40, n_features))
     X[:5] = rng.normal(size=(5, n_features))
-    return Case(csr_from(W.astype(np.float32)), biases(rng, n_labels), csr_from(X.astype(np.float32)))
+    return Case(
+        csr_from(W.astype(np.float32)), biases(rng, n_labels), csr_from(X.astype(np.float32))
+    )
 
 
 def denormal(rng: Rng) -> Case:
@@ -163,7 +196,11 @@ def cancelling(rng: Rng) -> Case:
     W[:, 5], W[:, 31] = huge, -huge
     X = rng.normal(size=(40, n_features)) * (rng.random((40, n_features)) < 0.5)
     X[:, 5] = X[:, 31] = 1.0
-    return Case(csr_from(W.astype(np.float32)), np.zeros(n_labels, np.float32), csr_from(X.astype(np.float32)))
+    return Case(
+        csr_from(W.astype(np.float32)),
+        np.zeros(n_labels, np.float32),
+        csr_from(X.astype(np.float32)),
+    )
 
 
 def nearly_tied(rng: Rng) -> Case:
@@ -173,20 +210,28 @@ def nearly_tied(rng: Rng) -> Case:
     base = np.abs(rng.normal(1.0, 0.2, (1, n_features))).astype(np.float32)
     steps = rng.integers(-2, 3, (n_labels, n_features))
     W = ((base.view(np.int32) + steps).astype(np.int32)).view(np.float32) * cells
-    return Case(csr_from(W), np.full(n_labels, -1.0, np.float32), unit(drawn(rng, 60, n_features, 30)))
+    return Case(
+        csr_from(W), np.full(n_labels, -1.0, np.float32), unit(drawn(rng, 60, n_features, 30))
+    )
 
 
 def steps(rng: Rng) -> Case:
     """Weights at and beside powers of the square root of two: where a code for a range of weights begins and ends."""
     powers = np.float32(2.0) ** (np.arange(-40, 41) / 2).astype(np.float32)
-    edges = np.concatenate([powers, np.nextafter(powers, np.float32(0)), np.nextafter(powers, np.float32(1e30))])
+    edges = np.concatenate(
+        [powers, np.nextafter(powers, np.float32(0)), np.nextafter(powers, np.float32(1e30))]
+    )
     W = drawn(rng, 3_000, 500, 10, edges, skew=1.0)
     return Case(W, biases(rng, 3_000), unit(drawn(rng, 60, 500, 12, skew=1.0)))
 
 
 def one_value(rng: Rng) -> Case:
     """All weights equal: every posting list is one plateau, cut anywhere or nowhere."""
-    return Case(drawn(rng, 4_000, 300, 6, [0.7], 1.0), biases(rng, 4_000), unit(drawn(rng, 60, 300, 10, skew=1.0)))
+    return Case(
+        drawn(rng, 4_000, 300, 6, [0.7], 1.0),
+        biases(rng, 4_000),
+        unit(drawn(rng, 60, 300, 10, skew=1.0)),
+    )
 
 
 def false_friends(rng: Rng) -> Case:
@@ -196,7 +241,9 @@ def false_friends(rng: Rng) -> Case:
     friends = rng.choice(n_labels, 300, replace=False)
     W[friends, rng.integers(0, n_features, 300)] = 5.0
     W[friends[:, None], rng.integers(0, n_features, (300, 30))] = -1.0
-    return Case(csr_from(W.astype(np.float32)), biases(rng, n_labels), unit(drawn(rng, 60, n_features, 40)))
+    return Case(
+        csr_from(W.astype(np.float32)), biases(rng, n_labels), unit(drawn(rng, 60, n_features, 40))
+    )
 
 
 def many_small(rng: Rng) -> Case:
@@ -212,7 +259,11 @@ def negative_queries(rng: Rng) -> Case:
     """Query values below nought: the strongest weights of a list are its worst."""
     X = unit(drawn(rng, 60, 400, 20, skew=1.0))
     sign = np.where(rng.random(X.nnz) < 0.7, -1.0, 1.0)
-    return Case(drawn(rng, 2_500, 400, 12, learned, 1.0), biases(rng, 2_500), csr(X.indptr, X.indices, X.data * sign, 400))
+    return Case(
+        drawn(rng, 2_500, 400, 12, learned, 1.0),
+        biases(rng, 2_500),
+        csr(X.indptr, X.indices, X.data * sign, 400),
+    )
 
 
 def stretched(rng: Rng) -> Case:
@@ -232,9 +283,16 @@ def drowned(rng: Rng) -> Case:
 def hot(rng: Rng) -> Case:
     """Some features that most labels have beside many that few have, and a number of labels that nothing divides."""
     n_labels = 6_007
-    often = np.where(rng.random((n_labels, 12)) < 0.7, 0.3 * learned(rng, n_labels * 12).reshape(n_labels, 12), 0)
+    often = np.where(
+        rng.random((n_labels, 12)) < 0.7, 0.3 * learned(rng, n_labels * 12).reshape(n_labels, 12), 0
+    )
     W = sp.hstack([sp.csr_matrix(often), drawn(rng, n_labels, 900, 10, learned, 1.0).to_scipy()])
-    X = sp.hstack([drawn(rng, 40, 12, 4, [0.1, 0.2, -0.1]).to_scipy(), unit(drawn(rng, 40, 900, 12, skew=1.0)).to_scipy()])
+    X = sp.hstack(
+        [
+            drawn(rng, 40, 12, 4, [0.1, 0.2, -0.1]).to_scipy(),
+            unit(drawn(rng, 40, 900, 12, skew=1.0)).to_scipy(),
+        ]
+    )
     return Case(csr_from(W), biases(rng, n_labels), csr_from(X))
 
 
@@ -245,7 +303,11 @@ def wide_lists(rng: Rng) -> Case:
         return rng.choice([-1.0, 1.0, 1.0], n) * 2.0 ** rng.uniform(-149, 127, n)
 
     n_labels = int(rng.choice([20_000, 66_001]))
-    return Case(drawn(rng, n_labels, 5, 6, values), np.zeros(n_labels, np.float32), drawn(rng, 10, 5, 2, [1.0, 1e-20, 1e10, -1.0]))
+    return Case(
+        drawn(rng, n_labels, 5, 6, values),
+        np.zeros(n_labels, np.float32),
+        drawn(rng, 10, 5, 2, [1.0, 1e-20, 1e10, -1.0]),
+    )
 
 
 def alike(rng: Rng) -> Case:
@@ -253,7 +315,9 @@ def alike(rng: Rng) -> Case:
     n_labels, n_features = 3_000, 100
     W = np.tile(np.abs(rng.normal(0.3, 0.1, n_features)), (n_labels, 1))
     W[np.arange(n_labels), rng.integers(0, n_features, n_labels)] += rng.normal(0, 0.01, n_labels)
-    return Case(csr_from(W.astype(np.float32)), biases(rng, n_labels), unit(drawn(rng, 30, n_features, 25)))
+    return Case(
+        csr_from(W.astype(np.float32)), biases(rng, n_labels), unit(drawn(rng, 30, n_features, 25))
+    )
 
 
 def one_label(rng: Rng) -> Case:
@@ -264,13 +328,21 @@ def one_label(rng: Rng) -> Case:
 def one_feature(rng: Rng) -> Case:
     """D = 1: one list, its values positive, negative, or nought."""
     values = [0.5, -0.5, 0.0, 1.0, TINY, 1e30]
-    return Case(drawn(rng, 700, 1, 0.9, values), rng.normal(size=700).astype(np.float32), drawn(rng, 40, 1, 0.9, values))
+    return Case(
+        drawn(rng, 700, 1, 0.9, values),
+        rng.normal(size=700).astype(np.float32),
+        drawn(rng, 40, 1, 0.9, values),
+    )
 
 
 def few_labels(rng: Rng) -> Case:
     """Fewer labels than most k."""
     n = int(rng.integers(2, 12))
-    return Case(drawn(rng, n, 40, 10, learned), rng.normal(size=n).astype(np.float32), unit(drawn(rng, 60, 40, 8)))
+    return Case(
+        drawn(rng, n, 40, 10, learned),
+        rng.normal(size=n).astype(np.float32),
+        unit(drawn(rng, 60, 40, 8)),
+    )
 
 
 def beyond_16_bits(rng: Rng) -> Case:
@@ -283,13 +355,22 @@ def beyond_16_bits(rng: Rng) -> Case:
 def long_lists(rng: Rng) -> Case:
     """Few features and many labels: lists that hold nearly every label."""
     n_labels = int(rng.choice([30_000, 66_000]))
-    return Case(drawn(rng, n_labels, 6, 12, learned), rng.normal(-1, 0.1, n_labels).astype(np.float32), drawn(rng, 10, 6, 3))
+    return Case(
+        drawn(rng, n_labels, 6, 12, learned),
+        rng.normal(-1, 0.1, n_labels).astype(np.float32),
+        drawn(rng, 10, 6, 3),
+    )
 
 
 def long_queries(rng: Rng) -> Case:
     """Queries of one feature and of five thousand."""
     W = drawn(rng, 1_200, 8_000, 60, learned, skew=0.5)
-    X = sp.vstack([drawn(rng, 10, 8_000, 8_000, skew=0.0).to_scipy(), drawn(rng, 20, 8_000, 1, skew=1.0).to_scipy()])
+    X = sp.vstack(
+        [
+            drawn(rng, 10, 8_000, 8_000, skew=0.0).to_scipy(),
+            drawn(rng, 20, 8_000, 1, skew=1.0).to_scipy(),
+        ]
+    )
     return Case(W, biases(rng, 1_200), unit(csr_from(X)))
 
 
@@ -301,7 +382,11 @@ def spread_out(case: Case, rng: Rng) -> Case:
     lengths = np.zeros(n_labels, np.int64)
     lengths[places] = np.diff(case.W.indptr)
     W = csr(np.concatenate([[0], np.cumsum(lengths)]), case.W.indices, case.W.data, case.W.n_cols)
-    others = rng.choice(case.b, n_labels) if rng.random() < 0.5 else np.full(n_labels, np.minimum(case.b.min(), -3.0))
+    others = (
+        rng.choice(case.b, n_labels)
+        if rng.random() < 0.5
+        else np.full(n_labels, np.minimum(case.b.min(), -3.0))
+    )
     b = others.astype(np.float32)
     b[places] = case.b
     return Case(W, b, csr_from(case.X.to_scipy()[:12]))
@@ -348,4 +433,6 @@ NARROW: dict[str, Callable[[Rng], Case]] = {
     )
 }
 LARGE = ("beyond_16_bits", "long_lists", "wide_lists")  # large by themselves
-FAMILIES = NARROW | {f"{name}_spread_out": wide(make) for name, make in NARROW.items() if name not in LARGE}
+FAMILIES = NARROW | {
+    f"{name}_spread_out": wide(make) for name, make in NARROW.items() if name not in LARGE
+}

@@ -32,7 +32,9 @@ class Asked(NamedTuple):
     def of(self, index: SearchIndex, X: CSR, n_labels: int) -> Answer:
         """The answer of an index with that many labels."""
         among = None if self.allowed is None else LabelFilter.of(n_labels, self.allowed)
-        return index.query(X, self.k, threads=self.threads, deadline_ms=self.deadline_ms, among=among)
+        return index.query(
+            X, self.k, threads=self.threads, deadline_ms=self.deadline_ms, among=among
+        )
 
     def __str__(self) -> str:
         allowed = "all" if self.allowed is None else f"{len(self.allowed)} of them"
@@ -63,11 +65,17 @@ def differences(answer: Answer, scores: Any, asked: Asked) -> list[str]:
     for i in np.flatnonzero((answer.labels != expected.labels).any(axis=1)):
         at = int(np.argmax(answer.labels[i] != expected.labels[i]))
         found, best = int(answer.labels[i, at]), int(expected.labels[i, at])
-        out.append(f"row {i} place {at}: label {found} ({scores[i, found]!r}), not {best} ({scores[i, best]!r})")
+        out.append(
+            f"row {i} place {at}: label {found} ({scores[i, found]!r}), not {best} ({scores[i, best]!r})"
+        )
     for i in np.flatnonzero((bits(answer.scores) != bits(expected.scores)).any(axis=1)):
         at = int(np.argmax(bits(answer.scores)[i] != bits(expected.scores)[i]))
-        out.append(f"row {i} place {at}: score {float(answer.scores[i, at])!r}, not {float(expected.scores[i, at])!r}")
-    out += [f"row {i}: not exact, though it had all the time" for i in np.flatnonzero(~answer.exact)]
+        out.append(
+            f"row {i} place {at}: score {float(answer.scores[i, at])!r}, not {float(expected.scores[i, at])!r}"
+        )
+    out += [
+        f"row {i}: not exact, though it had all the time" for i in np.flatnonzero(~answer.exact)
+    ]
     return out + dishonest(answer, scores, asked)
 
 
@@ -79,7 +87,11 @@ def dishonest(answer: Answer, scores: Any, asked: Asked) -> list[str]:
     """
     n, k = answer.labels.shape
     n_allowed = scores.shape[1] if asked.allowed is None else len(np.unique(asked.allowed))
-    out = [] if k == min(asked.k, n_allowed) else [f"{k} labels answered of {n_allowed} allowed and {asked.k} asked for"]
+    out = (
+        []
+        if k == min(asked.k, n_allowed)
+        else [f"{k} labels answered of {n_allowed} allowed and {asked.k} asked for"]
+    )
     if not k or not n:
         return out
     true = np.take_along_axis(scores, answer.labels.astype(np.int64), axis=1)
@@ -92,10 +104,12 @@ def dishonest(answer: Answer, scores: Any, asked: Asked) -> list[str]:
         "fewer labels scored than answered": answer.labels_scored >= k,
         "more labels scored than there are": answer.labels_scored <= scores.shape[1],
         "negative postings read": answer.postings_read >= 0,
-        "exact, but not the best labels": ~answer.exact | (answer.labels == best.labels).all(axis=1),
+        "exact, but not the best labels": ~answer.exact
+        | (answer.labels == best.labels).all(axis=1),
         "exact with a negative gap": ~answer.exact | (gap >= 0),
         "a gap that is no number": ~np.isnan(gap),
-        "a gap above the truth": gap <= answer.scores[:, -1] - naive.best_other(scores, answer.labels, asked.allowed),
+        "a gap above the truth": gap
+        <= answer.scores[:, -1] - naive.best_other(scores, answer.labels, asked.allowed),
     }
     if asked.allowed is not None:
         laws["a label that is not allowed"] = np.isin(answer.labels, asked.allowed).all(axis=1)
@@ -113,17 +127,28 @@ def questions(rng: np.random.Generator, n_labels: int, scores: Any) -> Iterator[
     usable = [labels for labels in lists if len(labels)]
     chosen = usable[int(rng.integers(0, len(usable)))]
     yield Asked(int(rng.choice(KS)), chosen, int(rng.integers(1, 3)))
-    yield Asked(int(rng.choice(KS)), chosen if rng.random() < 0.3 else None, 1, float(rng.choice([0.0, 0.05, 0.5, 5.0])))
+    yield Asked(
+        int(rng.choice(KS)),
+        chosen if rng.random() < 0.3 else None,
+        1,
+        float(rng.choice([0.0, 0.05, 0.5, 5.0])),
+    )
 
 
-def check(case: Case, rng: np.random.Generator, make: Callable[[CSR, Any], SearchIndex] = searcher) -> tuple[int, list[str]]:
+def check(
+    case: Case, rng: np.random.Generator, make: Callable[[CSR, Any], SearchIndex] = searcher
+) -> tuple[int, list[str]]:
     """Ask a case's questions: how many queries were compared (rows x questions), and what was wrong."""
     index, scan = make(case.W, case.b), InvertedIndex.build(case.W, case.b)
     scores, wrong, compared = naive.all_scores(case.X, case.W, case.b), [], 0
     for asked in questions(rng, case.W.n_rows, scores):
         answer = asked.of(index, case.X, case.W.n_rows)
         lines = (differences if asked.deadline_ms is None else dishonest)(answer, scores, asked)
-        if asked.allowed is None and asked.deadline_ms is None and not same(answer.top, scan.query(case.X, asked.k)):
+        if (
+            asked.allowed is None
+            and asked.deadline_ms is None
+            and not same(answer.top, scan.query(case.X, asked.k))
+        ):
             lines.append("other than the plain scan")
         wrong += [f"{asked}: {line}" for line in lines]
         compared += case.X.n_rows
@@ -132,7 +157,9 @@ def check(case: Case, rng: np.random.Generator, make: Callable[[CSR, Any], Searc
 
 def same(found: TopK, expected: TopK) -> bool:
     """Equal labels and equal bits of scores."""
-    return np.array_equal(found.labels, expected.labels) and np.array_equal(bits(found.scores), bits(expected.scores))
+    return np.array_equal(found.labels, expected.labels) and np.array_equal(
+        bits(found.scores), bits(expected.scores)
+    )
 
 
 def many(wanted: int, seed: int = 0, families: tuple[str, ...] = tuple(FAMILIES)) -> dict[str, Any]:
@@ -146,8 +173,19 @@ def many(wanted: int, seed: int = 0, families: tuple[str, ...] = tuple(FAMILIES)
             done, lines = check(case, np.random.default_rng([seed, round_, 1]))
             compared[name] += done
             mismatches += len(lines)
-            wrong += [f"{name} seed [{seed}, {round_}]: {line}" for line in lines[: KEPT - len(wrong)]]
+            wrong += [
+                f"{name} seed [{seed}, {round_}]: {line}" for line in lines[: KEPT - len(wrong)]
+            ]
         round_ += 1
         if round_ % 5 == 0:
-            print(f"{compared.total()} queries, {mismatches} mismatches, {perf_counter() - began:.0f} s", flush=True)
-    return {"queries": compared.total(), "mismatches": mismatches, "families": dict(compared), "seed": seed, "wrong": wrong}
+            print(
+                f"{compared.total()} queries, {mismatches} mismatches, {perf_counter() - began:.0f} s",
+                flush=True,
+            )
+    return {
+        "queries": compared.total(),
+        "mismatches": mismatches,
+        "families": dict(compared),
+        "seed": seed,
+        "wrong": wrong,
+    }

@@ -35,7 +35,11 @@ def child(model: str, queries: str, engine: str, k: int, n: int) -> None:
     """Answer the first queries to compile and fill caches, then n more."""
     X = csr_from(sp.load_npz(queries))
     opened = Model.open(model, verify=False)
-    chosen: Any = Predictor(opened).index if engine == "search" else InvertedIndex(opened.W, opened.postings, opened.b)
+    chosen: Any = (
+        Predictor(opened).index
+        if engine == "search"
+        else InvertedIndex(opened.W, opened.postings, opened.b)
+    )
     rows = [row(X, i) for i in range(X.n_rows)]
     for x in rows[:WARM] + rows[WARM : WARM + n]:
         chosen.query(x, k)
@@ -45,7 +49,9 @@ def counted(task: list[str], n: int, folder: Path) -> dict[str, float]:
     """Sums of cachegrind's events over a run with n queries; and "kernels": instructions of code that has no name."""
     command = [sys.executable, "-m", "benchmarks.search_instructions", "--child", *task, str(n)]
     environment = {**os.environ, **MACHINE, "NUMBA_CACHE_DIR": str(folder / "cache")}
-    subprocess.run(command, env=environment, check=True)  # compiles, so that valgrind need not watch that
+    subprocess.run(
+        command, env=environment, check=True
+    )  # compiles, so that valgrind need not watch that
     out = folder / f"{n}.out"
     watch = ["valgrind", "--tool=cachegrind", "--cache-sim=yes", f"--cachegrind-out-file={out}"]
     subprocess.run([*watch, *command], env=environment, check=True, capture_output=True)
@@ -105,7 +111,14 @@ def main() -> None:
             for k in chosen.ks:
                 for engine in ("search", "scan"):
                     task = [str(subject.model.path), str(queries), engine, str(k)]
-                    rows.append({"model": subject.name, "engine": engine, "k": k, **cost(task, subject.X.n_rows - WARM, folder)})
+                    rows.append(
+                        {
+                            "model": subject.name,
+                            "engine": engine,
+                            "k": k,
+                            **cost(task, subject.X.n_rows - WARM, folder),
+                        }
+                    )
                     print(rows[-1], flush=True)
         return {"benchmark": "search-instructions", "rows": rows}
 

@@ -17,7 +17,9 @@ from xcray.errors import NotFound
 from xcray.model.model import Model
 from xcray.train import TrainSpec, train
 
-SMALL = SyntheticParams(rows=20_000, features=30_000, labels=4_000, nnz_per_row=60, labels_per_row=3, seed=4)
+SMALL = SyntheticParams(
+    rows=20_000, features=30_000, labels=4_000, nnz_per_row=60, labels_per_row=3, seed=4
+)
 
 
 class Subject(NamedTuple):
@@ -28,19 +30,29 @@ class Subject(NamedTuple):
     X: CSR
 
 
-def subjects(models: Path | None, pydocs: bool, only: list[str] | None, queries: int, folder: Path) -> Iterator[Subject]:
+def subjects(
+    models: Path | None, pydocs: bool, only: list[str] | None, queries: int, folder: Path
+) -> Iterator[Subject]:
     """The models of a directory that holds NAME/model with NAME/dataset, NAME/queries or NAME/queries.npz; a small trained one
     without a directory; pydocs if asked for. `queries`: how many rows at most."""
     for place in sorted(path.parent for path in models.glob("*/model")) if models else []:
         if only is None or place.name in only:
-            yield Subject(place.name, Model.open(place / "model", verify=False), some(rows_of(place), queries))
+            yield Subject(
+                place.name, Model.open(place / "model", verify=False), some(rows_of(place), queries)
+            )
     made = [] if models else ["small"]
     for name in [*made, *(["pydocs"] if pydocs else [])]:
         if name == "small":
-            data = build("synthetic", {}, folder / name, BuildOptions(test_fraction=0.2, synthetic=SMALL))
+            data = build(
+                "synthetic", {}, folder / name, BuildOptions(test_fraction=0.2, synthetic=SMALL)
+            )
         else:
             data = dataset(name, None, folder)
-        result = train(TrainSpec(str(data.path), pool="serial"), run_dir=folder / f"{name}-run", out=folder / f"{name}-model")
+        result = train(
+            TrainSpec(str(data.path), pool="serial"),
+            run_dir=folder / f"{name}-run",
+            out=folder / f"{name}-model",
+        )
         yield Subject(name, Model.open(result.model_path), some(data["test"].X, queries))
 
 
@@ -54,7 +66,9 @@ def rows_of(place: Path) -> CSR:
         if (place / name).exists():
             data = Dataset.open(place / name)
             return (data.test or data.train).X
-    raise NotFound(f"{place} holds a model without queries; put a data set at {place / 'dataset'} or rows at queries.npz")
+    raise NotFound(
+        f"{place} holds a model without queries; put a data set at {place / 'dataset'} or rows at queries.npz"
+    )
 
 
 def some(X: CSR, n: int) -> CSR:
@@ -93,7 +107,9 @@ def arrays_of(thing: Any, seen: set[int]) -> Iterator[Any]:
 
 def index_bytes(search: Any) -> int:
     """Bytes of the arrays that a search reads, rows for rescoring included; memory that two views share counts once."""
-    spans = {(array.__array_interface__["data"][0], array.nbytes) for array in arrays_of(search, set())}
+    spans = {
+        (array.__array_interface__["data"][0], array.nbytes) for array in arrays_of(search, set())
+    }
     return sum(size for _, size in spans)
 
 

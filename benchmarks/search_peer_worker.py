@@ -25,14 +25,20 @@ class Task:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.X, self.n_features = self.matrix("X"), int(np.load(folder / "X_shape.npy")[1])
+        self.X = self.matrix("X")
+        self.n_features = int(np.load(folder / "X_shape.npy")[1])
         self.X1 = widened(self.X, np.ones(self.X.shape[0], np.float32))
         self.W1 = widened(self.matrix("W"), np.load(folder / "b.npy"))
 
     def matrix(self, name: str) -> Any:
         """A CSR matrix, its arrays mapped."""
-        parts = [np.load(self.folder / f"{name}_{part}.npy", mmap_mode="r") for part in ("data", "indices", "indptr")]
-        return sp.csr_matrix(tuple(parts), shape=tuple(np.load(self.folder / f"{name}_shape.npy")), copy=False)
+        parts = [
+            np.load(self.folder / f"{name}_{part}.npy", mmap_mode="r")
+            for part in ("data", "indices", "indptr")
+        ]
+        return sp.csr_matrix(
+            tuple(parts), shape=tuple(np.load(self.folder / f"{name}_shape.npy")), copy=False
+        )
 
 
 def widened(matrix: Any, column: Any) -> Any:
@@ -42,13 +48,17 @@ def widened(matrix: Any, column: Any) -> Any:
     data = np.insert(matrix.data, ends, column).astype(np.float32)
     indptr = matrix.indptr + np.arange(matrix.shape[0] + 1)
     return sp.csr_matrix(
-        (data, indices, indptr.astype(np.int32 if len(data) < 2**31 else np.int64)), shape=(matrix.shape[0], matrix.shape[1] + 1)
+        (data, indices, indptr.astype(np.int32 if len(data) < 2**31 else np.int64)),
+        shape=(matrix.shape[0], matrix.shape[1] + 1),
     )
 
 
 def owned(X: Any) -> Any:
     """The queries as a matrix that a library may write to."""
-    return sp.csr_matrix((np.array(X.data), np.array(X.indices, np.int32), np.array(X.indptr, np.int32)), shape=X.shape)
+    return sp.csr_matrix(
+        (np.array(X.data), np.array(X.indices, np.int32), np.array(X.indptr, np.int32)),
+        shape=X.shape,
+    )
 
 
 class Kept(np.ndarray):
@@ -66,7 +76,8 @@ class SparseDotTopn:
     def __init__(self, task: Task) -> None:
         from sparse_dot_topn import sp_matmul_topn
 
-        self.multiply, self.by_feature = sp_matmul_topn, sp.csr_matrix(task.W1.T)
+        self.multiply = sp_matmul_topn
+        self.by_feature = sp.csr_matrix(task.W1.T)
         self.by_feature.indices = self.by_feature.indices.astype(np.int32).view(Kept)
         self.by_feature.indptr = self.by_feature.indptr.astype(np.int32).view(Kept)
         self.X = task.X1
@@ -76,8 +87,12 @@ class SparseDotTopn:
         return self.batch(self.rows[i], k, 1).indices
 
     def batch(self, X: Any, k: int, threads: int) -> Any:
-        lowest = float(np.finfo(np.float32).min)  # without it negative scores, most of all, are dropped
-        return self.multiply(X, self.by_feature, top_n=k, threshold=lowest, sort=True, n_threads=threads)
+        lowest = float(
+            np.finfo(np.float32).min
+        )  # without it negative scores, most of all, are dropped
+        return self.multiply(
+            X, self.by_feature, top_n=k, threshold=lowest, sort=True, n_threads=threads
+        )
 
 
 class Pecos:
@@ -91,7 +106,9 @@ class Pecos:
         from pecos.xmc.xlinear.model import XLinearModel
 
         params = MLModel.PredParams(only_topk=5, post_processor="noop")
-        layer = MLModel(W=sp.csc_matrix(task.W1.T, dtype=np.float32), C=None, bias=1.0, pred_params=params)
+        layer = MLModel(
+            W=sp.csc_matrix(task.W1.T, dtype=np.float32), C=None, bias=1.0, pred_params=params
+        )
         place = str(task.folder / f"pecos-{self.kind}")
         XLinearModel(HierarchicalMLModel([layer])).save(place)
         self.model = XLinearModel.load(place, is_predict_only=True, weight_matrix_type=self.kind)
@@ -129,7 +146,9 @@ class Napkin:
                 pairs["value"] = np.roll(task.W1.data[lo:hi], 1)
                 sizes = (task.n_features + 3, len(pairs))
                 # two classes, the first is the positive one, logistic link; then the vector, sparse; no gradients
-                file.write(struct.pack("<3i4Q?", 2, 1, 0, *sizes, *sizes, True) + pairs.tobytes() + b"\0")
+                file.write(
+                    struct.pack("<3i4Q?", 2, 1, 0, *sizes, *sizes, True) + pairs.tobytes() + b"\0"
+                )
         tiny = sp.csr_matrix(np.array([[1.0], [0.5]], np.float32))
         small = BR(str(task.folder / "napkinxc-small"), norm=False, threads=1)
         small.fit(tiny, sp.csr_matrix(np.array([[1.0], [0.0]])))  # for the file of its settings
@@ -180,7 +199,12 @@ class Graph(Nmslib):
     """nmslib's navigable graph, searched with a list of 200."""
 
     method = "hnsw"
-    build: ClassVar[dict[str, int]] = {"M": 16, "efConstruction": 100, "indexThreadQty": 1, "post": 0}
+    build: ClassVar[dict[str, int]] = {
+        "M": 16,
+        "efConstruction": 100,
+        "indexThreadQty": 1,
+        "post": 0,
+    }
     ask: ClassVar[dict[str, int]] = {"efSearch": 200}
 
     def fill(self, task: Task) -> None:
@@ -242,7 +266,11 @@ def main() -> None:
     began = time.perf_counter()
     peer = PEERS[name](Task(folder))
     gc.collect()  # the task: what the peer does not hold itself
-    print(json.dumps({"ready": time.perf_counter() - began, "resident": resident()}), file=out, flush=True)
+    print(
+        json.dumps({"ready": time.perf_counter() - began, "resident": resident()}),
+        file=out,
+        flush=True,
+    )
     for line in sys.stdin:
         print(json.dumps(answer(peer, json.loads(line))), file=out, flush=True)
 

@@ -42,16 +42,26 @@ class Peer:
     """A peer's process: built when `Peer(...)` returns. Raises Unusable when it ends, or is not ready after `limit` seconds."""
 
     def __init__(self, name: str, python: Path, folder: Path, limit: float) -> None:
-        self.name, self.limit = name, limit
+        self.name = name
+        self.limit = limit
         self.log = (folder / f"{name}.log").open("w+")
-        command = [str(python), "-P", str(WORKER), str(folder), name]  # -P: names beside the worker must not hide libraries
+        command = [
+            str(python),
+            "-P",
+            str(WORKER),
+            str(folder),
+            name,
+        ]  # -P: names beside the worker must not hide libraries
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
-            env={**os.environ, **{key: value for key, value in ONE_THREAD.items() if key != "OMP_NUM_THREADS"}},
+            env={
+                **os.environ,
+                **{key: value for key, value in ONE_THREAD.items() if key != "OMP_NUM_THREADS"},
+            },
         )
         try:
             self.account = self._read()
@@ -114,7 +124,9 @@ def write(subject: Subject, W: CSR, b: Any, folder: Path) -> None:
 def part_of(subject: Subject, most: int | None) -> tuple[CSR, Any, Any]:
     """W, b and the numbers of the labels a peer is given: all, or `most` of them, evenly over the numbers."""
     K = subject.model.n_labels
-    chosen = np.arange(K) if most is None or most >= K else np.linspace(0, K - 1, most).astype(np.int64)
+    chosen = (
+        np.arange(K) if most is None or most >= K else np.linspace(0, K - 1, most).astype(np.int64)
+    )
     if len(chosen) == K:
         return subject.model.W, subject.model.b, chosen
     return csr_from(subject.model.W.to_scipy()[chosen]), subject.model.b[chosen], chosen
@@ -127,7 +139,12 @@ def groups(subject: Subject, names: list[str]) -> list[list[str]]:
 
 @contextmanager
 def running(
-    subject: Subject, names: list[str], absent: dict[str, str], python: Path, folder: Path, limit: float
+    subject: Subject,
+    names: list[str],
+    absent: dict[str, str],
+    python: Path,
+    folder: Path,
+    limit: float,
 ) -> Iterator[tuple[list[Engine], dict[str, str], dict[str, Any]]]:
     """Engines of the peers that can be used, why the others cannot, and what each took to build; ended afterwards."""
     peers: list[Peer] = []
@@ -147,8 +164,16 @@ def running(
                 why[name] = str(unusable)
                 continue
             peers.append(peer)
-            accounts[name] = {**peer.account, "labels": len(chosen), "seconds": time.perf_counter() - began}
-        yield [engine_of(peer, part_of(subject, PEERS[peer.name][1])[2]) for peer in peers], why, accounts
+            accounts[name] = {
+                **peer.account,
+                "labels": len(chosen),
+                "seconds": time.perf_counter() - began,
+            }
+        yield (
+            [engine_of(peer, part_of(subject, PEERS[peer.name][1])[2]) for peer in peers],
+            why,
+            accounts,
+        )
     finally:
         for peer in peers:
             peer.close()

@@ -60,30 +60,74 @@ def kernels(folder: Path) -> list[dict[str, Any]]:
     from numba.core.registry import CPUDispatcher
 
     out = []
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("xcray.kernels.")]
-    found = {id(thing): thing for module in modules for thing in vars(module).values() if isinstance(thing, CPUDispatcher)}
+    modules = [
+        module for name, module in list(sys.modules.items()) if name.startswith("xcray.kernels.")
+    ]
+    found = {
+        id(thing): thing
+        for module in modules
+        for thing in vars(module).values()
+        if isinstance(thing, CPUDispatcher)
+    }
     for dispatcher in found.values():
         for compiled in dispatcher.overloads.values():
             symbol, library = compiled.fndesc.mangled_name, compiled.library
             path = folder / f"{len(out)}.o"
             path.write_bytes(library._get_compiled_object())
             name = f"{dispatcher.py_func.__module__.split('.')[-1]}.{dispatcher.py_func.__name__}"
-            out.append({"name": name, "symbol": symbol, "at": library.get_pointer_to_function(symbol), "object": str(path)})
+            out.append(
+                {
+                    "name": name,
+                    "symbol": symbol,
+                    "at": library.get_pointer_to_function(symbol),
+                    "object": str(path),
+                }
+            )
     return out
 
 
-def watched(chosen: argparse.Namespace, folder: Path) -> tuple[str, dict[str, Any], list[tuple[int, str]]]:
+def watched(
+    chosen: argparse.Namespace, folder: Path
+) -> tuple[str, dict[str, Any], list[tuple[int, str]]]:
     """The title, what the child did, and the samples: address and the name of the file mapped there."""
-    command = [sys.executable, "-m", "benchmarks.search_profile", *sys.argv[1:], "--child", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.search_profile",
+        *sys.argv[1:],
+        "--child",
+        str(folder),
+    ]
     environment = {**os.environ, "NUMBA_DEBUGINFO": "1", "NUMBA_CACHE_DIR": str(folder / "cache")}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    ) as process:
         assert process.stdout is not None
         title = process.stdout.readline().strip()
         data = str(folder / "perf.data")
-        record = ["perf", "record", "-q", "-e", "cpu-clock:u", "-F", str(RATE), "-p", str(process.pid), "-o", data]
-        subprocess.run([*record, "--", "sleep", str(chosen.seconds)], check=True, capture_output=True)
+        record = [
+            "perf",
+            "record",
+            "-q",
+            "-e",
+            "cpu-clock:u",
+            "-F",
+            str(RATE),
+            "-p",
+            str(process.pid),
+            "-o",
+            data,
+        ]
+        subprocess.run(
+            [*record, "--", "sleep", str(chosen.seconds)], check=True, capture_output=True
+        )
         did = json.loads(process.stdout.readline())
-    listed = subprocess.run(["perf", "script", "-i", data, "-F", "ip,sym,dso"], check=True, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["perf", "script", "-i", data, "-F", "ip,sym,dso"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     samples = []
     for line in listed.stdout.splitlines():
         parts = line.split()
@@ -98,7 +142,11 @@ def placed(samples: list[tuple[int, str]], found: list[dict[str, Any]]) -> Count
     inside: dict[int, list[int]] = {}
     spans = [(number, *span(kernel)) for number, kernel in enumerate(found)]
     for address, mapped in samples:
-        home = [(number, address - base) for number, base, size in spans if base <= address < base + size]
+        home = [
+            (number, address - base)
+            for number, base, size in spans
+            if base <= address < base + size
+        ]
         if home:
             inside.setdefault(home[0][0], []).append(home[0][1])
         else:
@@ -111,21 +159,29 @@ def placed(samples: list[tuple[int, str]], found: list[dict[str, Any]]) -> Count
 
 def span(kernel: dict[str, Any]) -> tuple[int, int]:
     """The address of a kernel's code section, and its bytes."""
-    listed = subprocess.run(["nm", "-S", kernel["object"]], check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["nm", "-S", kernel["object"]], check=True, capture_output=True, text=True
+    ).stdout
     symbols = {}
     for parts in (line.split(maxsplit=3) for line in listed.splitlines()):
         if len(parts) == 4 and parts[2] in "tTW":
             symbols[parts[3]] = (int(parts[0], 16), int(parts[1], 16))
-    return kernel["at"] - symbols[kernel["symbol"]][0], max(start + size for start, size in symbols.values())
+    return kernel["at"] - symbols[kernel["symbol"]][0], max(
+        start + size for start, size in symbols.values()
+    )
 
 
 def lines_of(path: str, offsets: list[int]) -> list[Place]:
     """(function, line) in the source of each offset into the code of an object."""
-    sections = subprocess.run(["nm", "-f", "sysv", path], check=True, capture_output=True, text=True).stdout
+    sections = subprocess.run(
+        ["nm", "-f", "sysv", path], check=True, capture_output=True, text=True
+    ).stdout
     section = ".ltext" if ".ltext" in sections else ".text"
     asked = "\n".join(hex(offset) for offset in offsets)
     command = ["addr2line", "-e", path, "-j", section]
-    answers = subprocess.run(command, input=asked, check=True, capture_output=True, text=True).stdout.splitlines()
+    answers = subprocess.run(
+        command, input=asked, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
     return [place_of(answer) for answer in answers]
 
 
@@ -140,7 +196,10 @@ def place_of(answer: str) -> Place:
     if file not in SOURCES:
         text = Path(file).read_text()
         defined = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-        SOURCES[file] = text.splitlines(), [(node.lineno, node.end_lineno or node.lineno, node.name) for node in defined]
+        SOURCES[file] = (
+            text.splitlines(),
+            [(node.lineno, node.end_lineno or node.lineno, node.name) for node in defined],
+        )
     text_lines, functions = SOURCES[file]
     line = int(number)
     names = [name for first, last, name in functions if first <= line <= last]
@@ -165,12 +224,24 @@ def draw(counts: Counter[Place], title: str, path: Path) -> None:
         for name, count in sizes.most_common():
             share = count / whole
             axis.barh(
-                -depth, share, left=left, height=0.94, align="center", color=plt.cm.YlOrRd(0.15 + 0.15 * depth), edgecolor="white"
+                -depth,
+                share,
+                left=left,
+                height=0.94,
+                align="center",
+                color=plt.cm.YlOrRd(0.15 + 0.15 * depth),
+                edgecolor="white",
             )
             if share > 0.012:
                 shown = f"{name} {100 * share:.0f} %"
                 axis.text(
-                    left + share / 2, -depth, shown[: int(150 * share) + 4], ha="center", va="center", fontsize=6, clip_on=True
+                    left + share / 2,
+                    -depth,
+                    shown[: int(150 * share) + 4],
+                    ha="center",
+                    va="center",
+                    fontsize=6,
+                    clip_on=True,
                 )
             block((*prefix, name), left, depth + 1)
             left += share
@@ -205,12 +276,20 @@ def main() -> None:
         title, did, samples = watched(chosen, Path(folder))
         counts = placed(samples, json.loads((Path(folder) / "kernels.json").read_text()))
     ms = 1e3 * did["seconds"] / did["queries"]
-    draw(counts, f"{title}; {chosen.engine}, k = {chosen.k}: {ms:.3f} ms a query, {counts.total()} samples", chosen.picture)
+    draw(
+        counts,
+        f"{title}; {chosen.engine}, k = {chosen.k}: {ms:.3f} ms a query, {counts.total()} samples",
+        chosen.picture,
+    )
     by_function: Counter[str] = Counter()
     for place, count in counts.items():
         by_function[" > ".join(place[1:3])] += count
     shares = {name: round(count / counts.total(), 4) for name, count in by_function.most_common(20)}
-    print(json.dumps({"benchmark": "search-profile", "ms": ms, "samples": counts.total(), "shares": shares}))
+    print(
+        json.dumps(
+            {"benchmark": "search-profile", "ms": ms, "samples": counts.total(), "shares": shares}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             )
         lines.append(f"index: {entry['index']}")
         lines += [
-            f"{name}: built in {told['ready']:.1f} s, {told['labels']:,} labels" for name, told in entry.get("built", {}).items()
+            f"{name}: built in {told['ready']:.1f} s, {told['labels']:,} labels"
+            for name, told in entry.get("built", {}).items()
         ]
         lines += [f"{name}: not measured: {why}" for name, why in entry.get("absent", {}).items()]
     return "\n".join(lines)
@@ -46,23 +47,41 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
     names = list(dict.fromkeys(cell["engine"] for entry in rows for cell in entry["latency"]))
     colour = {name: f"C{at % 10}" for at, name in enumerate(names)}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7 + 2 * len(rows), 4.5), layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(7 + 2 * len(rows), 4.5), layout="constrained"
+    )
     width = 0.85 / len(names)
     for at, entry in enumerate(rows):
         for cell in (cell for cell in entry["latency"] if cell["k"] == 5):
             x = at + width * (names.index(cell["engine"]) - (len(names) - 1) / 2)
-            left.bar(x, cell["p50"], width, color=colour[cell["engine"]], label=None if at else cell["engine"])
+            left.bar(
+                x,
+                cell["p50"],
+                width,
+                color=colour[cell["engine"]],
+                label=None if at else cell["engine"],
+            )
             left.plot([x, x], [cell["p50"], cell["p99"]], color="black", linewidth=0.8)
             left.plot(x, cell["p99"], "k_", markersize=8)
-            left.annotate(f"{cell['p50']:.3g}", (x, cell["p50"]), ha="center", va="bottom", fontsize=6)
-    left.set_xticks(range(len(rows)), [f"{entry['model']}\n{entry['labels']:,} labels" for entry in rows])
+            left.annotate(
+                f"{cell['p50']:.3g}", (x, cell["p50"]), ha="center", va="bottom", fontsize=6
+            )
+    left.set_xticks(
+        range(len(rows)), [f"{entry['model']}\n{entry['labels']:,} labels" for entry in rows]
+    )
     left.set(yscale="log", ylabel="ms a query, k = 5: p50 (bar) and p99 (mark)")
     left.legend(fontsize=7)
     for at, entry in enumerate(rows):
         for name, style in (("search", "o-"), ("scan", "s:")):
             cells = [cell for cell in entry["latency"] if cell["engine"] == name]
             ks = [cell["k"] for cell in cells]
-            right.plot(ks, [cell["p50"] for cell in cells], style, color=f"C{at}", label=f"{entry['model']} {name} p50")
+            right.plot(
+                ks,
+                [cell["p50"] for cell in cells],
+                style,
+                color=f"C{at}",
+                label=f"{entry['model']} {name} p50",
+            )
             right.plot(ks, [cell["p99"] for cell in cells], style, color=f"C{at}", alpha=0.3)
     right.set(xscale="log", yscale="log", xlabel="k", ylabel="ms a query: p50, and p99 (pale)")
     right.legend(fontsize=7)

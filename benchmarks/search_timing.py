@@ -41,7 +41,9 @@ class Times(NamedTuple):
     labels: Any
 
 
-def local(name: str, subject: Subject, query: Callable[[Any, int], Any], batch: Any = None) -> Engine:
+def local(
+    name: str, subject: Subject, query: Callable[[Any, int], Any], batch: Any = None
+) -> Engine:
     """An engine of this process: query(row, k) answers with `.labels`, (1, k)."""
     rows = [row(subject.X, i) for i in range(subject.X.n_rows)]
 
@@ -57,7 +59,9 @@ def local(name: str, subject: Subject, query: Callable[[Any, int], Any], batch: 
     return Engine(name, ask, batch)
 
 
-def interleaved(engines: list[Engine], n: int, ks: tuple[int, ...], repeats: int, budget: float) -> dict[tuple[str, int], Times]:
+def interleaved(
+    engines: list[Engine], n: int, ks: tuple[int, ...], repeats: int, budget: float
+) -> dict[tuple[str, int], Times]:
     """Time all engines for every k. An engine that would take more than `budget` seconds for a k answers fewer queries of
     each block."""
     out = {}
@@ -68,7 +72,9 @@ def interleaved(engines: list[Engine], n: int, ks: tuple[int, ...], repeats: int
             engine.ask(0, 2, k)  # compiles, maps, fills caches
             first = max(np.mean(engine.ask(2, 5, k)[0]) * 1e-9, 1e-9)
             share[engine.name] = int(np.clip(budget / (n_blocks * repeats * first), 1, BLOCK))
-            out[engine.name, k] = Times(np.full((repeats, n), np.nan), np.full((n, k), -1, np.int64))
+            out[engine.name, k] = Times(
+                np.full((repeats, n), np.nan), np.full((n, k), -1, np.int64)
+            )
         gc.disable()  # a collection in the middle of a query would be counted as its own
         try:
             for block in range(n_blocks):
@@ -76,7 +82,12 @@ def interleaved(engines: list[Engine], n: int, ks: tuple[int, ...], repeats: int
                     turn = (block + repeat) % len(engines)
                     for engine in engines[turn:] + engines[:turn]:
                         last = min(block * BLOCK + share[engine.name], n)
-                        record(out[engine.name, k], engine.ask(block * BLOCK, last, k), repeat, block * BLOCK)
+                        record(
+                            out[engine.name, k],
+                            engine.ask(block * BLOCK, last, k),
+                            repeat,
+                            block * BLOCK,
+                        )
         finally:
             gc.enable()
     return out
@@ -122,7 +133,9 @@ def recall(times: Times, subject: Subject, worst: Any) -> float:
     W, b, shares = subject.model.W.to_scipy(), subject.model.b, []
     for i in np.flatnonzero(~np.isnan(times.ns).any(axis=0)):
         found = np.unique(times.labels[i][times.labels[i] >= 0])
-        scores = (W[found] @ row(subject.X, i).to_scipy().T.astype(np.float64)).toarray().ravel() + b[found]
+        scores = (
+            W[found] @ row(subject.X, i).to_scipy().T.astype(np.float64)
+        ).toarray().ravel() + b[found]
         k = min(times.labels.shape[1], subject.model.n_labels)
         shares.append((scores >= worst[i] - 1e-5 * max(1.0, abs(worst[i]))).sum() / k)
     return float(np.mean(shares))

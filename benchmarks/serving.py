@@ -46,7 +46,18 @@ from xcray.train import TrainSpec, train
 Case = dict[str, Any]  # name, reference of the model, bodies, what the bare predictor takes
 ASKED = 400  # different requests of a case
 CLIENTS, CROWD = 32, 300
-PACKAGES = ("asyncio", "collections", "concurrent", "email", "http", "importlib", "json", "logging", "multiprocessing", "unittest")
+PACKAGES = (
+    "asyncio",
+    "collections",
+    "concurrent",
+    "email",
+    "http",
+    "importlib",
+    "json",
+    "logging",
+    "multiprocessing",
+    "unittest",
+)
 BAR = 1100  # requests a second at 300 clients
 SERVE = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
 VARIANTS = {
@@ -62,13 +73,26 @@ def cores() -> tuple[set[int], set[int]]:
 
 
 @contextlib.contextmanager
-def service(home: Path, workers: int, environment: dict[str, str]) -> Iterator[tuple[str, psutil.Process]]:
+def service(
+    home: Path, workers: int, environment: dict[str, str]
+) -> Iterator[tuple[str, psutil.Process]]:
     """A service on its cores: its URL and process."""
     (home / "serve.json").unlink(missing_ok=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
     with open(home / "serve.log", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "serve", "--home", str(home), "--port", "0", "--workers", str(workers)],
+            [
+                sys.executable,
+                "-c",
+                SERVE,
+                "serve",
+                "--home",
+                str(home),
+                "--port",
+                "0",
+                "--workers",
+                str(workers),
+            ],
             env={**clean, **environment},
             stdout=log,
             stderr=log,
@@ -96,7 +120,10 @@ def load(url: str, case: Case, seconds: float, **how: Any) -> dict[str, Any]:
         **how,
     }
     client = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.serving_load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "benchmarks.serving_load"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     os.sched_setaffinity(client.pid, cores()[1])
     told, _ = client.communicate(json.dumps(asked))
@@ -116,10 +143,15 @@ def sparse(row: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
     return {"indices": row[0].tolist(), "values": [float(value) for value in row[1]]}
 
 
-def case_of(name: str, model: str, instances: Sequence[dict[str, Any]], given: Any, rows: int) -> Case:
+def case_of(
+    name: str, model: str, instances: Sequence[dict[str, Any]], given: Any, rows: int
+) -> Case:
     """Requests of `rows` instances each."""
     n = min(ASKED, len(instances) // rows)
-    bodies = [json.dumps({"instances": instances[i * rows : (i + 1) * rows], "top_k": 5}) for i in range(n)]
+    bodies = [
+        json.dumps({"instances": instances[i * rows : (i + 1) * rows], "top_k": 5})
+        for i in range(n)
+    ]
     return {
         "name": f"{name} x {rows}",
         "model": model,
@@ -135,7 +167,15 @@ def cases_of(name: str, X: Any, texts: list[str] | None) -> list[Case]:
     instances = [sparse(X.row(i)) for i in range(min(X.n_rows, ASKED * 4))]
     for rows in (1, 32):
         if texts is not None:
-            found.append(case_of("text", name, [{"text": text} for text in texts], lambda i, n: texts[i : i + n], rows))
+            found.append(
+                case_of(
+                    "text",
+                    name,
+                    [{"text": text} for text in texts],
+                    lambda i, n: texts[i : i + n],
+                    rows,
+                )
+            )
         found.append(case_of("sparse", name, instances, lambda i, n: matrix[i : i + n], rows))
     return found
 
@@ -145,7 +185,9 @@ def bare(predictor: Predictor, case: Case) -> float:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores()[0])
     seconds = []
-    given = [predictor.features(each) if not isinstance(each, list) else each for each in case["given"]]
+    given = [
+        predictor.features(each) if not isinstance(each, list) else each for each in case["given"]
+    ]
     for each in given:
         begun = time.perf_counter()
         predictor.named(predictor.predict(each, 5))
@@ -154,12 +196,19 @@ def bare(predictor: Predictor, case: Case) -> float:
     return 1e3 * median(seconds)
 
 
-def measured(url: str, process: psutil.Process, predictor: Predictor, case: Case, seconds: float) -> dict[str, Any]:
+def measured(
+    url: str, process: psutil.Process, predictor: Predictor, case: Case, seconds: float
+) -> dict[str, Any]:
     """One turn of a case."""
-    out: dict[str, Any] = {"bare_ms": bare(predictor, case), "idle": load(url, case, seconds, connections=1)}
+    out: dict[str, Any] = {
+        "bare_ms": bare(predictor, case),
+        "idle": load(url, case, seconds, connections=1),
+    }
     begun = processor_seconds(process)
     out["capacity"] = load(url, case, seconds, connections=CLIENTS if case["rows"] == 1 else 4)
-    answered = sum(out["capacity"]["statuses"].values()) * (seconds + 0.5) / seconds  # the warm-up is not counted
+    answered = (
+        sum(out["capacity"]["statuses"].values()) * (seconds + 0.5) / seconds
+    )  # the warm-up is not counted
     out["cpu_us"] = 1e6 * (processor_seconds(process) - begun) / max(1.0, answered)
     if case["rows"] == 1:
         out["crowd"] = load(url, case, seconds, connections=CROWD)
@@ -174,9 +223,14 @@ def middle(turns: list[dict[str, Any]]) -> dict[str, Any]:
     for name, value in turns[0].items():
         values = [turn[name] for turn in turns if name in turn]
         if name == "statuses":
-            out[name] = {status: sum(each.get(status, 0) for each in values) for status in sorted({s for v in values for s in v})}
+            out[name] = {
+                status: sum(each.get(status, 0) for each in values)
+                for status in sorted({s for v in values for s in v})
+            }
         else:
-            out[name] = middle(values) if isinstance(value, dict) else round(float(median(values)), 3)
+            out[name] = (
+                middle(values) if isinstance(value, dict) else round(float(median(values)), 3)
+            )
     return out
 
 
@@ -192,12 +246,16 @@ def told(name: str, found: dict[str, Any]) -> None:
     )
 
 
-def while_training(url: str, case: Case, data: Dataset, rate: float, seconds: float) -> dict[str, Any]:
+def while_training(
+    url: str, case: Case, data: Dataset, rate: float, seconds: float
+) -> dict[str, Any]:
     """Latencies at `rate`, before a job of the service trains and while it does."""
     out = {"rate": round(rate, 1), "before": load(url, case, seconds, connections=64, rate=rate)}
     with Client(url) as client:
         known = client.datasets.register(data.path, name="bench")
-        job = client.jobs.submit(dataset=known["id"], model="bench", pool="threads", params={"C": 10.0})
+        job = client.jobs.submit(
+            dataset=known["id"], model="bench", pool="threads", params={"C": 10.0}
+        )
         while client.jobs.get(job["id"])["phase"] != "TRAINING":
             if client.jobs.get(job["id"])["status"] not in ("PENDING", "RUNNING"):
                 raise SystemExit(f"the job did not train: {client.jobs.logs(job['id'])[-500:]}")
@@ -215,34 +273,58 @@ def prepared(folder: Path, chosen: Any) -> tuple[Path, Predictor, list[Case], Da
     home = folder / "home"
     home.mkdir()
     if chosen.model is None:
-        data = dataset("pydocs", None, chosen.data if chosen.data is not None and (chosen.data / "pydocs").is_dir() else folder)
+        data = dataset(
+            "pydocs",
+            None,
+            chosen.data
+            if chosen.data is not None and (chosen.data / "pydocs").is_dir()
+            else folder,
+        )
         found = documents(default_roots()[:1], PydocsParams(packages=PACKAGES))
         texts = list(islice(cycle([each.text for each in found]), ASKED * 8))
-        train(TrainSpec(str(data.path), pool="threads"), run_dir=folder / "run", out=folder / "model")
+        train(
+            TrainSpec(str(data.path), pool="threads"), run_dir=folder / "run", out=folder / "model"
+        )
     else:
         data, texts = Dataset.open(chosen.rows), None
         (folder / "model").mkdir()
-        for path in (p for p in sorted(chosen.model.rglob("*")) if p.is_file()):  # the registry moves what it publishes
+        for path in (
+            p for p in sorted(chosen.model.rglob("*")) if p.is_file()
+        ):  # the registry moves what it publishes
             target = folder / "model" / path.relative_to(chosen.model)
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(path.read_bytes())
     registry = Registry(home / "models")
     registry.publish("bench", folder / "model")
     part = data.test if data.test is not None else data.train
-    return home, Predictor(Model.open(registry.resolve("bench"))), cases_of("bench", part.X, texts), data
+    return (
+        home,
+        Predictor(Model.open(registry.resolve("bench"))),
+        cases_of("bench", part.X, texts),
+        data,
+    )
 
 
 def measure(folder: Path, chosen: Any) -> dict[str, Any]:
     """All cases, variants, and a training."""
     home, predictor, cases, data = prepared(folder, chosen)
     model = predictor.model
-    out: dict[str, Any] = {"labels": model.n_labels, "features": model.n_features, "weights": model.nnz, "workers": chosen.workers}
+    out: dict[str, Any] = {
+        "labels": model.n_labels,
+        "features": model.n_features,
+        "weights": model.nnz,
+        "workers": chosen.workers,
+    }
     roots = {"XCRAY_DATASET_ROOTS": json.dumps([str(data.path.resolve().parent)])}
     with service(home, chosen.workers, roots) as (url, process):
         for case in cases:
             load(url, case, 0.5, connections=1)
         turns = [
-            {case["name"]: measured(url, process, predictor, case, chosen.seconds) for case in cases} for _ in range(chosen.repeats)
+            {
+                case["name"]: measured(url, process, predictor, case, chosen.seconds)
+                for case in cases
+            }
+            for _ in range(chosen.repeats)
         ]
         out["cases"] = middle(turns)
         for name, found in out["cases"].items():
@@ -252,13 +334,19 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
         rate = 0.5 * out["cases"][first["name"]]["capacity"]["requests_a_second"]
         if chosen.model is None:
             out["training"] = while_training(url, first, data, rate, chosen.seconds)
-            print({when: out["training"][when]["p99"] for when in ("before", "while")}, "ms p99 before and while a job trains")
+            print(
+                {when: out["training"][when]["p99"] for when in ("before", "while")},
+                "ms p99 before and while a job trains",
+            )
     out["variants"] = {}
     for name, environment in VARIANTS.items():
         with service(home, chosen.workers, environment) as (url, process):
             load(url, first, 0.5, connections=1)
             out["variants"][name] = middle(
-                [measured(url, process, predictor, first, chosen.seconds) for _ in range(chosen.repeats)]
+                [
+                    measured(url, process, predictor, first, chosen.seconds)
+                    for _ in range(chosen.repeats)
+                ]
             )
             told(name[:12], out["variants"][name])
     out["bar"] = {
@@ -278,13 +366,26 @@ def picture(result: dict[str, Any], path: Path) -> None:
 
     names = list(result["cases"])
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    left.barh(names, [result["cases"][name]["capacity"]["requests_a_second"] for name in names], color="#4477aa")
+    left.barh(
+        names,
+        [result["cases"][name]["capacity"]["requests_a_second"] for name in names],
+        color="#4477aa",
+    )
     left.axvline(BAR, color="black", linewidth=1, linestyle=":")
     left.set(xlabel="requests a second at capacity (dotted: the bar for 300 clients)", xscale="log")
-    for place, (key, colour) in enumerate((("p50", "#4477aa"), ("p99", "#ee6677"), ("p999", "#aa3377"))):
+    for place, (key, colour) in enumerate(
+        (("p50", "#4477aa"), ("p99", "#ee6677"), ("p999", "#aa3377"))
+    ):
         values = [result["cases"][name]["open"][key] for name in names]
-        right.barh(np.arange(len(names)) + 0.27 * (place - 1), values, 0.25, label=key, color=colour)
-    right.set(yticks=range(len(names)), yticklabels=names, xlabel="ms at 80 % of capacity, open loop", xscale="log")
+        right.barh(
+            np.arange(len(names)) + 0.27 * (place - 1), values, 0.25, label=key, color=colour
+        )
+    right.set(
+        yticks=range(len(names)),
+        yticklabels=names,
+        xlabel="ms at 80 % of capacity, open loop",
+        xscale="log",
+    )
     right.legend()
     for axis in (left, right):
         axis.invert_yaxis()
@@ -297,7 +398,10 @@ def main() -> None:
     chosen = arguments(
         str(__doc__).split("\n")[0],
         model={"type": Path, "help": "a model directory, instead of training on pydocs"},
-        rows={"type": Path, "help": "a data set directory whose test rows are asked (with --model)"},
+        rows={
+            "type": Path,
+            "help": "a data set directory whose test rows are asked (with --model)",
+        },
         workers={"type": int, "default": 1, "help": "processes that answer"},
         seconds={"type": float, "default": 5.0, "help": "of each measurement"},
         repeats={"type": int, "default": 3},

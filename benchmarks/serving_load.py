@@ -67,7 +67,8 @@ class Load:
     """Counts what is answered; keeps the seconds of those answered 200."""
 
     def __init__(self, requests: list[bytes], seconds: float, warm: float) -> None:
-        self._requests, self._next = requests, 0
+        self._requests = requests
+        self._next = 0
         self.begin = time.perf_counter() + warm  # what is due before is not counted
         self.end = self.begin + seconds
         self.seconds: list[float] = []
@@ -105,21 +106,38 @@ class Load:
         """Requests a second and milliseconds."""
         milliseconds = np.array(self.seconds) * 1e3
         shown = (
-            {name: round(float(np.percentile(milliseconds, q)), 3) for name, q in PERCENTILES.items()} if len(milliseconds) else {}
+            {
+                name: round(float(np.percentile(milliseconds, q)), 3)
+                for name, q in PERCENTILES.items()
+            }
+            if len(milliseconds)
+            else {}
         )
         return {
             "requests_a_second": round(len(self.seconds) / (self.end - self.begin), 1),
             "answered": len(self.seconds),
             "statuses": {str(status): count for status, count in sorted(self.statuses.items())},
             **shown,
-            **({"mean": round(float(milliseconds.mean()), 3), "max": round(float(milliseconds.max()), 3)} if shown else {}),
+            **(
+                {
+                    "mean": round(float(milliseconds.mean()), 3),
+                    "max": round(float(milliseconds.max()), 3),
+                }
+                if shown
+                else {}
+            ),
         }
 
 
-async def connections(host: str, port: int, count: int, done: Callable[[Connection, float, int], None]) -> list[Connection]:
+async def connections(
+    host: str, port: int, count: int, done: Callable[[Connection, float, int], None]
+) -> list[Connection]:
     """So many connections."""
     loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(lambda: Connection(done), host, port))[1] for _ in range(count)]
+    return [
+        (await loop.create_connection(lambda: Connection(done), host, port))[1]
+        for _ in range(count)
+    ]
 
 
 async def closed(host: str, port: int, load: Load, count: int) -> None:
@@ -168,9 +186,7 @@ async def opened(host: str, port: int, load: Load, count: int, rate: float, seed
 def http_request(url: str, path: str, body: str) -> bytes:
     """A request as bytes."""
     content = body.encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    )
+    head = f"POST {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
     return head.encode() + b"\r\n\r\n" + content
 
 

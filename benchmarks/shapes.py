@@ -46,7 +46,12 @@ class Task(NamedTuple):
 
 def _published(nnz: float, labels: float, rows: float, weights: float) -> dict[str, float]:
     """Published statistics by name."""
-    return {"nnz_per_row": nnz, "labels_per_row": labels, "rows_per_label": rows, "weights_per_label": weights}
+    return {
+        "nnz_per_row": nnz,
+        "labels_per_row": labels,
+        "rows_per_label": rows,
+        "weights_per_label": weights,
+    }
 
 
 _LSHTC1 = Shape(
@@ -62,7 +67,14 @@ _LSHTC1 = Shape(
     from_topics=0.25,
 )
 _AMAZON = Shape(
-    "amazon", labels=670_091, features=135_909, rows=490_449, words_per_row=86, labels_per_row=5.45, least=2, most=0.004
+    "amazon",
+    labels=670_091,
+    features=135_909,
+    rows=490_449,
+    words_per_row=86,
+    labels_per_row=5.45,
+    least=2,
+    most=0.004,
 )
 _WIKI = Shape(
     "wiki",
@@ -142,10 +154,20 @@ def prepare(name: str, folder: Path, *, scale: float = 1.0, threads: int = 2) ->
 
 def main() -> None:
     """Prepare the sets one after the other; all rows as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"sets: {', '.join(TASKS)}; all by default")
-    parser.add_argument("--models", type=Path, help="a folder for each set goes here; a temporary one by default")
-    parser.add_argument("--scale", type=float, help=f"share of rows and labels; 1 by default, {SMALL} without --models")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"sets: {', '.join(TASKS)}; all by default"
+    )
+    parser.add_argument(
+        "--models", type=Path, help="a folder for each set goes here; a temporary one by default"
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        help=f"share of rows and labels; 1 by default, {SMALL} without --models",
+    )
     parser.add_argument("--threads", type=int, default=2, help="workers of the trainings")
     parser.add_argument("--json", type=Path, help="write the result here too")
     chosen = parser.parse_args()
@@ -156,7 +178,9 @@ def main() -> None:
     def run(folder: Path) -> dict[str, Any]:
         rows = []
         for name in chosen.names or TASKS:
-            rows.append(prepare(name, (chosen.models or folder) / name, scale=scale, threads=chosen.threads))
+            rows.append(
+                prepare(name, (chosen.models or folder) / name, scale=scale, threads=chosen.threads)
+            )
             print({key: value for key, value in rows[-1].items() if key != "measures"}, flush=True)
         return {"benchmark": "shapes", "sets": rows}
 

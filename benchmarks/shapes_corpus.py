@@ -26,7 +26,11 @@ from xcray.data.synthetic import stream
 from xcray.data.writer import DatasetWriter
 
 BLOCK = 4096  # rows that share a random stream; another number makes another corpus
-COMMON, MIDDLE, RARE = (1.05, 30.0), (0.8, 50.0), (0.5, 200.0)  # exponent and shift: of the background, of lists, of own words
+COMMON, MIDDLE, RARE = (
+    (1.05, 30.0),
+    (0.8, 50.0),
+    (0.5, 200.0),
+)  # exponent and shift: of the background, of lists, of own words
 FALLING = (1.0, 3.0)  # the same along a list
 SPREAD = 0.5  # standard deviation of the logarithm of a row's length
 SHARED = 0.5  # of a topic's list, from its field's
@@ -67,7 +71,13 @@ class Shape:
         """`scale` times the rows and labels, and its root times the words: vocabularies grow about so (Heaps)."""
         rows, labels = max(int(self.rows * scale), 2), max(int(self.labels * scale), 2)
         features = max(int(self.features * scale**0.5), self.listed)
-        return replace(self, rows=rows, labels=labels, features=features, held_out=min(self.held_out, max(rows // 10, 1)))
+        return replace(
+            self,
+            rows=rows,
+            labels=labels,
+            features=features,
+            held_out=min(self.held_out, max(rows // 10, 1)),
+        )
 
     @property
     def total(self) -> int:
@@ -110,7 +120,9 @@ def generate(shape: Shape, path: Path) -> Dataset:
     starts = range(0, shape.total, BLOCK)
     blocks = [count_words(shape, lists, dealt, numbers, start) for start in starts]
     idf = inverse_frequencies(shape, starts, blocks)
-    with DatasetWriter(path, name=shape.name, n_features=shape.features, n_labels=shape.labels) as writer:
+    with DatasetWriter(
+        path, name=shape.name, n_features=shape.features, n_labels=shape.labels
+    ) as writer:
         for i, start in enumerate(starts):
             X, Y = weighted(blocks[i], idf), label_sets(shape, dealt, start)
             blocks[i] = EMPTY  # its memory is free
@@ -128,7 +140,9 @@ def make_lists(shape: Shape, rng: np.random.Generator) -> Lists:
     at = ranks(rng.random(topics.shape), shape.listed, *FALLING)
     shared = rng.random(topics.shape) < SHARED
     topics = np.where(shared, fields[rng.integers(0, n_fields, n_topics)[:, None], at], topics)
-    topic_of = (n_topics * rng.random(shape.labels) ** 1.5).astype(np.int32)  # some have many labels
+    topic_of = (n_topics * rng.random(shape.labels) ** 1.5).astype(
+        np.int32
+    )  # some have many labels
     labels = ranks(rng.random((shape.labels, shape.profile)), shape.features, *RARE)
     at = ranks(rng.random(labels.shape), shape.listed, *FALLING)
     labels = np.where(rng.random(labels.shape) >= shape.own, topics[topic_of[:, None], at], labels)
@@ -138,22 +152,36 @@ def make_lists(shape: Shape, rng: np.random.Generator) -> Lists:
 def deal(shape: Shape, topic_of: Int32, rng: np.random.Generator) -> Dealt:
     """Lay the uses of all labels in a row of topics, cut it into rows of the corpus, and shuffle these."""
     counts = label_uses(
-        shape.labels, int(shape.total * shape.labels_per_row), shape.least, max(int(shape.total * shape.most), shape.least)
+        shape.labels,
+        int(shape.total * shape.labels_per_row),
+        shape.least,
+        max(int(shape.total * shape.most), shape.least),
     )
     uses = np.repeat(rng.permutation(shape.labels).astype(np.int32), counts)
     n_topics = int(topic_of.max()) + 1
-    nth, of_label = np.arange(len(uses)) - np.repeat(np.cumsum(counts) - counts, counts), counts.repeat(counts)
-    room = np.bincount(topic_of[uses], minlength=n_topics)[topic_of[uses]] / (2 * shape.labels_per_row)  # half a topic's rows
+    nth, of_label = (
+        np.arange(len(uses)) - np.repeat(np.cumsum(counts) - counts, counts),
+        counts.repeat(counts),
+    )
+    room = np.bincount(topic_of[uses], minlength=n_topics)[topic_of[uses]] / (
+        2 * shape.labels_per_row
+    )  # half a topic's rows
     kin = rng.random(len(uses)) * np.maximum(of_label / room, 1.0) < shape.kin
     place = np.where(kin, topic_of[uses], rng.integers(0, n_topics, len(uses)))
-    uses = uses[np.argsort(place + (nth + rng.random(len(uses))) / of_label)]  # the uses of a label lie apart
-    lengths = 1 + np.bincount(rng.integers(0, shape.total, max(len(uses) - shape.total, 0)), minlength=shape.total)
+    uses = uses[
+        np.argsort(place + (nth + rng.random(len(uses))) / of_label)
+    ]  # the uses of a label lie apart
+    lengths = 1 + np.bincount(
+        rng.integers(0, shape.total, max(len(uses) - shape.total, 0)), minlength=shape.total
+    )
     starts = np.cumsum(lengths) - lengths
     order = rng.permutation(shape.total)
     starts, lengths = starts[order], lengths[order]
     indptr = np.concatenate(([0], np.cumsum(lengths)))
     taken = np.repeat(starts - indptr[:-1], lengths) + np.arange(indptr[-1])
-    return Dealt(indptr, uses[taken % len(uses)])  # from the start again, should there be fewer uses than rows
+    return Dealt(
+        indptr, uses[taken % len(uses)]
+    )  # from the start again, should there be fewer uses than rows
 
 
 def label_uses(n: int, total: int, least: int, most: int) -> Int64:
@@ -174,7 +202,9 @@ def ranks(u: Any, n: int, exponent: float, shift: float) -> Int32:
     """
     power = (1.0 - exponent) or 1e-9
     low, high = shift**power, (n + shift) ** power
-    found: Int32 = np.minimum((low + u * (high - low)) ** (1.0 / power) - shift, n - 1).astype(np.int32)
+    found: Int32 = np.minimum((low + u * (high - low)) ** (1.0 / power) - shift, n - 1).astype(
+        np.int32
+    )
     return found
 
 
@@ -184,7 +214,9 @@ def count_words(shape: Shape, lists: Lists, dealt: Dealt, numbers: Int32, start:
     stop = min(start + BLOCK, shape.total)
     first, n_labels = dealt.indptr[start:stop], np.diff(dealt.indptr[start : stop + 1])
     longer = np.exp(SPREAD * rng.standard_normal(stop - start) - SPREAD**2 / 2)  # 1 in the mean
-    row = np.repeat(np.arange(stop - start), np.maximum(shape.words_per_row * longer, 3).astype(np.int64))
+    row = np.repeat(
+        np.arange(stop - start), np.maximum(shape.words_per_row * longer, 3).astype(np.int64)
+    )
     heard = np.maximum(rng.binomial(n_labels, 1.0 - shape.silent), 1)
     label = dealt.labels[first[row] + (rng.random(len(row)) * heard[row]).astype(np.int64)]
     source, u = rng.random(len(row)), rng.random(len(row))
@@ -195,7 +227,11 @@ def count_words(shape: Shape, lists: Lists, dealt: Dealt, numbers: Int32, start:
     words[kin] = lists.topics[lists.topic_of[label[kin]], ranks(u[kin], shape.listed, *FALLING)]
     cells, counts = np.unique(row * np.int64(shape.features) + numbers[words], return_counts=True)
     rows, columns = np.divmod(cells, shape.features)
-    return Counted(np.bincount(rows, minlength=stop - start), columns.astype(np.int32), counts.astype(np.float32))
+    return Counted(
+        np.bincount(rows, minlength=stop - start),
+        columns.astype(np.int32),
+        counts.astype(np.float32),
+    )
 
 
 def inverse_frequencies(shape: Shape, starts: range, blocks: list[Counted]) -> Float64:
@@ -213,16 +249,24 @@ def weighted(block: Counted, idf: Float64) -> CSR:
     values = (1.0 + np.log(block.counts)) * idf[block.words]
     row = np.repeat(np.arange(len(block.lengths)), block.lengths)
     norms = np.sqrt(np.bincount(row, values * values, minlength=len(block.lengths)))
-    return csr(np.concatenate(([0], np.cumsum(block.lengths))), block.words, values / norms[row], len(idf))
+    return csr(
+        np.concatenate(([0], np.cumsum(block.lengths))), block.words, values / norms[row], len(idf)
+    )
 
 
 def label_sets(shape: Shape, dealt: Dealt, start: int) -> Pattern:
     """The labels of the block that begins with row `start`, each once a row."""
     stop = min(start + BLOCK, shape.total)
     row = np.repeat(np.arange(stop - start), np.diff(dealt.indptr[start : stop + 1]))
-    cells = np.unique(row * np.int64(shape.labels) + dealt.labels[dealt.indptr[start] : dealt.indptr[stop]])
+    cells = np.unique(
+        row * np.int64(shape.labels) + dealt.labels[dealt.indptr[start] : dealt.indptr[stop]]
+    )
     rows, columns = np.divmod(cells, shape.labels)
-    return pattern(np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=stop - start)))), columns, shape.labels)
+    return pattern(
+        np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=stop - start)))),
+        columns,
+        shape.labels,
+    )
 
 
 def by_part(shape: Shape, start: int, X: CSR, Y: Pattern) -> Iterator[tuple[str, CSR, Pattern]]:

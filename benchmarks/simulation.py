@@ -15,12 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from xcray.schedule.messages import Cancel, Done, Event, GivenUp, Joined, Left, Lost, Run, Task, Tick
+from xcray.schedule.messages import (
+    Cancel,
+    Done,
+    Event,
+    GivenUp,
+    Joined,
+    Left,
+    Lost,
+    Run,
+    Task,
+    Tick,
+)
 from xcray.schedule.scatter import Scatter
 
 SLICE = 0.2  # seconds until a worker sees that its task was called off
 TICK = 0.2  # seconds between two ticks, as in `drive`
-FLOOR, TOP, POWER = 4e-4, 0.04, 0.55  # of `heavy_tailed`: seconds of the cheapest label, of the dearest, and how it falls
+FLOOR, TOP, POWER = (
+    4e-4,
+    0.04,
+    0.55,
+)  # of `heavy_tailed`: seconds of the cheapest label, of the dearest, and how it falls
 
 
 @dataclass
@@ -58,14 +73,22 @@ class _Worker:
 class Simulation:
     """One job. cost: seconds of each label at speed 1, by id; overhead: seconds a worker waits between two tasks."""
 
-    def __init__(self, schedule: Scatter, cost: Sequence[float] | np.ndarray, overhead: float = 0.0) -> None:
-        self._schedule, self._cost, self._overhead = schedule, np.asarray(cost, np.float64), overhead
+    def __init__(
+        self, schedule: Scatter, cost: Sequence[float] | np.ndarray, overhead: float = 0.0
+    ) -> None:
+        self._schedule = schedule
+        self._cost = np.asarray(cost, np.float64)
+        self._overhead = overhead
         self._workers: dict[str, _Worker] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count, self._clock, self._finished = 0, 0.0, False
+        self._count = 0
+        self._clock = 0.0
+        self._finished = False
         self._outcome = Outcome()
 
-    def run(self, joins: Mapping[str, tuple[float, float]], ends: Sequence[tuple[float, str, str]] = ()) -> Outcome:
+    def run(
+        self, joins: Mapping[str, tuple[float, float]], ends: Sequence[tuple[float, str, str]] = ()
+    ) -> Outcome:
         """Run to the end. joins: worker -> (when, speed); ends: (when, worker, "lost" or "left").
 
         Raises RuntimeError when the schedule fails, or when no worker is left and none will come.

@@ -65,7 +65,13 @@ def trained(dataset: Dataset) -> dict[str, Any]:
             "seconds": None,
         }
         command = [sys.executable, "-m", "benchmarks.sizing_child", json.dumps(told)]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=False,
+        )
     if done.returncode:
         raise SystemExit(f"the training of {dataset.name} failed: {done.stderr[-2000:]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -82,16 +88,29 @@ def judged(case: Case, dataset: Dataset, seconds: float, whole: float) -> dict[s
     }
     row |= {"core_seconds": [found.core_seconds, *core], "labels_solved": n}
     row["weights"] = [found.weights, *weights]
-    row |= {"quick": [*quick], "quick_labels": few, "holds": quick.low <= core.high and core.low <= quick.high}
-    ratios = {"seconds": core.value / found.core_seconds, "weights": weights.value / max(found.weights, 1)}
+    row |= {
+        "quick": [*quick],
+        "quick_labels": few,
+        "holds": quick.low <= core.high and core.low <= quick.high,
+    }
+    ratios = {
+        "seconds": core.value / found.core_seconds,
+        "weights": weights.value / max(found.weights, 1),
+    }
     ratios["sample"] = quick.value / core.value
     if max(core.value, found.core_seconds) <= whole:
         really = trained(dataset)
         process = really["before"] + found.driver + found.worker
-        row |= {"process": [process, really["peak"]], "model": [found.model, really["model"]], "trained": really["seconds"]}
+        row |= {
+            "process": [process, really["peak"]],
+            "model": [found.model, really["model"]],
+            "trained": really["seconds"],
+        }
         ratios |= {"memory": really["peak"] / process, "model": really["model"] / found.model}
     row["ratios"] = {name: round(value, 3) for name, value in ratios.items()}
-    told = "  ".join(f"{name} {ratios[name]:.2f}" if name in ratios else f"{name}   - " for name in FIGURES)
+    told = "  ".join(
+        f"{name} {ratios[name]:.2f}" if name in ratios else f"{name}   - " for name in FIGURES
+    )
     print(f"{case.name:16} {case.role:9}  {told}  {core.value:.2f} s", flush=True)
     return row
 
@@ -103,8 +122,16 @@ def worst(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ratios = [row["ratios"][name] for row in rows if row["ratios"].get(name)]
         if ratios:
             factors = [math.exp(abs(math.log(ratio))) for ratio in ratios]
-            near = {f"within_{limit:g}": sum(factor <= limit for factor in factors) for limit in (1.3, 2.0)}
-            out[name] = {"sets": len(ratios), "median": round(median(ratios), 2), "worst": round(max(factors), 2), **near}
+            near = {
+                f"within_{limit:g}": sum(factor <= limit for factor in factors)
+                for limit in (1.3, 2.0)
+            }
+            out[name] = {
+                "sets": len(ratios),
+                "median": round(median(ratios), 2),
+                "worst": round(max(factors), 2),
+                **near,
+            }
     holds = [row["holds"] for row in rows]
     return {**out, "ranges_hold": [sum(holds), len(holds)]}
 
@@ -116,18 +143,34 @@ def main() -> None:
         sets={"nargs": "*", "default": [], "help": "these alone"},
         made={"action": "store_true", "help": "only sets that are made up"},
         seconds={"type": float, "default": 20.0, "help": "core seconds of labels for each set"},
-        whole={"type": float, "default": 20.0, "help": "core seconds up to which a set is trained whole, for memory and bytes"},
+        whole={
+            "type": float,
+            "default": 20.0,
+            "help": "core seconds up to which a set is trained whole, for memory and bytes",
+        },
         folder={"type": Path, "help": "where sets are kept for the next time"},
     )
     cases = [case for case in CASES if not chosen.sets or case.name in chosen.sets]
-    cases = [case for case in cases if case.made is not None or (chosen.data is not None and not chosen.made)]
+    cases = [
+        case
+        for case in cases
+        if case.made is not None or (chosen.data is not None and not chosen.made)
+    ]
 
     def run(folder: Path) -> dict[str, Any]:
         where = chosen.folder or folder
         where.mkdir(parents=True, exist_ok=True)
-        rows = [judged(case, opened(case, chosen.data, where), chosen.seconds, chosen.whole) for case in cases]
-        summary = {role: worst([row for row in rows if row["role"] == role]) for role in ("fitted", "looked at", "fresh")}
-        for role, name, figures in ((role, name, figures) for role, of in summary.items() for name, figures in of.items()):
+        rows = [
+            judged(case, opened(case, chosen.data, where), chosen.seconds, chosen.whole)
+            for case in cases
+        ]
+        summary = {
+            role: worst([row for row in rows if row["role"] == role])
+            for role in ("fitted", "looked at", "fresh")
+        }
+        for role, name, figures in (
+            (role, name, figures) for role, of in summary.items() for name, figures in of.items()
+        ):
             print(f"{role}, {name}: {figures}", flush=True)
         return {"benchmark": "sizing", "sets": rows, **summary}
 

@@ -23,7 +23,12 @@ def trained(told: dict[str, Any]) -> dict[str, Any]:
     make_solver(told["solver"], told["params"]).warm_up()
     folder = Path(told["folder"])
     spec = TrainSpec(
-        told["dataset"], solver=told["solver"], params=told["params"], pool="threads", workers=1, max_seconds=told["seconds"]
+        told["dataset"],
+        solver=told["solver"],
+        params=told["params"],
+        pool="threads",
+        workers=1,
+        max_seconds=told["seconds"],
     )
     before, began, peak = anonymous() or 0, time.process_time(), 0
 
@@ -32,7 +37,11 @@ def trained(told: dict[str, Any]) -> dict[str, Any]:
         peak = max(peak, anonymous() or 0)
 
     result = train(spec, run_dir=folder / "run", out=folder / "model", progress=look)
-    took, report, model = time.process_time() - began, result.report, Model.open(result.model_path, verify=False)
+    took, report, model = (
+        time.process_time() - began,
+        result.report,
+        Model.open(result.model_path, verify=False),
+    )
     stopped = str(report.get("stopped", ""))
     seen = report["preflight"]
     return {

@@ -79,7 +79,9 @@ def requested(model: Path, part: Split, folder: Path, seconds: float) -> tuple[f
         load(url, case, 0.5, connections=1)
         began = processor_seconds(process)
         told = load(url, case, seconds, connections=CLIENTS)
-        answered = sum(told["statuses"].values()) * (seconds + 0.5) / seconds  # the warm-up is not counted
+        answered = (
+            sum(told["statuses"].values()) * (seconds + 0.5) / seconds
+        )  # the warm-up is not counted
         return (processor_seconds(process) - began) / max(answered, 1.0), resident(process.pid)
 
 
@@ -101,14 +103,28 @@ def judged(model: Path, data: Path, folder: Path, seconds: float, http: bool) ->
     postings = float(lists[part.X.indices].sum() / part.n_rows)
     found, knowing = answering(asked), answering(asked._replace(postings=postings))
     search, held = searched(model, part, seconds)
-    ratios = {"search": search / (found.search + QUERY), "knowing": search / (knowing.search + QUERY)}
+    ratios = {
+        "search": search / (found.search + QUERY),
+        "knowing": search / (knowing.search + QUERY),
+    }
     ratios["memory"] = held / (found.model + found.plain + SCANNED * asked.labels)
-    row: dict[str, Any] = {**asked._asdict(), "met": postings / max(opened.nnz, 1), "postings": [found.postings, postings]}
+    row: dict[str, Any] = {
+        **asked._asdict(),
+        "met": postings / max(opened.nnz, 1),
+        "postings": [found.postings, postings],
+    }
     row |= {"search": [found.search + QUERY, knowing.search + QUERY, search], "held": held}
     if http:
-        row["request"], row["process"] = [found.request, *requested(model, part, folder, seconds)], found.memory
+        row["request"], row["process"] = (
+            [found.request, *requested(model, part, folder, seconds)],
+            found.memory,
+        )
         ratios["request"] = row["request"][1] / found.request
-    print(f"{model}: {search * 1e6:.0f} us a search", {name: round(value, 2) for name, value in ratios.items()}, flush=True)
+    print(
+        f"{model}: {search * 1e6:.0f} us a search",
+        {name: round(value, 2) for name, value in ratios.items()},
+        flush=True,
+    )
     return {**row, "ratios": ratios}
 
 
@@ -127,7 +143,9 @@ def main() -> None:
         for number, (model, data) in enumerate(pairs):
             home = folder / f"home{number}"
             (home / "copy").mkdir(parents=True)
-            rows[Path(model).resolve().parent.name] = judged(Path(model), Path(data), home, chosen.seconds, chosen.http)
+            rows[Path(model).resolve().parent.name] = judged(
+                Path(model), Path(data), home, chosen.seconds, chosen.http
+            )
             shutil.rmtree(home)
         return {"benchmark": "sizing_serve", "models": rows}
 

@@ -48,9 +48,13 @@ class Case(NamedTuple):
         return "fitted" if self.fit else "fresh" if self.fresh else "looked at"
 
 
-def _text(rows: int, features: int, labels: int, nnz: float, per_row: float, **more: float) -> SyntheticParams:
+def _text(
+    rows: int, features: int, labels: int, nnz: float, per_row: float, **more: float
+) -> SyntheticParams:
     """A sparse set."""
-    return SyntheticParams(rows=rows, features=features, labels=labels, nnz_per_row=nnz, labels_per_row=per_row, **more)  # type: ignore[arg-type]
+    return SyntheticParams(
+        rows=rows, features=features, labels=labels, nnz_per_row=nnz, labels_per_row=per_row, **more
+    )  # type: ignore[arg-type]
 
 
 CASES = (
@@ -87,8 +91,18 @@ CASES = (
     Case("shape-wiki", False, 0.03),
     Case("shape-amazon", False, 0.03),
     Case("fresh-sparse-5e3", False, _text(5_000, 8_000, 2_000, 25, 3, seed=11), True),
-    Case("fresh-sparse-4e4", False, _text(40_000, 20_000, 100, 40, 1, seed=12, feature_exponent=0.8), True),
-    Case("fresh-sparse-2e4", False, _text(20_000, 60_000, 3_000, 90, 4, seed=13, own_features=20, label_exponent=0.7), True),
+    Case(
+        "fresh-sparse-4e4",
+        False,
+        _text(40_000, 20_000, 100, 40, 1, seed=12, feature_exponent=0.8),
+        True,
+    ),
+    Case(
+        "fresh-sparse-2e4",
+        False,
+        _text(20_000, 60_000, 3_000, 90, 4, seed=13, own_features=20, label_exponent=0.7),
+        True,
+    ),
     Case("fresh-dense", False, Dense(20_000, 200, 30, spread=0.9), True),
     Case("fresh-dense-many", False, Dense(3_000, 150, 400, 3), True),
     Case("fresh-unit", False, Dense(8_000, 256, 300, 1, unit=True, spread=0.9), True),
@@ -115,10 +129,21 @@ def points(shape: Dense) -> tuple[CSR, Pattern]:
     n, d, K = shape.rows, shape.features, shape.labels
     rng = np.random.default_rng([n, d, K])
     shares = np.arange(1, K + 1) ** -0.5
-    Y = np.sort(np.stack([rng.choice(K, n, p=shares / shares.sum()) for _ in range(shape.per_row)], axis=1), axis=1)
+    Y = np.sort(
+        np.stack([rng.choice(K, n, p=shares / shares.sum()) for _ in range(shape.per_row)], axis=1),
+        axis=1,
+    )
     centres = np.where(np.arange(d) % 2 == 0, rng.normal(size=(K, d)), 0.0).astype(np.float32)
-    X = (1.0 - shape.spread / 2) * centres[Y].mean(axis=1) + shape.spread * rng.normal(size=(n, d)).astype(np.float32)
-    X = X / np.linalg.norm(X, axis=1, keepdims=True) if shape.unit else (X - X.mean(axis=0)) / X.std(axis=0)
+    X = (1.0 - shape.spread / 2) * centres[Y].mean(axis=1) + shape.spread * rng.normal(
+        size=(n, d)
+    ).astype(np.float32)
+    X = (
+        X / np.linalg.norm(X, axis=1, keepdims=True)
+        if shape.unit
+        else (X - X.mean(axis=0)) / X.std(axis=0)
+    )
     X = np.where(rng.random(X.shape) < shape.share, X, 0.0) if shape.share < 1.0 else X
     keep = np.concatenate([np.ones((n, 1), bool), np.diff(Y, axis=1) > 0], axis=1)
-    return csr_from(X.astype(np.float32)), pattern(np.concatenate([[0], np.cumsum(keep.sum(axis=1))]), Y[keep], K)
+    return csr_from(X.astype(np.float32)), pattern(
+        np.concatenate([[0], np.cumsum(keep.sum(axis=1))]), Y[keep], K
+    )

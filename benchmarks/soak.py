@@ -35,9 +35,14 @@ from xcray.client import Client
 
 SERVE: Final = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
 EVERY: Final = 3.0  # seconds between looks
-WARM_SHARE, WARM_MOST = 0.25, 300.0  # of the time, at most so many seconds: caches fill, pools grow to their size
+WARM_SHARE, WARM_MOST = (
+    0.25,
+    300.0,
+)  # of the time, at most so many seconds: caches fill, pools grow to their size
 REST: Final = 15.0  # seconds without a request before the last look: what lingers goes
-MORE_FDS: Final = 5  # that may be open at the end beyond those when warm: a connection to the store, a log
+MORE_FDS: Final = (
+    5  # that may be open at the end beyond those when warm: a connection to the store, a log
+)
 SETTINGS: Final = {
     "XCRAY_KEEP_JOBS": "200",
     "XCRAY_MAX_RUNNING_JOBS": "2",
@@ -51,7 +56,18 @@ SETTINGS: Final = {
 def service(home: Path, workers: int) -> Iterator[tuple[str, psutil.Process]]:
     """A service: its URL and first process."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
-    command = [sys.executable, "-c", SERVE, "serve", "--home", str(home), "--port", "0", "--workers", str(workers)]
+    command = [
+        sys.executable,
+        "-c",
+        SERVE,
+        "serve",
+        "--home",
+        str(home),
+        "--port",
+        "0",
+        "--workers",
+        str(workers),
+    ]
     with open(home / "serve.log", "ab") as log:
         process = subprocess.Popen(command, env={**clean, **SETTINGS}, stdout=log, stderr=log)
         try:
@@ -83,15 +99,26 @@ def look(first: psutil.Process, home: Path, begun: float) -> dict[str, float]:
     """One sample."""
     out: dict[str, float] = {"at": time.monotonic() - begun}
     names = ("rss", "private", "fds", "threads", "files")
-    for group, processes in (("service", answering(first)), ("all", [first, *first.children(recursive=True)])):
+    for group, processes in (
+        ("service", answering(first)),
+        ("all", [first, *first.children(recursive=True)]),
+    ):
         sums = dict.fromkeys(names, 0.0)
         for each in processes:
             with contextlib.suppress(psutil.Error):  # it has just ended
                 memory = each.memory_full_info()
-                figures = (memory.rss, memory.uss, each.num_fds(), each.num_threads(), len(each.open_files()))
+                figures = (
+                    memory.rss,
+                    memory.uss,
+                    each.num_fds(),
+                    each.num_threads(),
+                    len(each.open_files()),
+                )
                 for name, value in zip(names, figures, strict=True):
                     sums[name] += value
-        out |= {f"{group}_{name}": value for name, value in sums.items()} | {f"{group}_processes": len(processes)}
+        out |= {f"{group}_{name}": value for name, value in sums.items()} | {
+            f"{group}_processes": len(processes)
+        }
     out["store_bytes"] = sum(path.stat().st_size for path in home.glob("xcray.db*"))
     out["home_bytes"] = size_of(home)
     return out
@@ -118,7 +145,9 @@ def slope(at: np.ndarray, values: np.ndarray) -> dict[str, float]:
     return {"per_hour": rise, "error": float(np.sqrt((residue**2).sum() / (len(at) - 2) / spread))}
 
 
-def observe(first: psutil.Process, home: Path, begun: float, seconds: float, ending: threading.Event) -> list[dict[str, float]]:
+def observe(
+    first: psutil.Process, home: Path, begun: float, seconds: float, ending: threading.Event
+) -> list[dict[str, float]]:
     """Samples until the time is up."""
     samples = []
     while time.monotonic() - begun < seconds and not ending.is_set():
@@ -139,7 +168,9 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
             client.predict("docs", ["warm up"])
             begun = time.monotonic()
             before = look(first, home, begun)
-            threads = clients(url, folder, models, record, ending, seconds=seconds, swaps=chosen.swaps)
+            threads = clients(
+                url, folder, models, record, ending, seconds=seconds, swaps=chosen.swaps
+            )
             for thread in threads:
                 thread.start()
             try:
@@ -152,7 +183,11 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
             time.sleep(REST)
             after = look(first, home, begun)
             ready = client._connection.ask("GET", "/readyz")
-    return {**report(before, after, samples, record, models, seconds), "hung": alive, "degraded": ready["degraded"]}
+    return {
+        **report(before, after, samples, record, models, seconds),
+        "hung": alive,
+        "degraded": ready["degraded"],
+    }
 
 
 def report(
@@ -172,13 +207,22 @@ def report(
         found = slope(at, np.array([sample[name] for sample in late]))
         slopes[name] = {key: round(value / 2**20, 2) for key, value in found.items()}
     first_warm = late[0] if late else before
-    kept = ("service_rss", "service_private", "service_fds", "service_threads", "service_files", "all_processes", "home_bytes")
+    kept = (
+        "service_rss",
+        "service_private",
+        "service_fds",
+        "service_threads",
+        "service_files",
+        "all_processes",
+        "home_bytes",
+    )
     return {
         "seconds": round(seconds, 1),
         "warm_up": round(warm, 1),
         "mb_per_hour": slopes,
         **{
-            when: {name: each[name] for name in kept} for when, each in (("before", before), ("warm", first_warm), ("after", after))
+            when: {name: each[name] for name in kept}
+            for when, each in (("before", before), ("warm", first_warm), ("after", after))
         },
         "requests": record.counts(),
         "latencies_ms": record.latencies(),
@@ -186,7 +230,9 @@ def report(
         "mixed": record.mixed,
         "swaps": models.swaps,
         "versions_seen": len(record.versions),
-        "samples": [{name: round(value, 1) for name, value in sample.items()} for sample in samples],
+        "samples": [
+            {name: round(value, 1) for name, value in sample.items()} for sample in samples
+        ],
     }
 
 
@@ -200,8 +246,13 @@ def leaks(found: dict[str, Any]) -> list[str]:
     if found["degraded"]:
         out.append(f"degraded: {found['degraded']}")
     peak = max((sample["service_fds"] for sample in found["samples"]), default=0.0)
-    if found["after"]["service_fds"] > min(peak, found["before"]["service_fds"] + 4 * MORE_FDS) + MORE_FDS:
-        out.append(f"file descriptors: {found['before']['service_fds']:.0f} before, {found['after']['service_fds']:.0f} after")
+    if (
+        found["after"]["service_fds"]
+        > min(peak, found["before"]["service_fds"] + 4 * MORE_FDS) + MORE_FDS
+    ):
+        out.append(
+            f"file descriptors: {found['before']['service_fds']:.0f} before, {found['after']['service_fds']:.0f} after"
+        )
     return out
 
 
@@ -218,7 +269,9 @@ def tell(found: dict[str, Any]) -> None:
     for kind, each in found["latencies_ms"].items():
         times = "  ".join(f"{name} {each[name]:9.2f}" for name in ("p50", "p99", "max"))
         print(f"{kind:12s} {found['requests'][kind]:8,d}   {times} ms")
-    print(f"{found['swaps']} swaps, {found['versions_seen']} versions seen, {found['mixed']} mixed; errors: {found['errors'] or 0}")
+    print(
+        f"{found['swaps']} swaps, {found['versions_seen']} versions seen, {found['mixed']} mixed; errors: {found['errors'] or 0}"
+    )
 
 
 def picture(found: dict[str, Any], path: Path) -> None:
@@ -237,7 +290,11 @@ def picture(found: dict[str, Any], path: Path) -> None:
     )
     for axis, unit, scale, names in lines:
         for name in names:
-            axis.plot(minutes, [sample[name] / scale for sample in found["samples"]], label=name.replace("_", " "))
+            axis.plot(
+                minutes,
+                [sample[name] / scale for sample in found["samples"]],
+                label=name.replace("_", " "),
+            )
         axis.axvline(found["warm_up"] / 60, color="black", linewidth=1, linestyle=":")
         axis.set(ylabel=unit, ylim=(0, None))
         axis.legend(loc="center right")

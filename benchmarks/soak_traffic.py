@@ -49,7 +49,9 @@ class Record:
             yield
         except Exception as error:  # whatever it is, it counts: a client goes on
             with self._lock:
-                self._errors[f"{kind}: {type(error).__name__} {getattr(error, 'code', '')} {str(error)[:160]}"] += 1
+                self._errors[
+                    f"{kind}: {type(error).__name__} {getattr(error, 'code', '')} {str(error)[:160]}"
+                ] += 1
             return
         with self._lock:
             self._seconds[kind].append(time.perf_counter() - begun)
@@ -85,8 +87,11 @@ class Models:
     """The versions of docs, published into the home as a runner does, from another process than the service."""
 
     def __init__(self, home: Path, folder: Path) -> None:
-        self.registry, self._staged = Registry(home / "models"), folder / "staged"
-        self._pipeline = TextPipeline.fit([" ".join(WORDS[i : i + 20]) for i in range(0, len(WORDS), 5)])
+        self.registry = Registry(home / "models")
+        self._staged = folder / "staged"
+        self._pipeline = TextPipeline.fit(
+            [" ".join(WORDS[i : i + 20]) for i in range(0, len(WORDS), 5)]
+        )
         self.hashes: dict[int, str] = {}
         self.swaps = 0
 
@@ -103,7 +108,12 @@ class Models:
         n_features = self._pipeline.n_features
         weights = rng.normal(size=(LABELS, n_features)) * (rng.random((LABELS, n_features)) < 0.05)
         labels = ["common", *(f"v{number}-{i}" for i in range(1, LABELS))]
-        more: dict[str, Any] = {"dataset_hash": "0" * 64, "text": self._pipeline, "solver": "ppdsparse", "params": {}}
+        more: dict[str, Any] = {
+            "dataset_hash": "0" * 64,
+            "text": self._pipeline,
+            "solver": "ppdsparse",
+            "params": {},
+        }
         names = {"label_names": labels, "feature_names": self._pipeline.terms.to_pylist()}
         write_model(self._staged, W=csr_from(weights), b=rng.normal(size=LABELS), **names, **more)
         self.hashes[number] = Model.open(self._staged, verify=False).sha256
@@ -119,7 +129,13 @@ class Models:
         elif turn % 3 == 1:
             client.models.set_alias("docs", "prod", versions[-1])
         else:
-            client.models.split_alias("docs", "prod", {versions[-1]: 0.9, versions[-2]: 0.1}, shadow=versions[-3], share=0.5)
+            client.models.split_alias(
+                "docs",
+                "prod",
+                {versions[-1]: 0.9, versions[-2]: 0.1},
+                shadow=versions[-3],
+                share=0.5,
+            )
         in_use = set(client.models.get("docs")["aliases"].values())
         for version in versions[:-KEPT]:
             if version not in in_use:
@@ -130,8 +146,14 @@ class Models:
 class Traffic:
     """The clients of one soak."""
 
-    def __init__(self, url: str, folder: Path, models: Models, record: Record, ending: threading.Event) -> None:
-        self.url, self.folder, self.models, self.record, self.ending = url, folder, models, record, ending
+    def __init__(
+        self, url: str, folder: Path, models: Models, record: Record, ending: threading.Event
+    ) -> None:
+        self.url = url
+        self.folder = folder
+        self.models = models
+        self.record = record
+        self.ending = ending
 
     def client(self) -> Client:
         """A client that tries nothing twice: what fails shall count."""
@@ -156,7 +178,10 @@ class Traffic:
         """Questions of one to 32 rows, with and without a filter."""
         reference = rng.choice(("docs", "docs@prod", "docs@prod", "docs@latest"))
         rows = rng.choice((1, 1, 1, 1, 1, 8, 32))
-        body: dict[str, Any] = {"instances": [{"text": text(rng)} for _ in range(rows)], "top_k": rng.choice((1, 5, 20))}
+        body: dict[str, Any] = {
+            "instances": [{"text": text(rng)} for _ in range(rows)],
+            "top_k": rng.choice((1, 5, 20)),
+        }
         kind = "single" if rows == 1 else "batch"
         if rng.random() < 0.1:
             kind, body["allow" if rng.random() < 0.5 else "deny"] = "filter", ["common"]
@@ -168,13 +193,25 @@ class Traffic:
     def explain(self, rng: random.Random, http: httpx.Client) -> None:
         """Reasons, and the other protocol."""
         self.ask(http, "explain", "/v1/models/docs@prod:explain", {"instance": {"text": text(rng)}})
-        inputs = [{"name": "text", "shape": [2], "datatype": "BYTES", "data": [text(rng), text(rng)]}]
-        self.ask(http, "oip", "/v2/models/docs/infer", {"inputs": inputs, "parameters": {"top_k": 3}})
+        inputs = [
+            {"name": "text", "shape": [2], "datatype": "BYTES", "data": [text(rng), text(rng)]}
+        ]
+        self.ask(
+            http, "oip", "/v2/models/docs/infer", {"inputs": inputs, "parameters": {"top_k": 3}}
+        )
         self.ending.wait(0.1)
 
     def lists(self, rng: random.Random, http: httpx.Client) -> None:
         """What consoles and monitors ask."""
-        paths = ("/v1/jobs", "/v1/datasets", "/v1/models", "/v1/models/docs", "/readyz", "/metrics", "/healthz")
+        paths = (
+            "/v1/jobs",
+            "/v1/datasets",
+            "/v1/models",
+            "/v1/models/docs",
+            "/readyz",
+            "/metrics",
+            "/healthz",
+        )
         for path in (*paths, "/v1/models/docs/aliases/prod/shadow", "/openapi.json"):
             with self.record.of("list"):
                 answer = http.get(path)
@@ -184,7 +221,9 @@ class Traffic:
     def sets(self, rng: random.Random, http: httpx.Client) -> None:
         """A data set from its upload to its end."""
         path = self.folder / f"rows-{threading.get_ident()}.jsonl"
-        path.write_text("".join(f'{{"text": "{text(rng)}", "labels": ["l{i % 7}"]}}\n' for i in range(200)))
+        path.write_text(
+            "".join(f'{{"text": "{text(rng)}", "labels": ["l{i % 7}"]}}\n' for i in range(200))
+        )
         with self.record.of("data set"), self.client() as client:
             made = client.datasets.upload(path, name="soak", format="jsonl")
             client.datasets.wait(made["id"], seconds=SLOW)
@@ -205,7 +244,9 @@ class Traffic:
                     client.jobs.resume(job["id"])
             heard: list[str] = []
             ended = client.jobs.wait(job["id"], on_event=lambda event: heard.append(event["kind"]))
-            assert ended["status"] == "SUCCEEDED", f"{ended['status']} {ended.get('reason')} {ended.get('message')}"
+            assert ended["status"] == "SUCCEEDED", (
+                f"{ended['status']} {ended.get('reason')} {ended.get('message')}"
+            )
             assert heard, "no event was heard"
             client.jobs.timeline(job["id"])
             client.jobs.delete(job["id"])
@@ -221,8 +262,12 @@ class Traffic:
         with self.record.of("batch job"), self.client() as client:
             job = client.jobs.predict("docs@prod", format="text", file=path, top_k=3, pool="serial")
             ended = client.jobs.wait(job["id"])
-            gone = ended["status"] == "FAILED" and ended.get("reason") == "NOT_FOUND"  # its version was deleted before it began
-            assert gone or ended["status"] == "SUCCEEDED", f"{ended['status']} {ended.get('reason')} {ended.get('message')}"
+            gone = (
+                ended["status"] == "FAILED" and ended.get("reason") == "NOT_FOUND"
+            )  # its version was deleted before it began
+            assert gone or ended["status"] == "SUCCEEDED", (
+                f"{ended['status']} {ended.get('reason')} {ended.get('message')}"
+            )
             if not gone:
                 assert client.jobs.output(job["id"])["answered"] == 300
             client.jobs.delete(job["id"])
@@ -234,7 +279,9 @@ class Traffic:
         for known in client.datasets.list():
             if known["name"] == name and known["status"] == "READY":
                 return str(known["id"])
-        made = client.datasets.build(name, "synthetic", {"synthetic": options, "test_fraction": 0.2})
+        made = client.datasets.build(
+            name, "synthetic", {"synthetic": options, "test_fraction": 0.2}
+        )
         return str(client.datasets.wait(made["id"], seconds=SLOW)["id"])
 
     def repeat(self, seed: int, story: Callable[[random.Random, httpx.Client], None]) -> None:
@@ -249,7 +296,9 @@ class Traffic:
         begun = time.monotonic()
         with self.client() as client:
             for turn in range(swaps):
-                if self.ending.wait(max(0.0, begun + seconds * (turn + 0.5) / swaps - time.monotonic())):
+                if self.ending.wait(
+                    max(0.0, begun + seconds * (turn + 0.5) / swaps - time.monotonic())
+                ):
                     return
                 with self.record.of("swap"):
                     self.models.swap(client, turn)
@@ -261,13 +310,31 @@ def text(rng: random.Random) -> str:
 
 
 def clients(
-    url: str, folder: Path, models: Models, record: Record, ending: threading.Event, *, seconds: float, swaps: int
+    url: str,
+    folder: Path,
+    models: Models,
+    record: Record,
+    ending: threading.Event,
+    *,
+    seconds: float,
+    swaps: int,
 ) -> list[threading.Thread]:
     """The threads of all clients, not yet started."""
     traffic = Traffic(url, folder, models, record, ending)
-    stories = [traffic.predict] * 4 + [traffic.explain, traffic.lists, traffic.sets, traffic.trains, traffic.bulk]
+    stories = [traffic.predict] * 4 + [
+        traffic.explain,
+        traffic.lists,
+        traffic.sets,
+        traffic.trains,
+        traffic.bulk,
+    ]
     threads = [
-        threading.Thread(target=traffic.repeat, args=(seed, story), name=f"{story.__name__}-{seed}", daemon=True)
+        threading.Thread(
+            target=traffic.repeat, args=(seed, story), name=f"{story.__name__}-{seed}", daemon=True
+        )
         for seed, story in enumerate(stories)
     ]
-    return [*threads, threading.Thread(target=traffic.swapping, args=(seconds, swaps), name="swaps", daemon=True)]
+    return [
+        *threads,
+        threading.Thread(target=traffic.swapping, args=(seconds, swaps), name="swaps", daemon=True),
+    ]

@@ -44,7 +44,14 @@ from xcray.jobs.states import PENDING, RUNNING, TERMINAL
 from xcray.jobs.store import JobStore
 from xcray.jobs.supervisor import Supervisor
 
-ENDLESS: Final = {"loss": "hinge", "eps": 1e-300, "C": 1e9, "tau": 1e-6, "max_sweeps": 2**31 - 1, "max_rounds": 2**31 - 1}
+ENDLESS: Final = {
+    "loss": "hinge",
+    "eps": 1e-300,
+    "C": 1e9,
+    "tau": 1e-6,
+    "max_sweeps": 2**31 - 1,
+    "max_rounds": 2**31 - 1,
+}
 SPECS: Final[dict[str, dict[str, Any]]] = {
     "ppdsparse on threads": {"solver": "ppdsparse", "pool": "threads", "params": {"eps": 1e-5}},
     "ppdsparse on serial": {"solver": "ppdsparse", "pool": "serial", "params": {"eps": 1e-5}},
@@ -56,7 +63,10 @@ SPECS: Final[dict[str, dict[str, Any]]] = {
     "lc on threads": {"solver": "lc", "pool": "threads"},
 }
 QUICK: Final = {"solver": "ppdsparse", "pool": "threads", "params": {"eps": 0.1}}
-DEAF: Final = {"deaf, loop": "while True: pass", "deaf, stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"}
+DEAF: Final = {
+    "deaf, loop": "while True: pass",
+    "deaf, stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+}
 LATE_PHASES: Final = ("MERGING", "EVALUATING", "PUBLISHING")
 PATIENCE: Final = 120.0
 
@@ -76,7 +86,9 @@ class Bench:
 
     def submit(self, spec: dict[str, Any], program: str | None = None) -> str:
         """A job; with a program that stands for its runner."""
-        job, _ = self.store.submit({"dataset": str(self.data), "name": "bench", "workers": 2, **spec}, name="bench")
+        job, _ = self.store.submit(
+            {"dataset": str(self.data), "name": "bench", "workers": 2, **spec}, name="bench"
+        )
         if program is not None:
             self.programs[job.id] = program
         return job.id
@@ -91,7 +103,9 @@ class Bench:
         deadline = time.monotonic() + PATIENCE
         while not (wish(job := self.store.get(job_id)) or job.status in TERMINAL):
             if time.monotonic() > deadline:
-                raise SystemExit(f"{job_id} is still {job.status} {job.phase}: see {self.home.log(job_id)}")
+                raise SystemExit(
+                    f"{job_id} is still {job.status} {job.phase}: see {self.home.log(job_id)}"
+                )
             time.sleep(0.004)
         return job
 
@@ -103,7 +117,9 @@ class Bench:
 COMMAND = launch.command
 
 
-def stopped(bench: Bench, job_id: str, ready: Callable[[Job], bool], times: int = 1) -> tuple[float, float, str]:
+def stopped(
+    bench: Bench, job_id: str, ready: Callable[[Job], bool], times: int = 1
+) -> tuple[float, float, str]:
     """Seconds until a stop was acknowledged, until all has ended, and as what."""
     bench.until(job_id, ready)
     job = bench.store.get(job_id)
@@ -156,11 +172,25 @@ def cases(bench: Bench) -> Iterator[tuple[str, Callable[[], tuple[float, float, 
     yield "loading", lambda: stopped(bench, bench.submit(QUICK), lambda job: job.phase == "LOADING")
     for name, spec in SPECS.items():
         yield name, lambda spec=spec: stopped(bench, bench.submit(spec), _later(in_training))
-        yield f"sigterm, {name}", lambda spec=spec: given_back(bench, bench.submit(spec), _later(in_training))
-    yield "merging and so on", lambda: stopped(bench, bench.submit(QUICK), lambda job: job.phase in LATE_PHASES)
-    yield "twice", lambda: stopped(bench, bench.submit(SPECS["ppdsparse on threads"]), in_training, times=10)
+        yield (
+            f"sigterm, {name}",
+            lambda spec=spec: given_back(bench, bench.submit(spec), _later(in_training)),
+        )
+    yield (
+        "merging and so on",
+        lambda: stopped(bench, bench.submit(QUICK), lambda job: job.phase in LATE_PHASES),
+    )
+    yield (
+        "twice",
+        lambda: stopped(bench, bench.submit(SPECS["ppdsparse on threads"]), in_training, times=10),
+    )
     for name, program in DEAF.items():
-        yield name, lambda program=program: stopped(bench, bench.submit(QUICK, program), _later(lambda job: job.status == RUNNING))
+        yield (
+            name,
+            lambda program=program: stopped(
+                bench, bench.submit(QUICK, program), _later(lambda job: job.status == RUNNING)
+            ),
+        )
 
 
 def _waiting(bench: Bench) -> str:
@@ -225,14 +255,22 @@ def main() -> None:
         for name, once in cases(bench):
             if chosen.only in name:
                 runs = [once() for _ in range(chosen.repeats)]
-                ends, seconds = Counter(end for _, _, end in runs), [seconds for _, seconds, _ in runs]
+                ends, seconds = (
+                    Counter(end for _, _, end in runs),
+                    [seconds for _, seconds, _ in runs],
+                )
                 acknowledged = max(first for first, _, _ in runs) * 1000
                 facts = {"p50": round(statistics.median(seconds), 3), "max": round(max(seconds), 3)}
                 result[name] = {**facts, "ack_ms": round(acknowledged, 1), "ends": dict(ends)}
-                print(f"{name:32} {facts['p50']:8.3f} {facts['max']:8.3f} {acknowledged:8.1f}  {dict(ends)}", flush=True)
+                print(
+                    f"{name:32} {facts['p50']:8.3f} {facts['max']:8.3f} {acknowledged:8.1f}  {dict(ends)}",
+                    flush=True,
+                )
         if chosen.only in "wait":
             found = waits(bench, chosen.repeats)
-            result["wait"] = {name: round(statistics.median(seconds), 3) for name, seconds in found.items()}
+            result["wait"] = {
+                name: round(statistics.median(seconds), 3) for name, seconds in found.items()
+            }
             print("wait", result["wait"])
     if chosen.json:
         chosen.json.write_text(json.dumps(result, indent=1))

@@ -38,7 +38,8 @@ class Dictionary:
     """The plain way: a dictionary of all terms in each process, Python strings and a Counter for each text."""
 
     def __init__(self, pipeline: TextPipeline) -> None:
-        self.pipeline, self.split = pipeline, tokenizer(pipeline.params)
+        self.pipeline = pipeline
+        self.split = tokenizer(pipeline.params)
         self.number = {term: j for j, term in enumerate(pipeline.terms.to_pylist())}
 
     def transform(self, texts: Sequence[str]) -> CSR:
@@ -75,8 +76,15 @@ def opening(directory: Path, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         for way, runs in found.items():
             command = [sys.executable, "-m", "benchmarks.text", "--child", way, str(directory)]
-            runs.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-    return {way: {name: statistics.median(run[name] for run in runs) for name in runs[0]} for way, runs in found.items()}
+            runs.append(
+                json.loads(
+                    subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                )
+            )
+    return {
+        way: {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        for way, runs in found.items()
+    }
 
 
 def child(way: str, directory: str) -> dict[str, float]:
@@ -99,9 +107,17 @@ def speed(pipeline: TextPipeline, texts: list[str], repeats: int) -> list[dict[s
     out = []
     for batch in BATCHES:
         batches = [texts[i : i + batch] for i in range(0, len(texts) - batch + 1, batch)]
-        rounds = [(_micros(pipeline.transform, batches), _micros(plain.transform, batches)) for _ in range(repeats)]
+        rounds = [
+            (_micros(pipeline.transform, batches), _micros(plain.transform, batches))
+            for _ in range(repeats)
+        ]
         mapped, dictionary = (statistics.median(column) for column in zip(*rounds, strict=True))
-        row = {"batch": batch, "mapped_us": mapped, "dictionary_us": dictionary, "lock_share": _locked(pipeline, batches)}
+        row = {
+            "batch": batch,
+            "mapped_us": mapped,
+            "dictionary_us": dictionary,
+            "lock_share": _locked(pipeline, batches),
+        }
         out.append({name: round(value, 3) for name, value in row.items()})
     return out
 
@@ -154,10 +170,17 @@ def main() -> None:
         texts = corpus[::every][: chosen.texts]
         short = [" ".join(text.split()[:WORDS]) for text in texts]
         rows = []
-        for name, pipeline in (("pydocs", TextPipeline.fit(corpus, TEXT_PARAMS)), ("large", many_terms(corpus, chosen.terms))):
+        for name, pipeline in (
+            ("pydocs", TextPipeline.fit(corpus, TEXT_PARAMS)),
+            ("large", many_terms(corpus, chosen.terms)),
+        ):
             pipeline.save(folder / name)
             loaded = TextPipeline.load(folder / name, verify=False)
-            row: dict[str, Any] = {"pipeline": name, "terms": loaded.n_features, "opening": opening(folder / name, 3)}
+            row: dict[str, Any] = {
+                "pipeline": name,
+                "terms": loaded.n_features,
+                "opening": opening(folder / name, 3),
+            }
             for kind, some in (("documents", texts), ("short", short)):
                 letters = float(np.mean([len(text) for text in some]))
                 row[kind] = {"letters": letters, "speed": speed(loaded, some, chosen.repeats)}
@@ -178,13 +201,17 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 1 + len(rows), figsize=(4 * (1 + len(rows)), 3.4), layout="constrained")
+    figure, axes = plt.subplots(
+        1, 1 + len(rows), figsize=(4 * (1 + len(rows)), 3.4), layout="constrained"
+    )
     for axis, row in zip(axes[:-1], rows, strict=True):
         for kind, style in (("documents", "-"), ("short", "--")):
             for way, color in (("mapped_us", "C0"), ("dictionary_us", "C1")):
                 ys = [point[way] for point in row[kind]["speed"]]
                 axis.plot(BATCHES, ys, style, color=color, marker=".", label=f"{way[:-3]}, {kind}")
-        axis.set(xscale="log", xlabel="texts in a call", ylabel="microseconds a text", ylim=(0, None))
+        axis.set(
+            xscale="log", xlabel="texts in a call", ylabel="microseconds a text", ylim=(0, None)
+        )
         axis.set_title(f"{row['pipeline']}, {row['terms']:,} terms")
         axis.legend(frameon=False, fontsize=8)
     for offset, way in ((-0.2, "mapped"), (0.2, "dictionary")):

@@ -45,12 +45,16 @@ def written() -> str:
     for _, rules in groups():
         for rule in rules:
             name, labels, notes = rule["alert"], rule["labels"], rule["annotations"]
-            lines.append(f"| [{name}](#{name.lower()}) | {labels['severity']} | {notes['summary']} | {rule.get('for', '')} |")
+            lines.append(
+                f"| [{name}](#{name.lower()}) | {labels['severity']} | {notes['summary']} | {rule.get('for', '')} |"
+            )
     parts = [HEAD, "\n".join(lines), "\n"]
     for room, rules in groups():
         parts.append(f"\n## {room}\n")
         parts += [_section(rule) for rule in rules]
-    parts.append("\n## Recorded\n\nAsked often, so computed once, every 30 seconds.\n\n| name | expression |\n|---|---|\n")
+    parts.append(
+        "\n## Recorded\n\nAsked often, so computed once, every 30 seconds.\n\n| name | expression |\n|---|---|\n"
+    )
     parts += [f"| `{rule['record']}` | `{rule['expr']}` |\n" for rule in records()]
     return "".join(parts)
 

@@ -95,15 +95,23 @@ def write_openapi(out: Path) -> None:
 def markdown_pages() -> list[Path]:
     """The Markdown pages that belong to the project."""
     if shutil.which("git") is not None:
-        listed = subprocess.run(["git", "ls-files", "-z", "*.md"], cwd=ROOT, capture_output=True, check=False)
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "*.md"], cwd=ROOT, capture_output=True, check=False
+        )
         if listed.returncode == 0:
             return [ROOT / name for name in listed.stdout.decode().split("\0") if name]
-    return [*ROOT.glob("*.md"), *(page for folder in ("deploy", "docs", "helm") for page in (ROOT / folder).rglob("*.md"))]
+    return [
+        *ROOT.glob("*.md"),
+        *(page for folder in ("deploy", "docs", "helm") for page in (ROOT / folder).rglob("*.md")),
+    ]
 
 
 def anchors(text: str) -> set[str]:
     """The anchors that headings make, as code hosts make them."""
-    return {re.sub(r"[^\w\- ]", "", heading.lower().replace("`", "")).replace(" ", "-") for heading in HEADING.findall(text)}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower().replace("`", "")).replace(" ", "-")
+        for heading in HEADING.findall(text)
+    }
 
 
 def dead_links(path: Path) -> list[str]:
@@ -117,7 +125,11 @@ def dead_links(path: Path) -> list[str]:
         goal = (path.parent / file).resolve() if file else path
         if not goal.exists():
             out.append(f"{path.name}: {link}: no such file")
-        elif anchor and goal.suffix == ".md" and anchor not in anchors(goal.read_text(encoding="utf-8")):
+        elif (
+            anchor
+            and goal.suffix == ".md"
+            and anchor not in anchors(goal.read_text(encoding="utf-8"))
+        ):
             out.append(f"{path.name}: {link}: no such heading")
     return out
 
@@ -129,7 +141,9 @@ def main(arguments: list[str]) -> int:
     write_openapi(out)
     checked = markdown_pages()
     dead = [link for path in checked for link in dead_links(path)]
-    print(f"{out}: {pages} pages of API reference, openapi.json; {len(checked)} Markdown pages checked, {len(dead)} dead links")
+    print(
+        f"{out}: {pages} pages of API reference, openapi.json; {len(checked)} Markdown pages checked, {len(dead)} dead links"
+    )
     print(*dead, sep="\n", end="\n" if dead else "")
     return 1 if dead else 0
 

@@ -22,7 +22,11 @@ def figures() -> list[tuple[Metric, tuple[str, ...]]]:
     """All figures of xcray's own with their labels, in the order in which they are shown."""
     empty = StoreFigures({}, 0.0, ())
     gauges = Gauges(Disk(Path("/"), 0), Failing(dict))
-    labels = {**gauges.labels, **{name: of for name, (_, of) in COUNTERS.items()}, "xcray_jobs": ("status",)}
+    labels = {
+        **gauges.labels,
+        **{name: of for name, (_, of) in COUNTERS.items()},
+        "xcray_jobs": ("status",),
+    }
     labels["xcray_check_failing"] = ("check",)
     replica = [each for each in gauges.families() if not each.name.startswith(PROCESS)]
     age = next(iter(StoreCollector(lambda: empty).collect()))
@@ -36,7 +40,11 @@ def table() -> str:
     for metric, labels in figures():
         scope = "store" if metric.documentation.startswith(STORE) else "replica"
         what = metric.documentation.removeprefix(REPLICA).removeprefix(STORE).removesuffix(".")
-        name = metric.name + ("_total" if metric.type == "counter" else "") + (f"{{{','.join(labels)}}}" if labels else "")
+        name = (
+            metric.name
+            + ("_total" if metric.type == "counter" else "")
+            + (f"{{{','.join(labels)}}}" if labels else "")
+        )
         lines.append(f"| `{name}` | {metric.type} | {scope} | {what} |")
     return "\n".join(lines) + "\n"
 

@@ -17,7 +17,9 @@ def main(source: Path, target: Path, title: str) -> None:
     console = Console(record=True, width=WIDTH, file=open("/dev/null", "w"))  # noqa: SIM115 - lives as long as the process
     console.print(Text.from_ansi(source.read_text()))
     drawn = console.export_svg(title=title)
-    target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S).replace("Fira Code,", ""))
+    target.write_text(
+        re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S).replace("Fira Code,", "")
+    )
 
 
 if __name__ == "__main__":

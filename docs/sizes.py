@@ -14,7 +14,12 @@ from xcray.train.answering import Asked, answering
 from xcray.train.sizing import GIB, Data, Size, Wishes, size
 
 PAGE: Final = Path(__file__).parent / "operations.md"
-CORE, MEMORY, DISK, MONTH = 0.04, 0.005, 0.10, 730  # assumed prices of a core hour, a GiB hour, a GiB month; hours
+CORE, MEMORY, DISK, MONTH = (
+    0.04,
+    0.005,
+    0.10,
+    730,
+)  # assumed prices of a core hour, a GiB hour, a GiB month; hours
 TRAININGS: Final = 30  # a month
 
 
@@ -28,10 +33,18 @@ class Common(NamedTuple):
 
 COMMON: Final = (
     Common("20,000 x 20,000, 1 M", Data(20_000, 20_000, 1_000, 1_000_000), Wishes(cluster=False)),
-    Common("100,000 x 384, dense, length 1", Data(100_000, 384, 1_000, 38_400_000, 1.0, norm=1.0), Wishes(cluster=False)),
+    Common(
+        "100,000 x 384, dense, length 1",
+        Data(100_000, 384, 1_000, 38_400_000, 1.0, norm=1.0),
+        Wishes(cluster=False),
+    ),
     Common("100,000 x 100,000, 8 M", Data(100_000, 100_000, 10_000, 8_000_000), Wishes()),
     Common("500,000 x 500,000, 40 M", Data(500_000, 500_000, 100_000, 40_000_000), Wishes(cores=8)),
-    Common("2 M x 1 M, 200 M", Data(2_000_000, 1_000_000, 1_000_000, 200_000_000, 5.0), Wishes(cores=16, hours=4.0)),
+    Common(
+        "2 M x 1 M, 200 M",
+        Data(2_000_000, 1_000_000, 1_000_000, 200_000_000, 5.0),
+        Wishes(cores=16, hours=4.0),
+    ),
 )
 
 
@@ -44,8 +57,15 @@ def sizes() -> str:
     for common in COMMON:
         found = size(common.data, common.wishes)
         hours = f"{figure(found.core_hours.value)} ({figure(found.core_hours.low)} to {figure(found.core_hours.high)})"
-        cells = [f"{common.data.labels:,}", common.words, pods(found, common.wishes), f"{found.home / GIB:.1f} GiB"]
-        lines.append("| " + " | ".join([*cells, f"{figure(found.training.weights / 1e6)} M", hours]) + " |")
+        cells = [
+            f"{common.data.labels:,}",
+            common.words,
+            pods(found, common.wishes),
+            f"{found.home / GIB:.1f} GiB",
+        ]
+        lines.append(
+            "| " + " | ".join([*cells, f"{figure(found.training.weights / 1e6)} M", hours]) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -62,11 +82,17 @@ def pods(found: Size, wishes: Wishes) -> str:
 
 def prices() -> str:
     """The worked example: one training a day, no spare copy."""
-    lines = ["| K, rows x features | stands ready | a training | a month: ready + trainings + home |", "|---|---|---|---|"]
+    lines = [
+        "| K, rows x features | stands ready | a training | a month: ready + trainings + home |",
+        "|---|---|---|---|",
+    ]
     for common in COMMON:
         found, cluster = size(common.data, common.wishes), common.wishes.cluster
         ready = [pod for name, pod in found.pods.items() if name != "worker"]
-        cores, memory = sum(pod.number * pod.cores for pod in ready), sum(pod.number * pod.memory for pod in ready) / GIB
+        cores, memory = (
+            sum(pod.number * pod.cores for pod in ready),
+            sum(pod.number * pod.memory for pod in ready) / GIB,
+        )
         core_hours, worker = found.core_hours.value, found.pods.get("worker")
         money = [MONTH * (cores * CORE + memory * MEMORY), 0.0, found.home / GIB * DISK]
         training = f"{figure(core_hours)} core hours"
@@ -74,8 +100,16 @@ def prices() -> str:
             held = worker.number * worker.memory / GIB * found.hours
             money[1] = TRAININGS * (core_hours / 0.9 * CORE + held * MEMORY)
             training += f", {worker.number} worker pod{'s' * (worker.number > 1)} for {figure(found.hours)} h"
-        cells = [f"{common.data.labels:,}: {common.words}", f"{cores} cores, {memory:.1f} GiB", training]
-        lines.append("| " + " | ".join([*cells, " + ".join(figure(each) if each else "0" for each in money)]) + " |")
+        cells = [
+            f"{common.data.labels:,}: {common.words}",
+            f"{cores} cores, {memory:.1f} GiB",
+            training,
+        ]
+        lines.append(
+            "| "
+            + " | ".join([*cells, " + ".join(figure(each) if each else "0" for each in money)])
+            + " |"
+        )
         assert cluster == (worker is not None)
     return "\n".join(lines)
 
@@ -117,7 +151,10 @@ def written(page: str) -> str:
         if begin not in page:
             raise ValueError(f"the page has no line {begin.strip()}")
         page = re.sub(
-            rf"({re.escape(begin)}).*?(<!-- end -->)", lambda found, of=table: f"{found[1]}{of()}\n{found[2]}", page, flags=re.S
+            rf"({re.escape(begin)}).*?(<!-- end -->)",
+            lambda found, of=table: f"{found[1]}{of()}\n{found[2]}",
+            page,
+            flags=re.S,
         )
     return page
 

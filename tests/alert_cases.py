@@ -47,30 +47,51 @@ def one(figure: str, values: str, **labels: str) -> dict[str, str]:
 def histogram(name: str, quick: float, slow: float, **labels: str) -> dict[str, str]:
     """So many events a minute that take 0.1 s at most, and so many that take up to 5 s."""
     counts = {"0.1": quick, "5.0": quick + slow, "+Inf": quick + slow}
-    return {key: value for le, by in counts.items() for key, value in one(f"{name}_bucket", rising(by), le=le, **labels).items()}
+    return {
+        key: value
+        for le, by in counts.items()
+        for key, value in one(f"{name}_bucket", rising(by), le=le, **labels).items()
+    }
 
 
 CASES: Final[dict[str, Case]] = {
     "XcrayNoRunner": Case(
-        both("xcray_check_failing", late(1, 3), check="RUNNER"), both("xcray_check_failing", late(1, 1), check="RUNNER")
+        both("xcray_check_failing", late(1, 3), check="RUNNER"),
+        both("xcray_check_failing", late(1, 1), check="RUNNER"),
     ),
     "XcrayJobsWaitLong": Case(
-        both("xcray_jobs_waiting_oldest_seconds", flat(3700)), both("xcray_jobs_waiting_oldest_seconds", flat(3500))
+        both("xcray_jobs_waiting_oldest_seconds", flat(3700)),
+        both("xcray_jobs_waiting_oldest_seconds", flat(3500)),
     ),
     "XcrayRunnersDie": Case(
-        both("xcray_job_attempts_lost_total", rising(0.2)), both("xcray_job_attempts_lost_total", rising(0.08))
+        both("xcray_job_attempts_lost_total", rising(0.2)),
+        both("xcray_job_attempts_lost_total", rising(0.08)),
     ),
     "XcrayJobsFail": Case(
-        both("xcray_jobs_ended_total", late(1, 30), kind="train", status="FAILED", reason="DISK_FULL"),
+        both(
+            "xcray_jobs_ended_total", late(1, 30), kind="train", status="FAILED", reason="DISK_FULL"
+        ),
         {
-            **both("xcray_jobs_ended_total", rising(5), kind="train", status="FAILED", reason="INPUT"),
-            **both("xcray_jobs_ended_total", rising(5), kind="train", status="SUCCEEDED", reason="NONE"),
-            **both("xcray_jobs_ended_total", flat(7), kind="train", status="FAILED", reason="DISK_FULL"),
+            **both(
+                "xcray_jobs_ended_total", rising(5), kind="train", status="FAILED", reason="INPUT"
+            ),
+            **both(
+                "xcray_jobs_ended_total", rising(5), kind="train", status="SUCCEEDED", reason="NONE"
+            ),
+            **both(
+                "xcray_jobs_ended_total", flat(7), kind="train", status="FAILED", reason="DISK_FULL"
+            ),
         },
     ),
     "XcrayTrainingStands": Case(
-        {**both("xcray_workers", flat(4)), **both("xcray_worker_seconds_total", flat(99), kind="train")},
-        {**both("xcray_workers", flat(4)), **both("xcray_worker_seconds_total", rising(1), kind="train")},
+        {
+            **both("xcray_workers", flat(4)),
+            **both("xcray_worker_seconds_total", flat(99), kind="train"),
+        },
+        {
+            **both("xcray_workers", flat(4)),
+            **both("xcray_worker_seconds_total", rising(1), kind="train"),
+        },
     ),
     "XcrayWorkersMissing": Case(
         {**both("xcray_workers_wanted", flat(8)), **both("xcray_workers", flat(5))},
@@ -80,8 +101,13 @@ CASES: Final[dict[str, Case]] = {
         {**both("xcray_workers_busy_share", flat(0.4)), **both("xcray_workers", flat(8))},
         {**both("xcray_workers_busy_share", flat(0.0)), **both("xcray_workers", flat(0))},
     ),
-    "XcrayWorkersLost": Case(both("xcray_workers_lost_total", rising(0.2)), both("xcray_workers_lost_total", rising(0.08))),
-    "XcrayNodesLost": Case(both("xcray_nodes_lost_total", late(1, 10)), both("xcray_nodes_lost_total", late(1, 60))),
+    "XcrayWorkersLost": Case(
+        both("xcray_workers_lost_total", rising(0.2)),
+        both("xcray_workers_lost_total", rising(0.08)),
+    ),
+    "XcrayNodesLost": Case(
+        both("xcray_nodes_lost_total", late(1, 10)), both("xcray_nodes_lost_total", late(1, 60))
+    ),
     "XcrayWorkWasted": Case(
         {
             **both("xcray_worker_seconds_wasted_total", rising(10), outcome="lost"),
@@ -94,36 +120,77 @@ CASES: Final[dict[str, Case]] = {
         },
     ),
     "XcrayGone": Case(one("up", flat(0)), both("xcray_store_figures_age_seconds", flat(1))),
-    "XcrayNotReady": Case(one("xcray_check_failing", flat(1), check="DISK"), one("xcray_check_failing", flat(1), check="DRAINING")),
-    "XcrayDegraded": Case(one("xcray_check_failing", flat(1), check="RAY"), one("xcray_check_failing", flat(0), check="RAY")),
-    "XcrayPredictionsSlow": Case(histogram("xcray_predict_seconds", 90, 10), histogram("xcray_predict_seconds", 1000, 1)),
+    "XcrayNotReady": Case(
+        one("xcray_check_failing", flat(1), check="DISK"),
+        one("xcray_check_failing", flat(1), check="DRAINING"),
+    ),
+    "XcrayDegraded": Case(
+        one("xcray_check_failing", flat(1), check="RAY"),
+        one("xcray_check_failing", flat(0), check="RAY"),
+    ),
+    "XcrayPredictionsSlow": Case(
+        histogram("xcray_predict_seconds", 90, 10), histogram("xcray_predict_seconds", 1000, 1)
+    ),
     "XcrayRequestsFail": Case(
-        {**one("xcray_http_requests_total", rising(97), status="2xx"), **one("xcray_http_requests_total", rising(3), status="5xx")},
-        {**one("xcray_http_requests_total", rising(97), status="2xx"), **one("xcray_http_requests_total", rising(3), status="4xx")},
+        {
+            **one("xcray_http_requests_total", rising(97), status="2xx"),
+            **one("xcray_http_requests_total", rising(3), status="5xx"),
+        },
+        {
+            **one("xcray_http_requests_total", rising(97), status="2xx"),
+            **one("xcray_http_requests_total", rising(3), status="4xx"),
+        },
     ),
     "XcrayCallersRefused": Case(
-        one("xcray_http_refusals_total", rising(90), code="RATE"), one("xcray_http_refusals_total", rising(30), code="RATE")
+        one("xcray_http_refusals_total", rising(90), code="RATE"),
+        one("xcray_http_refusals_total", rising(30), code="RATE"),
     ),
     "XcrayModelNotLoaded": Case(
-        one("xcray_model_loads_total", late(1, 5), outcome="failed"), one("xcray_model_loads_total", rising(5), outcome="loaded")
+        one("xcray_model_loads_total", late(1, 5), outcome="failed"),
+        one("xcray_model_loads_total", rising(5), outcome="loaded"),
     ),
-    "XcrayModelsNotCopied": Case(one("xcray_models_unfollowed", late(1, 40)), one("xcray_models_unmirrored", late(1, 20))),
+    "XcrayModelsNotCopied": Case(
+        one("xcray_models_unfollowed", late(1, 40)), one("xcray_models_unmirrored", late(1, 20))
+    ),
     "XcrayModelsDontFit": Case(
-        {**one("xcray_model_finds_total", rising(10), how="waited"), **one("xcray_model_finds_total", rising(90), how="mapped")},
-        {**one("xcray_model_finds_total", rising(1), how="waited"), **one("xcray_model_finds_total", rising(99), how="mapped")},
+        {
+            **one("xcray_model_finds_total", rising(10), how="waited"),
+            **one("xcray_model_finds_total", rising(90), how="mapped"),
+        },
+        {
+            **one("xcray_model_finds_total", rising(1), how="waited"),
+            **one("xcray_model_finds_total", rising(99), how="mapped"),
+        },
     ),
     "XcrayAnswersCut": Case(
-        {**one("xcray_predict_exact_total", rising(95)), **one("xcray_predict_instances_total", rising(100))},
-        {**one("xcray_predict_exact_total", rising(100)), **one("xcray_predict_instances_total", rising(100))},
+        {
+            **one("xcray_predict_exact_total", rising(95)),
+            **one("xcray_predict_instances_total", rising(100)),
+        },
+        {
+            **one("xcray_predict_exact_total", rising(100)),
+            **one("xcray_predict_instances_total", rising(100)),
+        },
     ),
-    "XcrayLoopLate": Case(histogram("xcray_loop_lag_seconds", 90, 10), histogram("xcray_loop_lag_seconds", 1000, 1)),
+    "XcrayLoopLate": Case(
+        histogram("xcray_loop_lag_seconds", 90, 10), histogram("xcray_loop_lag_seconds", 1000, 1)
+    ),
     "XcrayStoreSlow": Case(
         histogram("xcray_store_seconds", 10, 90, door="write"),
-        {**histogram("xcray_store_seconds", 1000, 1, door="write"), **histogram("xcray_store_seconds", 90, 0, door="read")},
+        {
+            **histogram("xcray_store_seconds", 1000, 1, door="write"),
+            **histogram("xcray_store_seconds", 90, 0, door="read"),
+        },
     ),
     "XcrayStoreDown": Case(
-        {**one("xcray_store_errors_total", flat(0), door="read"), **one("xcray_store_figures_age_seconds", late(300, 4))},
-        {**one("xcray_store_errors_total", flat(3), door="read"), **one("xcray_store_figures_age_seconds", flat(2))},
+        {
+            **one("xcray_store_errors_total", flat(0), door="read"),
+            **one("xcray_store_figures_age_seconds", late(300, 4)),
+        },
+        {
+            **one("xcray_store_errors_total", flat(3), door="read"),
+            **one("xcray_store_figures_age_seconds", flat(2)),
+        },
     ),
     "XcrayDiskFills": Case(
         {**one("xcray_disk_free_bytes", flat(15e9)), **one("xcray_disk_reserve_bytes", flat(10e9))},
@@ -144,25 +211,42 @@ CASES: Final[dict[str, Case]] = {
             **one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h", ray_io_cluster="a"),
             **one("ray_running_jobs", flat(0), ray_io_cluster="b"),
         },
-        {**one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h"), **one("ray_running_jobs", flat(0))},
+        {
+            **one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h"),
+            **one("ray_running_jobs", flat(0)),
+        },
     ),
     "RayNodesFail": Case(
-        one("autoscaler_recently_failed_nodes", flat(1), NodeType="w"), one("autoscaler_recently_failed_nodes", flat(0))
+        one("autoscaler_recently_failed_nodes", flat(1), NodeType="w"),
+        one("autoscaler_recently_failed_nodes", flat(0)),
     ),
     "RayNodesPending": Case(
-        one("autoscaler_pending_nodes", late(2, 20), NodeType="w"), one("autoscaler_pending_nodes", late(2, 10))
+        one("autoscaler_pending_nodes", late(2, 20), NodeType="w"),
+        one("autoscaler_pending_nodes", late(2, 10)),
     ),
     "RayObjectStoreSpills": Case(
         one("ray_object_store_memory", flat(1e9), Location="SPILLED"),
         one("ray_object_store_memory", flat(1e9), Location="MMAP_SHM"),
     ),
     "RayDiskFills": Case(
-        {**one("ray_node_disk_free", flat(8), ip="w"), **one("ray_node_disk_usage", flat(92), ip="w")},
-        {**one("ray_node_disk_free", flat(12), ip="w"), **one("ray_node_disk_usage", flat(88), ip="w")},
+        {
+            **one("ray_node_disk_free", flat(8), ip="w"),
+            **one("ray_node_disk_usage", flat(92), ip="w"),
+        },
+        {
+            **one("ray_node_disk_free", flat(12), ip="w"),
+            **one("ray_node_disk_usage", flat(88), ip="w"),
+        },
     ),
     "RayMemoryFull": Case(
-        {**one("ray_node_mem_used", flat(97), ip="w"), **one("ray_node_mem_total", flat(100), ip="w")},
-        {**one("ray_node_mem_used", flat(90), ip="w"), **one("ray_node_mem_total", flat(100), ip="w")},
+        {
+            **one("ray_node_mem_used", flat(97), ip="w"),
+            **one("ray_node_mem_total", flat(100), ip="w"),
+        },
+        {
+            **one("ray_node_mem_used", flat(90), ip="w"),
+            **one("ray_node_mem_total", flat(100), ip="w"),
+        },
     ),
     "XcrayPodsRestart": Case(
         one("kube_pod_container_status_restarts_total", rising(0.1), pod="r-xcray-api-0"),
@@ -184,16 +268,40 @@ CASES: Final[dict[str, Case]] = {
     ),
     "XcrayVolumeFills": Case(
         {
-            **one("kubelet_volume_stats_available_bytes", flat(5), persistentvolumeclaim="r-xcray-home"),
-            **one("kubelet_volume_stats_capacity_bytes", flat(100), persistentvolumeclaim="r-xcray-home"),
+            **one(
+                "kubelet_volume_stats_available_bytes",
+                flat(5),
+                persistentvolumeclaim="r-xcray-home",
+            ),
+            **one(
+                "kubelet_volume_stats_capacity_bytes",
+                flat(100),
+                persistentvolumeclaim="r-xcray-home",
+            ),
         },
         {
-            **one("kubelet_volume_stats_available_bytes", flat(50), persistentvolumeclaim="r-xcray-home"),
-            **one("kubelet_volume_stats_capacity_bytes", flat(100), persistentvolumeclaim="r-xcray-home"),
+            **one(
+                "kubelet_volume_stats_available_bytes",
+                flat(50),
+                persistentvolumeclaim="r-xcray-home",
+            ),
+            **one(
+                "kubelet_volume_stats_capacity_bytes",
+                flat(100),
+                persistentvolumeclaim="r-xcray-home",
+            ),
         },
     ),
     "XcrayCertificateExpires": Case(
-        one("certmanager_certificate_expiration_timestamp_seconds", flat(7 * 86400), name="r-xcray-tls"),
-        one("certmanager_certificate_expiration_timestamp_seconds", flat(60 * 86400), name="r-xcray-tls"),
+        one(
+            "certmanager_certificate_expiration_timestamp_seconds",
+            flat(7 * 86400),
+            name="r-xcray-tls",
+        ),
+        one(
+            "certmanager_certificate_expiration_timestamp_seconds",
+            flat(60 * 86400),
+            name="r-xcray-tls",
+        ),
     ),
 }

@@ -51,7 +51,8 @@ async def ask(
         "raw_path": path.encode("utf-8", "surrogatepass"),
         "query_string": query.encode("utf-8", "surrogatepass"),
         "root_path": "",
-        "headers": [(name.encode(), value.encode("latin-1")) for name, value in given.items()] + (raw or []),
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
+        + (raw or []),
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
         "state": {},
@@ -68,13 +69,24 @@ async def ask(
 
     await app(scope, receive, send)
     head = next(message for message in sent if message["type"] == "http.response.start")
-    told = b"".join(message.get("body", b"") for message in sent if message["type"] == "http.response.body")
-    return Told(head["status"], {name.decode().lower(): value.decode() for name, value in head["headers"]}, told)
+    told = b"".join(
+        message.get("body", b"") for message in sent if message["type"] == "http.response.body"
+    )
+    return Told(
+        head["status"],
+        {name.decode().lower(): value.decode() for name, value in head["headers"]},
+        told,
+    )
 
 
 def operations(app: FastAPI) -> set[tuple[str, str]]:
     """(method, template) of all that an app answers."""
-    return {(method, template_of(route)) for route in _routes(app.routes) for method in route.methods or () if method != "HEAD"}
+    return {
+        (method, template_of(route))
+        for route in _routes(app.routes)
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
 
 
 def _routes(found: Any) -> list[Route | APIRoute]:

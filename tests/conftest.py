@@ -21,9 +21,15 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from xcray.data.dataset import Dataset
 
-for _name in [name for name in os.environ if name.startswith(("XCRAY_", "RAY_")) and name != "XCRAY_KUBERAY_CRDS"]:
+for _name in [
+    name
+    for name in os.environ
+    if name.startswith(("XCRAY_", "RAY_")) and name != "XCRAY_KUBERAY_CRDS"
+]:
     del os.environ[_name]
-_HOME = tempfile.TemporaryDirectory(prefix="xcray-test-", ignore_cleanup_errors=True)  # for what runs before any test: imports
+_HOME = tempfile.TemporaryDirectory(
+    prefix="xcray-test-", ignore_cleanup_errors=True
+)  # for what runs before any test: imports
 os.environ.update(
     XCRAY_HOME=_HOME.name,
     RAY_USAGE_STATS_ENABLED="0",
@@ -34,11 +40,15 @@ os.environ.update(
     OMP_NUM_THREADS="1",  # the pools under test bring the parallelism
 )
 os.environ.pop("FORCE_COLOR", None)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background had it ignored
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell that starts us in the background had it ignored
 
 
 # the same examples in each run, however slow the machine; more of them by hand: HYPOTHESIS_PROFILE=default
-settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
@@ -79,8 +89,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A synthetic data set: a few hundred rows and some dozens of labels, with a test split."""
     from xcray.data.build import BuildOptions, build
 
-    options = {"test_fraction": 0.25, "synthetic": {"rows": 400, "features": 200, "labels": 40, "seed": 7}}
-    return build("synthetic", {}, tmp_path_factory.mktemp("tiny") / "data", BuildOptions.from_dict(options))
+    options = {
+        "test_fraction": 0.25,
+        "synthetic": {"rows": 400, "features": 200, "labels": 40, "seed": 7},
+    }
+    return build(
+        "synthetic", {}, tmp_path_factory.mktemp("tiny") / "data", BuildOptions.from_dict(options)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,22 @@ from typing import Any
 import pyarrow as pa
 
 
-def batch(worker: str = "w-0", started: float = 0.0, seconds: float = 1.0, outcome: str = "done", **more: Any) -> dict[str, Any]:
+def batch(
+    worker: str = "w-0",
+    started: float = 0.0,
+    seconds: float = 1.0,
+    outcome: str = "done",
+    **more: Any,
+) -> dict[str, Any]:
     """A row of a timeline."""
-    fixed = {"attempt_of_run": 1, "worker": worker, "task": 0, "attempt": 1, "classes": 10, "cost": 1.0}
+    fixed = {
+        "attempt_of_run": 1,
+        "worker": worker,
+        "task": 0,
+        "attempt": 1,
+        "classes": 10,
+        "cost": 1.0,
+    }
     return {**fixed, "started": started, "seconds": seconds, "outcome": outcome, **more}
 
 

@@ -32,7 +32,16 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parent.parent
 PYTHON: Final = "docker.io/library/python:3.11-slim-bookworm"
 CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
-ISOLATED: Final = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--network", "none", "--init")
+ISOLATED: Final = (
+    "--read-only",
+    "--cap-drop",
+    "ALL",
+    "--security-opt",
+    "no-new-privileges",
+    "--network",
+    "none",
+    "--init",
+)
 ROOM: Final = ("--tmpfs", "/tmp:mode=1777,size=3g", "--shm-size", "1g")
 CONFIGURATION: Final = """[containers]
 default_ulimits = ["nofile=20000:20000", "nproc=30000:30000"]
@@ -69,21 +78,37 @@ class Engine:
             return
         missing = [name for name in ("buildah", "podman", "runc") if shutil.which(name) is None]
         if missing or os.getuid() != 0:
-            raise SystemExit(f"no engine: docker does not answer, and {', '.join(missing) or 'root'} lacks (see --help)")
+            raise SystemExit(
+                f"no engine: docker does not answer, and {', '.join(missing) or 'root'} lacks (see --help)"
+            )
         say("docker does not answer: buildah and podman are used")
         (folder / "containers.conf").write_text(CONFIGURATION)
         self.environment["CONTAINERS_CONF"] = str(folder / "containers.conf")
-        self.store = ["--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "overlay"]
+        self.store = [
+            "--root",
+            str(folder / "root"),
+            "--runroot",
+            str(folder / "run"),
+            "--storage-driver",
+            "overlay",
+        ]
 
     @staticmethod
     def _answers(command: list[str]) -> bool:
         return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
 
-    def __call__(self, *arguments: str, seconds: float = 900, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *arguments: str, seconds: float = 900, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         """A command of the engine; its output. Ends the program when it fails, unless `check` is False."""
         command = ["docker"] if self.docker else ["podman", *self.store]
         ran = subprocess.run(
-            [*command, *arguments], env=self.environment, capture_output=True, text=True, timeout=seconds, check=False
+            [*command, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
         if check and ran.returncode:
             raise SystemExit(
@@ -91,9 +116,13 @@ class Engine:
             )
         return ran
 
-    def inside(self, image: str, *command: str, options: Sequence[str] = (), seconds: float = 900) -> str:
+    def inside(
+        self, image: str, *command: str, options: Sequence[str] = (), seconds: float = 900
+    ) -> str:
         """Run a command in a container of its own; what it printed."""
-        return self("run", "--rm", *self.limits(), *options, image, *command, seconds=seconds).stdout
+        return self(
+            "run", "--rm", *self.limits(), *options, image, *command, seconds=seconds
+        ).stdout
 
     def limits(self) -> list[str]:
         """Options of `run`: how containers are shut in, what they may write, and the script with the questions."""
@@ -101,12 +130,31 @@ class Engine:
             *ISOLATED,
             *(() if self.docker else ("--read-only-tmpfs=false",)),
         ]  # podman's read-only lets /run and /var/tmp open
-        return [*closed, *ROOM, "-v", "/var/lib/xcray", "-v", f"{ROOT / 'tests/image_inside.py'}:/inside.py:ro"]
+        return [
+            *closed,
+            *ROOM,
+            "-v",
+            "/var/lib/xcray",
+            "-v",
+            f"{ROOT / 'tests/image_inside.py'}:/inside.py:ro",
+        ]
 
-    def build(self, context: Path, image: str, arguments: dict[str, str], file: str = "deploy/docker/Dockerfile") -> None:
+    def build(
+        self,
+        context: Path,
+        image: str,
+        arguments: dict[str, str],
+        file: str = "deploy/docker/Dockerfile",
+    ) -> None:
         """Build the image."""
-        told = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
-        command = ["docker", "build"] if self.docker else ["buildah", *self.store, "bud", "--layers", "--format", "docker"]
+        told = [
+            word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")
+        ]
+        command = (
+            ["docker", "build"]
+            if self.docker
+            else ["buildah", *self.store, "bud", "--layers", "--format", "docker"]
+        )
         if not self.docker:
             command += ["--isolation", "chroot", "--network", "host", "--pull-never", *mounts()]
         with open(self.folder / "build.log", "a") as log:
@@ -120,7 +168,9 @@ class Engine:
                 check=False,
             )
         if ran.returncode:
-            raise SystemExit(f"the build failed:\n{(self.folder / 'build.log').read_text()[-4000:]}")
+            raise SystemExit(
+                f"the build failed:\n{(self.folder / 'build.log').read_text()[-4000:]}"
+            )
 
 
 def mounts() -> list[str]:
@@ -146,8 +196,16 @@ def base_image(engine: Engine, base: str | None) -> str:
 def made_base(tar: Path) -> Path:
     """Debian bookworm with its Python 3.11: what python:3.11-slim-bookworm is, but for where Python lies."""
     if shutil.which("mmdebstrap") is None:
-        raise SystemExit("no base image: registries are not asked without docker, and mmdebstrap lacks; give --base")
-    command = ["mmdebstrap", "--variant=minbase", "--include=python3,python3-venv,ca-certificates", "bookworm", str(tar)]
+        raise SystemExit(
+            "no base image: registries are not asked without docker, and mmdebstrap lacks; give --base"
+        )
+    command = [
+        "mmdebstrap",
+        "--variant=minbase",
+        "--include=python3,python3-venv,ca-certificates",
+        "bookworm",
+        str(tar),
+    ]
     say(" ".join(command))
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     if ran.returncode:
@@ -157,7 +215,9 @@ def made_base(tar: Path) -> Path:
 
 def checkout(target: Path) -> Path:
     """The files of the checkout that git knows, as they are now, whatever else lies about."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -177,16 +237,26 @@ def expect(condition: bool, problem: str) -> None:
 def facts(engine: Engine, image: str) -> dict[str, Any]:
     """Who runs and what may be written; what the image says of itself; its layers by size."""
     found: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "facts"))
-    expect((found["uid"], found["gid"], found["capabilities"]) == (10001, 10001, 0), f"it runs with {found}")
-    expect(not found["writable"] and not found["setuid"], f"writable {found['writable']}, setuid {found['setuid']}")
+    expect(
+        (found["uid"], found["gid"], found["capabilities"]) == (10001, 10001, 0),
+        f"it runs with {found}",
+    )
+    expect(
+        not found["writable"] and not found["setuid"],
+        f"writable {found['writable']}, setuid {found['setuid']}",
+    )
     expect(not found["tools"], f"tools are left: {found['tools']}")
     expect(found["kernels"] > 200, f"{found['kernels']} kernels are baked")
     told = json.loads(engine("image", "inspect", image).stdout)[0]
     labels = told["Config"]["Labels"]
     expect(labels["org.opencontainers.image.title"] == "xcray", f"labels {labels}")
-    history = engine("history", "--format", "{{.Size}}|{{.CreatedBy}}", "--no-trunc", image).stdout.splitlines()
+    history = engine(
+        "history", "--format", "{{.Size}}|{{.CreatedBy}}", "--no-trunc", image
+    ).stdout.splitlines()
     layers = [line for line in history if not line.startswith("0B") and not line.startswith("0 B")]
-    found["layers"] = [f"{size} {by[:90]}" for size, _, by in (line.partition("|") for line in layers)]
+    found["layers"] = [
+        f"{size} {by[:90]}" for size, _, by in (line.partition("|") for line in layers)
+    ]
     found["size_mb"] = round(told["Size"] / 1e6)
     return found
 
@@ -210,16 +280,23 @@ def processor(engine: Engine, image: str) -> dict[str, Any]:
     return dict(json.loads(engine.inside(image, "python", "/inside.py", "processor", seconds=1800)))
 
 
-def service(engine: Engine, image: str, work: Callable[[str], dict[str, Any]], without: Sequence[str] = ()) -> dict[str, Any]:
+def service(
+    engine: Engine, image: str, work: Callable[[str], dict[str, Any]], without: Sequence[str] = ()
+) -> dict[str, Any]:
     """A container that serves while `work` is done with its name, and is stopped; seconds and exit code of the stop.
 
     without: options of `Engine.limits` that are left out."""
-    name = engine("run", "--detach", *(option for option in engine.limits() if option not in without), image).stdout.strip()
+    name = engine(
+        "run", "--detach", *(option for option in engine.limits() if option not in without), image
+    ).stdout.strip()
     try:
         deadline = time.monotonic() + 120
         started = time.monotonic()
         while engine("exec", name, "xcray", "health", check=False).returncode:
-            expect(time.monotonic() < deadline, f"no health: {engine('logs', name, check=False).stderr[-3000:]}")
+            expect(
+                time.monotonic() < deadline,
+                f"no health: {engine('logs', name, check=False).stderr[-3000:]}",
+            )
             time.sleep(0.2)
         found = {"seconds_to_health": round(time.monotonic() - started, 1), **work(name)}
         started = time.monotonic()
@@ -246,11 +323,15 @@ def train(engine: Engine, image: str) -> dict[str, Any]:
     """Trainings on threads and on Ray in the container; the same model; no kernel compiled, no process left uncollected."""
 
     def work(name: str) -> dict[str, Any]:
-        out = dict(json.loads(engine("exec", name, "python", "/inside.py", "trained", seconds=900).stdout))
+        out = dict(
+            json.loads(engine("exec", name, "python", "/inside.py", "trained", seconds=900).stdout)
+        )
         return {**out, **json.loads(engine("exec", name, "python", "/inside.py", "zombies").stdout)}
 
     found = service(engine, image, work)
-    expect(found["threads"]["status"] == found["ray"]["status"] == "SUCCEEDED", f"trainings: {found}")
+    expect(
+        found["threads"]["status"] == found["ray"]["status"] == "SUCCEEDED", f"trainings: {found}"
+    )
     expect(found["threads"]["sha256"] == found["ray"]["sha256"], f"the models differ: {found}")
     expect(found["zombies"] == 0 and found["compiled_here"] == [], f"left over: {found}")
     return {"trained": found}
@@ -265,12 +346,23 @@ def cluster(engine: Engine, image: str) -> dict[str, Any]:
     name = engine("run", "--detach", *engine.limits(), *told, image, *command).stdout.strip()
     try:
         ran = engine("exec", name, "python", "/inside.py", "cluster", seconds=1800, check=False)
-        expect(ran.returncode == 0, f"{ran.stderr[-3000:]}\n{engine('logs', name, check=False).stdout[-2000:]}")
+        expect(
+            ran.returncode == 0,
+            f"{ran.stderr[-3000:]}\n{engine('logs', name, check=False).stdout[-2000:]}",
+        )
         found: dict[str, Any] = json.loads(ran.stdout)
     finally:
         engine("rm", "--force", "--volumes", name, check=False)
-    expect(found["nodes"] == ["ALIVE"] and found["serve"][0] == "200" and min(found["dashboard"].values()) > 0, f"cluster: {found}")
-    expect(found["login_shell"] == [f"/opt/xcray/bin/{each}" for each in ("xcray", "ray", "python")], f"cluster: {found}")
+    expect(
+        found["nodes"] == ["ALIVE"]
+        and found["serve"][0] == "200"
+        and min(found["dashboard"].values()) > 0,
+        f"cluster: {found}",
+    )
+    expect(
+        found["login_shell"] == [f"/opt/xcray/bin/{each}" for each in ("xcray", "ray", "python")],
+        f"cluster: {found}",
+    )
     return {"cluster": found}
 
 
@@ -301,21 +393,43 @@ def make(engine: Engine, image: str, tests: str = PART) -> dict[str, Any]:
         ):
             started = time.monotonic()
             say(f"{words} in {PYTHON}")
-            ran = engine("run", "--rm", *network, *poor, machine, "sh", "-c", f"umask 077; {words}", seconds=9000, check=False)
-            expect(ran.returncode == 0, f"{words} ended with {ran.returncode}:\n{ran.stdout[-9000:]}{ran.stderr[-2000:]}")
-            out[name] = {"seconds": round(time.monotonic() - started), "last": ran.stdout.strip().splitlines()[-1][:200]}
-        engine("run", "--rm", *here, machine, "chown", "-R", f"{os.getuid()}:{os.getgid()}", ".")  # so that it can be removed
+            ran = engine(
+                "run",
+                "--rm",
+                *network,
+                *poor,
+                machine,
+                "sh",
+                "-c",
+                f"umask 077; {words}",
+                seconds=9000,
+                check=False,
+            )
+            expect(
+                ran.returncode == 0,
+                f"{words} ended with {ran.returncode}:\n{ran.stdout[-9000:]}{ran.stderr[-2000:]}",
+            )
+            out[name] = {
+                "seconds": round(time.monotonic() - started),
+                "last": ran.stdout.strip().splitlines()[-1][:200],
+            }
+        engine(
+            "run", "--rm", *here, machine, "chown", "-R", f"{os.getuid()}:{os.getgid()}", "."
+        )  # so that it can be removed
     return {**out, "of the suite": tests or "all"}
 
 
 STEPS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
-    each.__name__: each for each in (facts, doctor, first, processor, signals, train, cluster, demo, make)
+    each.__name__: each
+    for each in (facts, doctor, first, processor, signals, train, cluster, demo, make)
 }
 
 
 def main() -> None:
     """Build, run all steps, print one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=True)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=True
+    )
     parser.add_argument("--base")
     parser.add_argument("--skip", default="")
     parser.add_argument("--folder", type=Path)
@@ -327,7 +441,10 @@ def main() -> None:
     folder = (chosen.folder or Path(tempfile.mkdtemp(prefix="xcray-image-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     engine, image = Engine(folder), chosen.image or "xcray:test"
-    found: dict[str, Any] = {"benchmark": "image", "engine": "docker" if engine.docker else "buildah and podman"}
+    found: dict[str, Any] = {
+        "benchmark": "image",
+        "engine": "docker" if engine.docker else "buildah and podman",
+    }
     try:
         if chosen.image is None:
             arguments = {"PYTHON_IMAGE": base_image(engine, chosen.base), "XCRAY_CPU": chosen.cpu}

@@ -52,7 +52,11 @@ for turn in ("first", "again"):
 
 def facts() -> dict[str, Any]:
     """Who runs, what it may do and where it may write, what is there and what is not, and what takes room."""
-    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if ":\t" in line
+    )
     special, writable = [], []
     for folder, folders, files in os.walk("/"):
         folders[:] = [name for name in folders if os.path.join(folder, name) not in OUTSIDE]
@@ -75,7 +79,10 @@ def facts() -> dict[str, Any]:
         "tools": [name for name in TOOLS if shutil.which(name)],
         "kernels": sum(1 for _ in (prefix / "kernels").glob("*/*.nbi")),
         "components": len(json.loads((prefix / "sbom.cdx.json").read_text())["components"]),
-        "packages_mb": {name: round(size / 1e6) for name, size in sorted(sizes.items(), key=lambda each: -each[1])[:14]},
+        "packages_mb": {
+            name: round(size / 1e6)
+            for name, size in sorted(sizes.items(), key=lambda each: -each[1])[:14]
+        },
         "kernels_mb": round(size_of(prefix / "kernels") / 1e6),
         "bytecode_mb": round(sum(path.stat().st_size for path in prefix.rglob("*.pyc")) / 1e6),
         "all_mb": round(size_of(prefix) / 1e6),
@@ -110,21 +117,38 @@ def processor() -> dict[str, Any]:
     from xcray.data.build import BuildOptions, build
 
     build(
-        "synthetic", {}, Path("/tmp/rows"), BuildOptions.from_dict({"synthetic": {"rows": 20_000, "features": 5000, "labels": 500}})
+        "synthetic",
+        {},
+        Path("/tmp/rows"),
+        BuildOptions.from_dict({"synthetic": {"rows": 20_000, "features": 5000, "labels": 500}}),
     )
     native = {"XCRAY_KERNELS": "", "NUMBA_CACHE_DIR": "/tmp/native"}
     out = {}
-    for name, environment, gone in (("image", {}, ()), ("native", native, ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"))):
-        lines = answered([sys.executable, "-c", TRAIN, "/tmp/rows", f"/tmp/trained-{name}"], environment, gone)
+    for name, environment, gone in (
+        ("image", {}, ()),
+        ("native", native, ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")),
+    ):
+        lines = answered(
+            [sys.executable, "-c", TRAIN, "/tmp/rows", f"/tmp/trained-{name}"], environment, gone
+        )
         out[name] = [round(float(line.split()[0]), 2) for line in lines]
         out[f"{name}_model"] = lines[-1].split()[1][:12]
     return {"seconds_of_training": out}
 
 
-def answered(command: list[str], environment: dict[str, str], gone: tuple[str, ...] = ()) -> list[str]:
+def answered(
+    command: list[str], environment: dict[str, str], gone: tuple[str, ...] = ()
+) -> list[str]:
     """The lines of a process that must end well."""
     around = {name: value for name, value in os.environ.items() if name not in gone}
-    ran = subprocess.run(command, env={**around, **environment}, capture_output=True, text=True, timeout=900, check=False)
+    ran = subprocess.run(
+        command,
+        env={**around, **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
     if ran.returncode:
         raise SystemExit(ran.stderr)
     return ran.stdout.splitlines()
@@ -140,20 +164,36 @@ def missed() -> list[str]:
 def zombies() -> dict[str, Any]:
     """Processes of this container: how many, and how many that ended and nobody collected."""
     states = [state_of(path) for path in Path("/proc").glob("[0-9]*")]
-    return {"processes": len([each for each in states if each]), "zombies": states.count("Z"), "compiled_here": missed()}
+    return {
+        "processes": len([each for each in states if each]),
+        "zombies": states.count("Z"),
+        "compiled_here": missed(),
+    }
 
 
 def cluster() -> dict[str, Any]:
     """A head of Ray as compose has it: health, the pages of its dashboard, xcray by Ray Serve; what a login shell finds."""
     token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
-    wait_for("http://127.0.0.1:8265/api/gcs_healthz", "http://127.0.0.1:52365/api/local_raylet_healthz")
+    wait_for(
+        "http://127.0.0.1:8265/api/gcs_healthz", "http://127.0.0.1:52365/api/local_raylet_healthz"
+    )
     page = asked("http://127.0.0.1:8265/", token)
     scripts = re.findall(r'(?:src|href)="\.?/?([^"]+\.(?:js|css))"', page)
-    sizes = {name.rpartition("/")[2]: len(asked(f"http://127.0.0.1:8265/{name}", token)) for name in scripts}
-    nodes = json.loads(asked("http://127.0.0.1:8265/api/v0/nodes", token))["data"]["result"]["result"]
+    sizes = {
+        name.rpartition("/")[2]: len(asked(f"http://127.0.0.1:8265/{name}", token))
+        for name in scripts
+    }
+    nodes = json.loads(asked("http://127.0.0.1:8265/api/v0/nodes", token))["data"]["result"][
+        "result"
+    ]
     told = answered([sys.executable, "-c", SERVE], {"RAY_ADDRESS": "127.0.0.1:6379"}, ())[-2:]
     found = answered(["bash", "--login", "-c", "command -v xcray ray python"], {}, ())
-    return {"dashboard": sizes, "nodes": [each["state"] for each in nodes], "serve": told, "login_shell": found}
+    return {
+        "dashboard": sizes,
+        "nodes": [each["state"] for each in nodes],
+        "serve": told,
+        "login_shell": found,
+    }
 
 
 def wait_for(*urls: str, seconds: float = 600) -> None:
@@ -172,7 +212,9 @@ def wait_for(*urls: str, seconds: float = 600) -> None:
 
 def asked(url: str, token: Path) -> str:
     """The body of a page that asks for Ray's token."""
-    with urlopen(Request(url, headers={"Authorization": f"Bearer {token.read_text()}"}), timeout=60) as answer:
+    with urlopen(
+        Request(url, headers={"Authorization": f"Bearer {token.read_text()}"}), timeout=60
+    ) as answer:
         text: str = answer.read().decode()
     return text
 
@@ -192,17 +234,38 @@ def trained() -> dict[str, Any]:
     out: dict[str, Any] = {}
     with Client("http://127.0.0.1:8000") as client:
         synthetic = {"rows": 3000, "features": 800, "labels": 100}
-        data = client.datasets.wait(client.datasets.build("small", "synthetic", options={"synthetic": synthetic})["id"])
+        data = client.datasets.wait(
+            client.datasets.build("small", "synthetic", options={"synthetic": synthetic})["id"]
+        )
         for pool in ("threads", "ray"):
             started = time.monotonic()
-            job = client.jobs.wait(client.jobs.submit(dataset=data["id"], model=f"small-{pool}", name=pool, pool=pool)["id"])
+            job = client.jobs.wait(
+                client.jobs.submit(dataset=data["id"], model=f"small-{pool}", name=pool, pool=pool)[
+                    "id"
+                ]
+            )
             out[pool] = {"status": job["status"], "seconds": round(time.monotonic() - started, 1)}
-            out[pool]["sha256"] = client.models.version(f"small-{pool}", 1)["sha256"][:12] if job["status"] == "SUCCEEDED" else ""
+            out[pool]["sha256"] = (
+                client.models.version(f"small-{pool}", 1)["sha256"][:12]
+                if job["status"] == "SUCCEEDED"
+                else ""
+            )
         started = time.monotonic()
-        reply = client.predict("small-ray", [{"indices": [1, 2, 3], "values": [1.0, 1.0, 1.0]}], top_k=3)
-        out["answer"] = {"labels": reply["predictions"][0]["labels"], "seconds": round(time.monotonic() - started, 2)}
+        reply = client.predict(
+            "small-ray", [{"indices": [1, 2, 3], "values": [1.0, 1.0, 1.0]}], top_k=3
+        )
+        out["answer"] = {
+            "labels": reply["predictions"][0]["labels"],
+            "seconds": round(time.monotonic() - started, 2),
+        }
     return out
 
 
 if __name__ == "__main__":
-    print(json.dumps({each.__name__: each for each in (facts, first, processor, zombies, trained, cluster)}[sys.argv[1]]()))
+    print(
+        json.dumps(
+            {each.__name__: each for each in (facts, first, processor, zombies, trained, cluster)}[
+                sys.argv[1]
+            ]()
+        )
+    )

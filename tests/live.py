@@ -22,14 +22,25 @@ from xcray.service.listening import listen
 from xcray.service.server import Server
 from xcray.service.settings import Settings
 
-TEXTS = ("read rows of a csv file", "write rows into a json file", "open a socket and listen", "rows of text in files")
+TEXTS = (
+    "read rows of a csv file",
+    "write rows into a json file",
+    "open a socket and listen",
+    "rows of text in files",
+)
 LABELS = ("csv", "json", "socket", "io")
 PATIENCE = 600.0  # seconds until a wait is given up: whoever loads the first model may have to compile the kernels
 
 
 def settings_for(home: Path, **changes: Any) -> Settings:
     """Settings of a service in a folder of the test; they depend on nothing around it."""
-    fixed: dict[str, Any] = {"home": home, "disk_reserve_bytes": 0, "poll_seconds": 0.02, "heartbeat_seconds": 0.2, "port": 0}
+    fixed: dict[str, Any] = {
+        "home": home,
+        "disk_reserve_bytes": 0,
+        "poll_seconds": 0.02,
+        "heartbeat_seconds": 0.2,
+        "port": 0,
+    }
     return Settings(**{**fixed, **changes})
 
 
@@ -38,10 +49,14 @@ def serving(app: FastAPI) -> Iterator[str]:
     """The URL of an app while it is served."""
     settings: Settings = app.state.settings
     ready = threading.Event()
-    app.state.rooms.readiness.patience = 60.0  # however loaded the machine, checks that answer are heard
+    app.state.rooms.readiness.patience = (
+        60.0  # however loaded the machine, checks that answer are heard
+    )
     with closing(listen(settings.model_copy(update={"port": 0}))) as listener:
         server = Server(app, settings, ready.set)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+        thread = threading.Thread(
+            target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True
+        )
         thread.start()
         assert ready.wait(PATIENCE), "the server did not start"
         try:
@@ -56,11 +71,16 @@ def serving(app: FastAPI) -> Iterator[str]:
 @contextmanager
 def client_of(app: FastAPI) -> Iterator[httpx.Client]:
     """A plain HTTP client of a served app."""
-    with serving(app) as url, httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client:
+    with (
+        serving(app) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
+    ):
         yield client
 
 
-def text_model(path: Path, *, seed: int = 0, texts: Sequence[str] = TEXTS, labels: Sequence[str] = LABELS) -> Model:
+def text_model(
+    path: Path, *, seed: int = 0, texts: Sequence[str] = TEXTS, labels: Sequence[str] = LABELS
+) -> Model:
     """A model that reads text, with random weights."""
     pipeline = TextPipeline.fit(texts)
     return _write(path, seed, pipeline.n_features, labels, pipeline.terms.to_pylist(), pipeline)
@@ -78,11 +98,18 @@ def publish(registry: Registry, name: str, staged: Path, **how: Any) -> int:
 
 
 def _write(
-    path: Path, seed: int, n_features: int, labels: Sequence[str], features: Sequence[str], text: TextPipeline | None
+    path: Path,
+    seed: int,
+    n_features: int,
+    labels: Sequence[str],
+    features: Sequence[str],
+    text: TextPipeline | None,
 ) -> Model:
     """Random weights, half of them zero."""
     rng = np.random.default_rng(seed)
-    weights = rng.normal(size=(len(labels), n_features)) * (rng.random((len(labels), n_features)) < 0.5)
+    weights = rng.normal(size=(len(labels), n_features)) * (
+        rng.random((len(labels), n_features)) < 0.5
+    )
     bias = rng.normal(size=len(labels)).astype(np.float32)
     return write_model(
         path,

@@ -32,7 +32,9 @@ def main(words: str) -> int:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     told: list[float] = []
-    child = subprocess.Popen(given["command"], env=given["environment"], stdin=subprocess.DEVNULL, start_new_session=True)
+    child = subprocess.Popen(
+        given["command"], env=given["environment"], stdin=subprocess.DEVNULL, start_new_session=True
+    )
 
     def tell(_number: int, _frame: Any) -> None:
         told.append(time.monotonic())

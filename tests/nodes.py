@@ -49,25 +49,50 @@ OWN: Final = tuple(space for space in SPACES if space != "--user")
 class Node:
     """One raylet and all that belongs to it. `address`: where; `number`: which address of its network."""
 
-    def __init__(self, ray: Nodes, number: int, words: Sequence[str], hide: Sequence[Path] = ()) -> None:
-        self.ray, self.number, self.address = ray, number, ray.address(number)
+    def __init__(
+        self, ray: Nodes, number: int, words: Sequence[str], hide: Sequence[Path] = ()
+    ) -> None:
+        self.ray = ray
+        self.number = number
+        self.address = ray.address(number)
         self.asked = time.time()
-        self.link = f"v{next(LINKS)}"  # a new name: what a dead node had goes when the kernel comes to it
+        self.link = (
+            f"v{next(LINKS)}"  # a new name: what a dead node had goes when the kernel comes to it
+        )
         self.folder = ray.folder / f"node-{ray.count}"
         self.log = ray.folder / f"node-{ray.count}.log"
         self.folder.mkdir()
         ray.count += 1
-        given = {"command": list(words), "environment": ray.environment, "before": self._before(hide) if namespaces() else []}
+        given = {
+            "command": list(words),
+            "environment": ray.environment,
+            "before": self._before(hide) if namespaces() else [],
+        }
         own = ["unshare", *OWN] if namespaces() else []
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*own, sys.executable, str(INIT), json.dumps(given)], stdin=subprocess.PIPE, stdout=out, stderr=out, preexec_fn=_die
+                [*own, sys.executable, str(INIT), json.dumps(given)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                preexec_fn=_die,
             )
         self.pid = self.process.pid
         if namespaces():
             self.pid = until(lambda: _only_child(self.process.pid), "a node's first process")
             until(lambda: _elsewhere(self.pid), "a node's own network")
-            _ip("link", "add", self.link, "type", "veth", "peer", "name", "e0", "netns", str(self.pid))
+            _ip(
+                "link",
+                "add",
+                self.link,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "e0",
+                "netns",
+                str(self.pid),
+            )
             _ip("link", "set", self.link, "master", "br0", "up")
         assert self.process.stdin is not None
         self.process.stdin.write(b"go\n")
@@ -115,12 +140,19 @@ class Node:
 
     def freeze(self, number: int = signal.SIGSTOP, word: str = "") -> int:
         """Stop its processes whose titles begin with a word, or let them go on (SIGCONT); how many."""
-        found = [each.pid for each in family([self.pid]) if each.pid not in (self.pid, self.process.pid) and _title(each.pid, word)]
+        found = [
+            each.pid
+            for each in family([self.pid])
+            if each.pid not in (self.pid, self.process.pid) and _title(each.pid, word)
+        ]
         return sum(kill(pid, number) for pid in found)
 
     def hold(self, number: int = signal.SIGSTOP) -> int:
         """Stop its actors, not Ray's own agents, or let them go on; how many."""
-        return sum(self.freeze(number, title) for title in ("ray::xcray", "ray::WorkActor", "ray::TeamActor"))
+        return sum(
+            self.freeze(number, title)
+            for title in ("ray::xcray", "ray::WorkActor", "ray::TeamActor")
+        )
 
     def cut(self) -> float:
         """Take its link down: nobody hears it, and it hears nobody; when that was. Needs namespaces."""
@@ -139,11 +171,19 @@ class Node:
 
     def start(self, words: Sequence[str], log: Path, **settings: Any) -> subprocess.Popen[bytes]:
         """A process on this node, as a driver is. settings: XCRAY_... and others, see `tests.faults.service.environment`."""
-        into = ["nsenter", f"--target={self.pid}", "--net", "--ipc", "--mount", "--pid", "--"] if namespaces() else []
+        into = (
+            ["nsenter", f"--target={self.pid}", "--net", "--ipc", "--mount", "--pid", "--"]
+            if namespaces()
+            else []
+        )
         with log.open("ab") as out:
             return subprocess.Popen(
                 [*into, "env", "-C", str(self.ray.folder), *words],
-                env={**self.ray.environment, "RAY_ADDRESS": self.ray.gcs, **{name: str(value) for name, value in settings.items()}},
+                env={
+                    **self.ray.environment,
+                    "RAY_ADDRESS": self.ray.gcs,
+                    **{name: str(value) for name, value in settings.items()},
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -190,9 +230,20 @@ class Nodes:
     """A Ray: its head, and what was added to it. Made by `nodes`."""
 
     def __init__(
-        self, folder: Path, *, dashboard: bool, redis: bool, quick: bool, patient: bool, store: int, head_cpus: int
+        self,
+        folder: Path,
+        *,
+        dashboard: bool,
+        redis: bool,
+        quick: bool,
+        patient: bool,
+        store: int,
+        head_cpus: int,
     ) -> None:
-        self.folder, self.store, self.count, self._redis_port = folder, store, 0, 0
+        self.folder = folder
+        self.store = store
+        self.count = 0
+        self._redis_port = 0
         self.temporary = folder / "t"
         self.temporary.mkdir()
         self.token = folder / "token"
@@ -200,14 +251,18 @@ class Nodes:
         self._given: dict[str, Any] = {"head_cpus": head_cpus, "dashboard": dashboard}
         self.environment = {
             **clean(folder),
-            **{name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")},  # which kernels: which bits
+            **{
+                name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")
+            },  # which kernels: which bits
             **own_environment(self.token),
             **(SOON if quick else {}),
             **({"RAY_health_check_timeout_ms": "1000"} if quick and not patient else {}),
             "RAY_NUM_REDIS_GET_RETRIES": "20",
         }
         self.redis: subprocess.Popen[bytes] | None = None
-        self.gcs_port, self.dashboard_port = (6379, 8265) if namespaces() else (free_port(), free_port())
+        self.gcs_port, self.dashboard_port = (
+            (6379, 8265) if namespaces() else (free_port(), free_port())
+        )
         if namespaces():
             _ip("link", "add", "br0", "type", "bridge")
             _ip("addr", "add", f"{NET}.{US}/24", "dev", "br0")
@@ -230,18 +285,31 @@ class Nodes:
     @property
     def joined(self) -> dict[str, str]:
         """Settings of a service that uses this Ray."""
-        return {"XCRAY_RAY_ADDRESS": self.gcs, "XCRAY_RAY_DASHBOARD": self.dashboard, "XCRAY_RAY_TOKEN_PATH": str(self.token)}
+        return {
+            "XCRAY_RAY_ADDRESS": self.gcs,
+            "XCRAY_RAY_DASHBOARD": self.dashboard,
+            "XCRAY_RAY_TOKEN_PATH": str(self.token),
+        }
 
     def address(self, number: int) -> str:
         """The address of a node by its number; 1 is the head."""
         return f"{NET}.{number}" if namespaces() else f"127.0.0.{number + 1}"
 
-    def add(self, cpus: int = 1, hide: Sequence[Path] = (), wait: bool = True, tries: int = TRIES, **options: Any) -> Node:
+    def add(
+        self,
+        cpus: int = 1,
+        hide: Sequence[Path] = (),
+        wait: bool = True,
+        tries: int = TRIES,
+        **options: Any,
+    ) -> Node:
         """One more node. hide: folders that it does not see. wait: until it runs. options: more of `ray start`."""
         given = {"address": self.gcs, "num-cpus": cpus, **options}
         node = Node(self, len(self.others) + 2, self._start(given, len(self.others) + 2), hide)
         self.others.append(node)
-        if wait and not node.came():  # Ray gives a raylet thirty seconds, which a busy machine may not have
+        if (
+            wait and not node.came()
+        ):  # Ray gives a raylet thirty seconds, which a busy machine may not have
             assert tries > 1, f"no node came up at {node.address}: {node.tail()}"
             self.others.pop()
             return self.add(cpus, hide, wait, tries - 1, **options)
@@ -250,7 +318,9 @@ class Nodes:
     def revive_head(self) -> Node:
         """Another head in the place of a dead one: with Redis the same cluster, without it a new one."""
         assert not self.head.alive
-        (self.temporary / "ray_current_cluster").unlink(missing_ok=True)  # without namespaces all nodes share this folder
+        (self.temporary / "ray_current_cluster").unlink(
+            missing_ok=True
+        )  # without namespaces all nodes share this folder
         self.head = self._new_head()
         return self.head
 
@@ -288,21 +358,48 @@ class Nodes:
 
     def _start(self, options: Mapping[str, Any], number: int) -> list[str]:
         """A command that starts Ray at an address."""
-        own = {"node-ip-address": self.address(number), "object-store-memory": self.store, **options}
+        own = {
+            "node-ip-address": self.address(number),
+            "object-store-memory": self.store,
+            **options,
+        }
         if not namespaces():
             own["dashboard-agent-listen-port"] = free_port()
-        return [*RAY, "start", "--block", "--disable-usage-stats", *(f"--{name}={value}" for name, value in own.items())]
+        return [
+            *RAY,
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            *(f"--{name}={value}" for name, value in own.items()),
+        ]
 
     def _start_redis(self) -> None:
         """Where the head keeps what it knows, behind a password; in memory only."""
         if shutil.which("redis-server") is None:
-            raise FileNotFoundError("there is no redis-server here: install Redis, or play the row without it")
-        where, port, password = (f"{NET}.{US}", 6380, secrets.token_hex(16)) if namespaces() else ("127.0.0.1", free_port(), "p")
-        settings = {"bind": where, "port": port, "requirepass": password, "save": '""', "dir": self.folder, "daemonize": "no"}
-        (self.folder / "redis.conf").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+            raise FileNotFoundError(
+                "there is no redis-server here: install Redis, or play the row without it"
+            )
+        where, port, password = (
+            (f"{NET}.{US}", 6380, secrets.token_hex(16))
+            if namespaces()
+            else ("127.0.0.1", free_port(), "p")
+        )
+        settings = {
+            "bind": where,
+            "port": port,
+            "requirepass": password,
+            "save": '""',
+            "dir": self.folder,
+            "daemonize": "no",
+        }
+        (self.folder / "redis.conf").write_text(
+            "".join(f"{name} {value}\n" for name, value in settings.items())
+        )
         with (self.folder / "redis.log").open("ab") as out:
             words = ["redis-server", str(self.folder / "redis.conf")]
-            self.redis = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_die)
+            self.redis = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_die
+            )
         self._given["redis_password"] = password
         self.environment |= {
             "RAY_REDIS_ADDRESS": f"{where}:{port}",
@@ -326,7 +423,15 @@ def nodes(
     redis: the head's memory outlives it. quick: a silent node counts as dead after two seconds, not thirteen; patient: only one
     that is dead, a silent one after half a minute. store: bytes of each object store.
     """
-    ray = Nodes(folder, dashboard=dashboard, redis=redis, quick=quick, patient=patient, store=store, head_cpus=head_cpus)
+    ray = Nodes(
+        folder,
+        dashboard=dashboard,
+        redis=redis,
+        quick=quick,
+        patient=patient,
+        store=store,
+        head_cpus=head_cpus,
+    )
     try:
         yield ray
     finally:

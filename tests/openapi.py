@@ -53,8 +53,39 @@ REASONS = {
     "503": "BUSY: so many requests at once",
     "507": "never sent",
 }
-ACCEPTED = ["2xx", "304", "400", "401", "403", "404", "409", "412", "413", "415", "422", "429", "503"]
-REFUSED = ["304", "400", "401", "403", "404", "405", "406", "409", "411", "412", "413", "415", "422", "429", "431", "503"]
+ACCEPTED = [
+    "2xx",
+    "304",
+    "400",
+    "401",
+    "403",
+    "404",
+    "409",
+    "412",
+    "413",
+    "415",
+    "422",
+    "429",
+    "503",
+]
+REFUSED = [
+    "304",
+    "400",
+    "401",
+    "403",
+    "404",
+    "405",
+    "406",
+    "409",
+    "411",
+    "412",
+    "413",
+    "415",
+    "422",
+    "429",
+    "431",
+    "503",
+]
 
 
 Known = dict[str, list[str]]  # names and ids of things that there are
@@ -87,7 +118,11 @@ def service(folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
     settings = settings_for(folder / "home", requests_per_minute=0)
     with closing(JobStore(Home(settings.home).store_url)) as store:
         app = create_app(
-            settings, store=store, supervisor=Ender(store), build_command=(sys.executable, str(stub)), authenticate=admin
+            settings,
+            store=store,
+            supervisor=Ender(store),
+            build_command=(sys.executable, str(stub)),
+            authenticate=admin,
         )
         yield from _furnished(app, folder)
 
@@ -122,7 +157,8 @@ class Ender:
     """A supervisor whose jobs end as soon as they begin, so that no event stream lasts."""
 
     def __init__(self, store: JobStore) -> None:
-        self._store, self._over = store, threading.Event()
+        self._store = store
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
@@ -139,7 +175,9 @@ class Ender:
         while not self._over.wait(0.05):
             try:
                 while (job := self._store.claim("tests", lease_seconds=3600)) is not None:
-                    self._store.finish(job.id, job.attempt, "FAILED", reason="MEMORY", message="too large")
+                    self._store.finish(
+                        job.id, job.attempt, "FAILED", reason="MEMORY", message="too large"
+                    )
             except (Unavailable, Fenced) as error:  # on a busy machine: the next look comes soon
                 print(f"not ended yet: {error}", file=sys.stderr)
 
@@ -151,7 +189,15 @@ async def admin(request: Request) -> Caller:
     return Caller()
 
 
-def explore(description: dict[str, Any], url: str, known: Known, *, examples: int, seed: int, whole: bool = True) -> Found:
+def explore(
+    description: dict[str, Any],
+    url: str,
+    known: Known,
+    *,
+    examples: int,
+    seed: int,
+    whole: bool = True,
+) -> Found:
     """Send about `examples` requests to each operation and follow as many chains of links, and check every answer.
 
     whole: with the boundary values of every parameter, some thousand requests.
@@ -162,7 +208,11 @@ def explore(description: dict[str, Any], url: str, known: Known, *, examples: in
             "base-url": url,
             "headers": {"Authorization": f"Bearer {KEY}"},
             "dictionaries": {name: {"values": values} for name, values in known.items()},
-            "parameters": {place: {"dictionary": name, "probability": 0.6} for name, places in PLACES.items() for place in places},
+            "parameters": {
+                place: {"dictionary": name, "probability": 0.6}
+                for name, places in PLACES.items()
+                for place in places
+            },
             "continue-on-failure": True,
             "request-timeout": 60.0,
             "checks": {
@@ -170,7 +220,12 @@ def explore(description: dict[str, Any], url: str, known: Known, *, examples: in
                 "negative_data_rejection": {"expected-statuses": REFUSED},
                 "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", "503"]},
             },
-            "generation": {"max-examples": examples, "deterministic": True, "no-shrink": True, "database": "none"},
+            "generation": {
+                "max-examples": examples,
+                "deterministic": True,
+                "no-shrink": True,
+                "database": "none",
+            },
             "phases": {"coverage": {"enabled": whole}, "stateful": {"max-steps": 6}},
         }
     )
@@ -187,7 +242,11 @@ def explore(description: dict[str, Any], url: str, known: Known, *, examples: in
 def _count(recorder: Any, found: Found) -> None:
     """Add one scenario."""
     for case_id, interaction in recorder.interactions.items():
-        status = f"{interaction.response.status_code // 100}xx" if interaction.response is not None else "no answer"
+        status = (
+            f"{interaction.response.status_code // 100}xx"
+            if interaction.response is not None
+            else "no answer"
+        )
         found.statuses[status] += 1
         if case_id in recorder.cases:
             found.operations[recorder.cases[case_id].value.operation.label] += 1
@@ -196,7 +255,9 @@ def _count(recorder: Any, found: Found) -> None:
             if check.status == Status.FAILURE and check.failure_info is not None:
                 label = recorder.cases[case_id].value.operation.label
                 told = f"{check.failure_info.failure.title}: {check.failure_info.failure.message}"
-                found.failures[check.name, label, _line(f"{told} | {check.failure_info.code_sample}")] += 1
+                found.failures[
+                    check.name, label, _line(f"{told} | {check.failure_info.code_sample}")
+                ] += 1
 
 
 def _told(event: Any) -> str:
@@ -213,13 +274,24 @@ def _line(text: str) -> str:
 def many(requests: int, seed: int) -> Found:
     """Explore with one seed after another until so many requests were sent."""
     total = Found(Counter(), Counter(), Counter())
-    with tempfile.TemporaryDirectory() as folder, service(Path(folder)) as (description, url, known):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        service(Path(folder)) as (description, url, known),
+    ):
         while total.requests < requests:
-            found = explore(description, url, known, examples=min(50, max(2, (requests - total.requests) // 150)), seed=seed)
+            found = explore(
+                description,
+                url,
+                known,
+                examples=min(50, max(2, (requests - total.requests) // 150)),
+                seed=seed,
+            )
             for mine, more in zip(total, found, strict=True):
                 mine.update(more)  # type: ignore[arg-type]
             seed += 1
-            print(f"{total.requests:,} requests, {sum(total.failures.values())} failures", flush=True)
+            print(
+                f"{total.requests:,} requests, {sum(total.failures.values())} failures", flush=True
+            )
             tell(found)
             if not found.requests:
                 break
@@ -234,7 +306,9 @@ def tell(found: Found) -> None:
 
 def main() -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()

@@ -27,17 +27,36 @@ from xcray.execution.ray_session import free_port
 USER = "xcray"
 PASSWORD = "a secret of the tests"
 SET_PARENT_DEATH_SIGNAL = 1
-PLACES = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/usr/local/pgsql/bin", "/opt/homebrew/opt/postgresql*/bin")
-WHERE_THEY_LACK = "PostgreSQL's initdb and postgres are not on this machine: nothing was tested on PostgreSQL"
+PLACES = (
+    "/usr/lib/postgresql/*/bin",
+    "/usr/pgsql-*/bin",
+    "/usr/local/pgsql/bin",
+    "/opt/homebrew/opt/postgresql*/bin",
+)
+WHERE_THEY_LACK = (
+    "PostgreSQL's initdb and postgres are not on this machine: nothing was tested on PostgreSQL"
+)
 
 
 def binaries() -> Path | None:
     """The folder with initdb and postgres, of the newest version that is there; None when there is none."""
     on_path = shutil.which("initdb")
     found = [folder for place in PLACES for folder in Path("/").glob(place[1:])]
-    found.sort(key=lambda folder: [int(digits) for digits in "".join(c if c.isdigit() else " " for c in str(folder)).split()])
+    found.sort(
+        key=lambda folder: [
+            int(digits)
+            for digits in "".join(c if c.isdigit() else " " for c in str(folder)).split()
+        ]
+    )
     folders = [*reversed(found), *([Path(on_path).resolve().parent] if on_path else [])]
-    return next((folder for folder in folders if (folder / "initdb").is_file() and (folder / "postgres").is_file()), None)
+    return next(
+        (
+            folder
+            for folder in folders
+            if (folder / "initdb").is_file() and (folder / "postgres").is_file()
+        ),
+        None,
+    )
 
 
 def account() -> dict[str, Any]:
@@ -50,14 +69,18 @@ def account() -> dict[str, Any]:
         except KeyError:
             continue
         return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-    raise AssertionError("PostgreSQL does not run as root, and this machine has neither a user postgres nor nobody")
+    raise AssertionError(
+        "PostgreSQL does not run as root, and this machine has neither a user postgres nor nobody"
+    )
 
 
 class PostgresServer:
     """A server that tests may stop, kill and start again. `durable`: whether commits are synced to disk, as in earnest."""
 
     def __init__(self, folder: Path, tools: Path, *, durable: bool = False) -> None:
-        self._folder, self._tools, self._durable = folder, tools, durable
+        self._folder = folder
+        self._tools = tools
+        self._durable = durable
         self._who = account()
         self._data = folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,7 +96,9 @@ class PostgresServer:
 
     def url(self, database: str = "postgres") -> str:
         """The address of a database, for `JobStore`."""
-        return f"postgresql://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/{database}"
+        return (
+            f"postgresql://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/{database}"
+        )
 
     @property
     def socket(self) -> Path:
@@ -90,9 +115,7 @@ class PostgresServer:
         """The address of one database that is used again and again, with its tables but nothing in them."""
         if not self.run("SELECT 1 FROM pg_database WHERE datname = 'emptied'"):
             self.run("CREATE DATABASE emptied")
-        tables = (
-            "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ('alembic_version', 'oldest_program')"
-        )
+        tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ('alembic_version', 'oldest_program')"
         names = ", ".join(row[0] for row in self.run(tables, "emptied"))
         if names:
             self.run(f"TRUNCATE {names} RESTART IDENTITY", "emptied")
@@ -102,21 +125,33 @@ class PostgresServer:
         """Run one statement outside any transaction; its rows."""
         import psycopg
 
-        named = {"host": "127.0.0.1", "port": self.port, "user": USER, "password": PASSWORD, "dbname": database}
+        named = {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "user": USER,
+            "password": PASSWORD,
+            "dbname": database,
+        }
         with psycopg.connect(**named, autocommit=True, connect_timeout=300) as connection:  # type: ignore[arg-type]
             cursor = connection.execute(statement)  # type: ignore[call-overload]
             return list(cursor.fetchall()) if cursor.description else []
 
     def start(self) -> None:
         """Start, and wait until it answers."""
-        options = {"listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": self._folder}
+        options = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": self._folder,
+        }
         options |= {"max_connections": 200, "logging_collector": "off", "shared_buffers": "64MB"}
         if not self._durable:
             options |= {"fsync": "off", "full_page_writes": "off"}
         command = [str(self._tools / "postgres"), "-D", str(self._data)]
         command += [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         with open(self._folder / "log", "ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", preexec_fn=_die_with_parent, **self._who)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd="/", preexec_fn=_die_with_parent, **self._who
+            )
         self._wait()
 
     def stop(self) -> None:
@@ -131,7 +166,9 @@ class PostgresServer:
         """Kill it, with all its processes."""
         assert self._process is not None, "the server does not run"
         family = self._stopped()
-        for pid in reversed(family):  # the first last: until then those that have ended are not collected
+        for pid in reversed(
+            family
+        ):  # the first last: until then those that have ended are not collected
             os.kill(pid, signal.SIGKILL)
         self._process.wait(300)
         deadline = time.monotonic() + 300
@@ -141,7 +178,9 @@ class PostgresServer:
             assert time.monotonic() < deadline, "a process of PostgreSQL does not end"
             time.sleep(0.01)
         self._process = None
-        (self._data / "postmaster.pid").unlink(missing_ok=True)  # its number may be another process' by now
+        (self._data / "postmaster.pid").unlink(
+            missing_ok=True
+        )  # its number may be another process' by now
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -170,8 +209,19 @@ class PostgresServer:
         secret.chmod(0o644)  # the folder is its owner's
         if self._who:
             os.chown(self._folder, self._who["user"], self._who["group"])
-        command = [str(self._tools / "initdb"), "--no-sync", "--no-instructions", "--encoding=UTF8", "--locale=C"]
-        command += ["--auth=scram-sha-256", f"--username={USER}", f"--pwfile={secret}", f"--pgdata={self._data}"]
+        command = [
+            str(self._tools / "initdb"),
+            "--no-sync",
+            "--no-instructions",
+            "--encoding=UTF8",
+            "--locale=C",
+        ]
+        command += [
+            "--auth=scram-sha-256",
+            f"--username={USER}",
+            f"--pwfile={secret}",
+            f"--pgdata={self._data}",
+        ]
         subprocess.run(command, check=True, capture_output=True, cwd="/", **self._who)
 
     def _wait(self) -> None:

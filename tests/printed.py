@@ -32,7 +32,9 @@ PLACES: Final = (
     "helm/xcray/templates/**/*.tpl",
     "helm/xcray/templates/NOTES.txt",
 )
-NOT_A_COMMAND: Final = re.compile(r"\s#|(?<!\S)[|&>;](?!\S)|&&|;|…|\s\.\.\.$")  # what ends the part of a line that xcray reads
+NOT_A_COMMAND: Final = re.compile(
+    r"\s#|(?<!\S)[|&>;](?!\S)|&&|;|…|\s\.\.\.$"
+)  # what ends the part of a line that xcray reads
 CALL: Final = re.compile(r"\b(GET|PUT|POST|DELETE|HEAD)`?\s+`?(/[^\s`)\"|,;]*)")
 
 
@@ -56,9 +58,17 @@ def sources(*folders: str) -> dict[str, str]:
 def lines(text: str) -> list[str]:
     """The lines of a page's indented and fenced blocks that run xcray; of a line that runs several programs, each that is xcray."""
     text = text.replace("\\\n", " ")  # a command goes on on the next line
-    blocks = [line.strip() for line in text.splitlines() if line.startswith(("    ", "xcray ", "  xcray "))]
+    blocks = [
+        line.strip()
+        for line in text.splitlines()
+        if line.startswith(("    ", "xcray ", "  xcray "))
+    ]
     parts = [part.strip() for line in blocks for part in re.split(r"&&|;|\|", line.split(" # ")[0])]
-    return [part for part in parts if re.match(r"([A-Z_]+=\S+ )*xcray [a-z-]+ ?", part) and not part.endswith(".")]  # a sentence
+    return [
+        part
+        for part in parts
+        if re.match(r"([A-Z_]+=\S+ )*xcray [a-z-]+ ?", part) and not part.endswith(".")
+    ]  # a sentence
 
 
 def quoted(text: str) -> list[str]:
@@ -97,10 +107,16 @@ def faults_of(command: Any, words: list[str], whole: bool) -> list[str]:
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's usage errors, whichever click it carries
             raise
-        bare = words[-1].startswith("-") and "requires an argument" in error.format_message()  # `--limit`, in a sentence
+        bare = (
+            words[-1].startswith("-") and "requires an argument" in error.format_message()
+        )  # `--limit`, in a sentence
         return [] if bare and not whole else [error.format_message()]
     arguments = [each for each in command.params if each.param_type_name == "argument"]
-    lacks = [each.name for each in arguments if whole and each.required and given[each.name] in (None, ())]
+    lacks = [
+        each.name
+        for each in arguments
+        if whole and each.required and given[each.name] in (None, ())
+    ]
     return [f"{each!r} is too much" for each in left] + [f"{name} is missing" for name in lacks]
 
 
@@ -109,7 +125,10 @@ def faults_of(command: Any, words: list[str], whole: bool) -> list[str]:
 
 def calls(text: str) -> list[tuple[str, str]]:
     """("GET", "/v1/jobs/ID") for each that a page names; without the query."""
-    return [(method, path.split("?")[0].rstrip(".:").rstrip("/") or "/") for method, path in CALL.findall(text)]
+    return [
+        (method, path.split("?")[0].rstrip(".:").rstrip("/") or "/")
+        for method, path in CALL.findall(text)
+    ]
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, re.Pattern[str]]]:
@@ -139,7 +158,9 @@ def is_value(path: str) -> bool:
         elif isinstance(at.get("additionalProperties"), dict):
             at = at["additionalProperties"]
         else:  # anything may be below, or nothing
-            return at.get("additionalProperties") is not False and at.get("type", "object") == "object"
+            return (
+                at.get("additionalProperties") is not False and at.get("type", "object") == "object"
+            )
     return True
 
 
@@ -156,9 +177,15 @@ def resolved(at: dict[str, Any]) -> dict[str, Any]:
 def values_in(text: str, plain: bool = False) -> list[str]:
     """Paths of values that a page names in backticks, or sets in a command of helm; with `plain` those in running text too, as
     comments, NOTES and refusals of the chart have them."""
-    known = "|".join(each for each in schema()["properties"] if each != "tests")  # `tests.image` is a module
+    known = "|".join(
+        each for each in schema()["properties"] if each != "tests"
+    )  # `tests.image` is a module
     sets = re.findall(r"--set(?:-file|-string|-json)?[ =](\S+)", text)
     code = [text] if plain else [*re.findall(r"`([^`\n]+)`", text), *sets]
     path = re.compile(rf"(?<![\w./$-])((?:{known})(?:\.[A-Za-z]\w*)+)(?![\w/(-])")
     found = [each for part in code for each in path.findall(part)]
-    return [each for each in found if each.rpartition(".")[2] not in ("md", "yaml", "py", "json", "png", "tpl", "coreos")]
+    return [
+        each
+        for each in found
+        if each.rpartition(".")[2] not in ("md", "yaml", "py", "json", "png", "tpl", "coreos")
+    ]

@@ -44,7 +44,9 @@ def release(folder: Path, *steps: NextStep) -> Path:
     shutil.copytree(STEPS, versions, ignore=shutil.ignore_patterns("__pycache__"))
     numbers = [f"{int(schema.HEAD) + n:04}" for n in range(len(steps) + 1)]
     for before, revision, step in zip(numbers, numbers[1:], steps, strict=False):
-        text = FILE.format(revision=revision, before=before, says=step.says, body=step.body.replace("\n", "\n    "))
+        text = FILE.format(
+            revision=revision, before=before, says=step.says, body=step.body.replace("\n", "\n    ")
+        )
         (versions / f"v{revision}_next.py").write_text(text)
     return folder
 

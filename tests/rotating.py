@@ -28,14 +28,17 @@ from xcray.solvers.dsmlr import DSMLRSolver
 
 FEATURES, LABELS, WATCHED = 5, 23, 3
 GRID = Grid(4, 5)
-TRUTH = pattern(np.arange(GRID.shards * WATCHED + 1), np.arange(GRID.shards * WATCHED) % LABELS, LABELS)
+TRUTH = pattern(
+    np.arange(GRID.shards * WATCHED + 1), np.arange(GRID.shards * WATCHED) % LABELS, LABELS
+)
 
 
 class Passed:
     """What stays at a shard: how often each block came in this lap, and a number that depends on their order."""
 
     def __init__(self, shard: int) -> None:
-        self.shard, self.b = shard, np.array([1.0 + shard, 0.0])
+        self.shard = shard
+        self.b = np.array([1.0 + shard, 0.0])
         self.seen: list[int] = []
 
     def state(self) -> dict[str, np.ndarray]:
@@ -70,7 +73,9 @@ class Toy:
         """Two laps an epoch, and one to look."""
         return ("update", "sum") * epochs + ("observe",) * observe
 
-    def step(self, local: Passed, block: Weights, step: Step, *, owned: bool, stopped: Callable[[], bool]) -> tuple[Weights, Told]:
+    def step(
+        self, local: Passed, block: Weights, step: Step, *, owned: bool, stopped: Callable[[], bool]
+    ) -> tuple[Weights, Told]:
         """A block passes a shard."""
         self._rest(stopped)
         assert block.lo not in local.seen, "a block came twice in a lap"
@@ -89,7 +94,9 @@ class Toy:
         """Back when it was told so, with half the rate; the end after the last epoch."""
         newest, back = history[-1], len(history) in self.back
         ended = newest.epoch >= self.epochs and not back
-        return Decision(newest.rate * (0.5 if back else 1.0), "all epochs are done" if ended else None, back)
+        return Decision(
+            newest.rate * (0.5 if back else 1.0), "all epochs are done" if ended else None, back
+        )
 
     def export(self, block: Weights, positives: Any) -> Any:
         """A finished block."""
@@ -111,7 +118,9 @@ class Toy:
         if step.verb != "observe":
             return None
         rows = np.arange(WATCHED) + WATCHED * local.shard
-        labels = np.stack([(rows + (rows % WATCHED == 0)) % LABELS, (rows + 1) % LABELS], axis=1).astype(np.int32)
+        labels = np.stack(
+            [(rows + (rows % WATCHED == 0)) % LABELS, (rows + 1) % LABELS], axis=1
+        ).astype(np.int32)
         scores = np.array([[2.0, 1.0]] * WATCHED, np.float32)
         return LapFigures(local.shard, float(local.b[0]), 0.125, WATCHED, labels, scores, rows)
 
@@ -176,18 +185,33 @@ class Ran(NamedTuple):
     @property
     def bits(self) -> str:
         """SHA-256 of everything that was delivered."""
-        arrays = [{"W": b.W, "state": b.state, "ends": np.array([b.lo, b.hi]), "n": b.positives} for b in self.blocks]
-        return sha256_arrays({f"{n}.{name}": array for n, each in enumerate(arrays) for name, array in each.items()})
+        arrays = [
+            {"W": b.W, "state": b.state, "ends": np.array([b.lo, b.hi]), "n": b.positives}
+            for b in self.blocks
+        ]
+        return sha256_arrays(
+            {f"{n}.{name}": array for n, each in enumerate(arrays) for name, array in each.items()}
+        )
 
 
 def plan_of(**changes: Any) -> Plan:
     """A plan of the toy; no checkpoints but that of a stop and the last."""
-    fixed = {"grid": GRID, "n_labels": LABELS, "n_features": FEATURES, "positives": frozen(np.arange(LABELS), np.int64)}
+    fixed = {
+        "grid": GRID,
+        "n_labels": LABELS,
+        "n_features": FEATURES,
+        "positives": frozen(np.arange(LABELS), np.int64),
+    }
     return Plan(**{**fixed, "truth": TRUTH, "checkpoint_seconds": 1e9, **changes})
 
 
 def trained(
-    folder: Path, team: Any = "serial", workers: int = 2, work: ToyWork | None = None, plan: Plan | None = None, **out: Any
+    folder: Path,
+    team: Any = "serial",
+    workers: int = 2,
+    work: ToyWork | None = None,
+    plan: Plan | None = None,
+    **out: Any,
 ) -> Ran:
     """A training of the toy in `folder`; team: a kind, or a team that is not open."""
     work, blocks = work or ToyWork(), list[Finished]()
@@ -205,8 +229,10 @@ class Model:
     """A training of a data set: what it told, and the model: W (K, D) and biases (K,)."""
 
     def __init__(self, told: Descent, blocks: list[Any], n_labels: int, n_features: int) -> None:
-        self.told, self.block = told, merge(blocks, n_labels, n_features)
-        self.W, self.bias = self.block.W.to_scipy().toarray().astype(np.float64), self.block.bias
+        self.told = told
+        self.block = merge(blocks, n_labels, n_features)
+        self.W = self.block.W.to_scipy().toarray().astype(np.float64)
+        self.bias = self.block.bias
 
 
 def trained_dsmlr(
@@ -221,11 +247,23 @@ def trained_dsmlr(
 ) -> Model:
     """DS-MLR on a data set. team: a kind, or what makes one of a work and a number of workers; directory: whether workers open the
     data set's directory; X: other rows than the data set's."""
-    how = {name: parameters.pop(name) for name in ("tell", "stop", "order", "record", "max_seconds") if name in parameters}
+    how = {
+        name: parameters.pop(name)
+        for name in ("tell", "stop", "order", "record", "max_seconds")
+        if name in parameters
+    }
     given = {**COMMON, **parameters}
     solver = DSMLRSolver(**given)
     train, test = dataset.train, dataset.test
-    rows = rows_of(X or train.X, train.Y, train.weights, (test.X, test.Y), grid=GRID, seed=solver.seed, bias=solver.bias)
+    rows = rows_of(
+        X or train.X,
+        train.Y,
+        train.weights,
+        (test.X, test.Y),
+        grid=GRID,
+        seed=solver.seed,
+        bias=solver.bias,
+    )
     D = dataset.n_features + bool(solver.bias)
     where = {"path": str(dataset.path), "content_hash": dataset.content_hash} if directory else {}
     work = ShardWork(solver, rows.how, D, **where)
@@ -243,5 +281,7 @@ def trained_dsmlr(
     blocks: list[Any] = []
     how = {"stop": StopFlag(), "fingerprint": {}, **how}
     make = TEAMS[team] if isinstance(team, str) else team
-    told = descend(solver, make(work, workers), rows, plan, directory=folder, deliver=blocks.append, **how)
+    told = descend(
+        solver, make(work, workers), rows, plan, directory=folder, deliver=blocks.append, **how
+    )
     return Model(told, blocks, dataset.n_labels, dataset.n_features)

@@ -19,8 +19,12 @@ Rows = tuple[Any, Any, Any]  # X (N, D), Y (N, K), c (N,), all dense
 class Work:
     """Hands of a solver over the shards of each worker, and of held-out rows."""
 
-    def __init__(self, solver: Any, shards: Sequence[Shard], watched: Sequence[Shard | None]) -> None:
-        self._solver, self._shards, self._watched = solver, shards, watched
+    def __init__(
+        self, solver: Any, shards: Sequence[Shard], watched: Sequence[Shard | None]
+    ) -> None:
+        self._solver = solver
+        self._shards = shards
+        self._watched = watched
 
     def hand(self, worker: str, stopped: Callable[[], bool]) -> Any:
         number = int(worker.split("-")[1])
@@ -41,17 +45,29 @@ def problem(seed: int = 0, n: int = 90, d: int = 8, k: int = 5) -> Rows:
     return X, Y, c / c.sum()
 
 
-def work_of(solver: Any, rows: Rows, workers: int, sparse: bool = True, watched: Rows | None = None) -> Work:
+def work_of(
+    solver: Any, rows: Rows, workers: int, sparse: bool = True, watched: Rows | None = None
+) -> Work:
     """All rows at every worker, or a share at each, as the solver wants."""
     shares = [_share(solver, len(rows[0]), worker, workers) for worker in range(workers)]
     shards = [naive.shard_of(*rows, share, sparse) for share in shares]
     seen: list[Shard | None] = [None] * workers
     if watched is not None:
-        seen = [naive.shard_of(*watched, _share(solver, len(watched[0]), worker, workers), sparse) for worker in range(workers)]
+        seen = [
+            naive.shard_of(*watched, _share(solver, len(watched[0]), worker, workers), sparse)
+            for worker in range(workers)
+        ]
     return Work(solver, shards, seen)
 
 
-def train(solver: Any, rows: Rows, workers: int = 1, sparse: bool = True, watched: Rows | None = None, **more: Any) -> Trained:
+def train(
+    solver: Any,
+    rows: Rows,
+    workers: int = 1,
+    sparse: bool = True,
+    watched: Rows | None = None,
+    **more: Any,
+) -> Trained:
     """A training on so many workers in this thread."""
     team = SerialTeam(work_of(solver, rows, workers, sparse, watched), workers)
     team.open()

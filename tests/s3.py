@@ -25,7 +25,9 @@ class Quiet(WSGIRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def connection_dropped(self, error: BaseException, environ: dict[str, Any] | None = None) -> None:
+    def connection_dropped(
+        self, error: BaseException, environ: dict[str, Any] | None = None
+    ) -> None:
         """What a fault cut stays cut: the client is not left waiting."""
         self.close_connection = True
 
@@ -55,7 +57,9 @@ class Door:
 
     def keys(self) -> list[str]:
         """Names of all objects."""
-        return [each["Key"] for each in self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+        return [
+            each["Key"] for each in self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
+        ]
 
 
 @contextmanager

@@ -72,7 +72,9 @@ class Actor:
     """One worker: its calls wait for its process, then are done one after the other."""
 
     def __init__(self, play: Play, name: str, aimed: str) -> None:
-        self.play, self.name, self.aimed = play, name, aimed
+        self.play = play
+        self.name = name
+        self.aimed = aimed
         self.node: Node | None = None
         self.free_at = 0.0
         self.calls: list[tuple[Reference, Callable[[float], tuple[float, Any]]]] = []
@@ -88,7 +90,9 @@ class Actor:
         if self.dead:
             reference.give(self.play.now, Died("the actor is dead"))
         elif verb in ("place", "pid"):  # answered beside the work
-            self.calls.append((reference, lambda now: (now, ("10.0.0.1", self.node.id if self.node else ""))))
+            self.calls.append(
+                (reference, lambda now: (now, ("10.0.0.1", self.node.id if self.node else "")))
+            )
         elif verb == "open":
             self.calls.append((reference, lambda now: (now + 0.5, True)))
         elif verb == "solve":
@@ -125,7 +129,8 @@ class _Method:
     """An actor's method, as Ray's handles have them."""
 
     def __init__(self, actor: Actor, verb: str) -> None:
-        self._actor, self._verb = actor, verb
+        self._actor = actor
+        self._verb = verb
 
     def options(self, **_: Any) -> _Method:
         """Names are of no interest."""
@@ -186,11 +191,22 @@ class Play:
         for node in self.nodes:
             alive = node.gone is None or self.now < node.gone + self.notice
             resources = {"CPU": float(node.cpus), "object_store_memory": 1e9}
-            rows.append({"NodeID": node.id, "NodeManagerAddress": "10.0.0.1", "Alive": alive, "Resources": resources})
+            rows.append(
+                {
+                    "NodeID": node.id,
+                    "NodeManagerAddress": "10.0.0.1",
+                    "Alive": alive,
+                    "Resources": resources,
+                }
+            )
         drains = {node.id: 0 for node in self.nodes if node.drains}
-        return Told(rows, {node: {"CPU": cpus, "memory": 1e12} for node, cpus in free.items()}, drains)
+        return Told(
+            rows, {node: {"CPU": cpus, "memory": 1e12} for node, cpus in free.items()}, drains
+        )
 
-    def start(self, kind: Any, job: str, worker: str, *args: Any, scheduling_strategy: Any, **options: Any) -> Actor:
+    def start(
+        self, kind: Any, job: str, worker: str, *args: Any, scheduling_strategy: Any, **options: Any
+    ) -> Actor:
         """As `start_actor`."""
         actor = Actor(self, worker, getattr(scheduling_strategy, "node_id", ""))
         actor.lost = next(self._started) in self.lost  # type: ignore[attr-defined]
@@ -236,7 +252,9 @@ class Play:
 
     def _scale(self) -> None:
         """An autoscaler brings nodes for those that wait; actors of nodes that are known to be dead die."""
-        waits = sum(actor.node is None and not actor.dead and not actor.lost for actor in self.actors)  # type: ignore[attr-defined]
+        waits = sum(
+            actor.node is None and not actor.dead and not actor.lost for actor in self.actors
+        )  # type: ignore[attr-defined]
         while self.grows and waits > 2 * len(self._coming):
             self.grows -= 1
             self._coming.append(self.now + self.node)
@@ -254,8 +272,14 @@ class Play:
         for actor in self.actors:
             if actor.node is not None or actor.dead or actor.lost:  # type: ignore[attr-defined]
                 continue
-            fits = [n for n in self.nodes if not n.deaf and not n.drains and n.gone is None and self.free(n) >= 1.0]
-            best = next((node for node in fits if node.id == actor.aimed), fits[0] if fits else None)
+            fits = [
+                n
+                for n in self.nodes
+                if not n.deaf and not n.drains and n.gone is None and self.free(n) >= 1.0
+            ]
+            best = next(
+                (node for node in fits if node.id == actor.aimed), fits[0] if fits else None
+            )
             if best is not None:
                 actor.node, actor.free_at = best, self.now + BOOT
                 actor.begin()
@@ -263,7 +287,14 @@ class Play:
     def _look(self) -> None:
         """What is free now, for later."""
         self.views.append(
-            (self.now, {node.id: self.free(node) for node in self.nodes if node.gone is None or node.gone > self.now})
+            (
+                self.now,
+                {
+                    node.id: self.free(node)
+                    for node in self.nodes
+                    if node.gone is None or node.gone > self.now
+                },
+            )
         )
         del self.views[:-200]
 

@@ -21,7 +21,9 @@ class Hand:
     """Counts its verbs, makes arrays and adds to them."""
 
     def __init__(self, worker: str, stopped: Callable[[], bool]) -> None:
-        self.worker, self.stopped, self.done = worker, stopped, []
+        self.worker = worker
+        self.stopped = stopped
+        self.done = []
 
     def make(self, value: float) -> tuple[np.ndarray, str]:
         """An array full of `value`."""

@@ -58,7 +58,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def submit(service: Service, key: str | None = None, **more: Any) -> httpx.Response:
     headers = {} if key is None else {"Idempotency-Key": key}
-    return service.http.post("/v1/jobs", json={"dataset": service.data, "model": "m", **more}, headers=headers)
+    return service.http.post(
+        "/v1/jobs", json={"dataset": service.data, "model": "m", **more}, headers=headers
+    )
 
 
 # Sending again
@@ -71,8 +73,14 @@ def test_a_key_makes_one_job_however_often_it_is_sent(service: Service) -> None:
     assert again.json() == first.json()
     assert again.headers["location"] == first.headers["location"]
     other = submit(service, "k", model="other")
-    assert (other.status_code, other.json()["code"], other.json()["job"]) == (409, "IDEMPOTENCY_MISMATCH", first.json()["id"])
-    assert submit(service, "k", solver="ppdsparse").status_code == 409  # what a default spells is another body
+    assert (other.status_code, other.json()["code"], other.json()["job"]) == (
+        409,
+        "IDEMPOTENCY_MISMATCH",
+        first.json()["id"],
+    )
+    assert (
+        submit(service, "k", solver="ppdsparse").status_code == 409
+    )  # what a default spells is another body
     assert len(service.http.get("/v1/jobs").json()["jobs"]) == 1
 
 
@@ -83,7 +91,9 @@ def test_many_at_once_with_one_key_make_one(service: Service) -> None:
     for answers in (jobs, sets):
         assert sorted(answer.status_code for answer in answers) == [200] * 29 + [201]
         assert len({answer.json()["id"] for answer in answers}) == 1
-    assert len(service.http.get("/v1/datasets").json()["datasets"]) == 2  # and the one of the fixture
+    assert (
+        len(service.http.get("/v1/datasets").json()["datasets"]) == 2
+    )  # and the one of the fixture
 
 
 def test_a_key_lives_as_long_as_what_it_made(service: Service) -> None:
@@ -106,30 +116,43 @@ def test_a_replay_does_not_ask_what_was_asked_before(service: Service) -> None:
 
 def build(service: Service, key: str | None, name: str = "docs") -> httpx.Response:
     headers = {} if key is None else {"Idempotency-Key": key}
-    return service.http.post("/v1/datasets", json={"name": name, "format": "pydocs"}, headers=headers)
+    return service.http.post(
+        "/v1/datasets", json={"name": name, "format": "pydocs"}, headers=headers
+    )
 
 
 def test_a_key_makes_one_data_set(service: Service) -> None:
     first, again, other = build(service, "k"), build(service, "k"), build(service, "k", "other")
     assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
-    assert (again.headers["idempotency-replayed"], again.json()["id"]) == ("true", first.json()["id"])
+    assert (again.headers["idempotency-replayed"], again.json()["id"]) == (
+        "true",
+        first.json()["id"],
+    )
     assert other.json()["code"] == "IDEMPOTENCY_MISMATCH"
     service.http.delete(f"/v1/datasets/{first.json()['id']}")
     assert build(service, "k", "other").status_code == 201
 
 
-def test_uploads_that_a_data_set_took_are_not_missed_when_it_is_asked_again(service: Service) -> None:
+def test_uploads_that_a_data_set_took_are_not_missed_when_it_is_asked_again(
+    service: Service,
+) -> None:
     upload = service.http.post("/v1/uploads", content=b"1 1:1\n", headers=OCTETS).json()["id"]
     body = {"name": "docs", "format": "svmlight", "uploads": {"train": upload}}
     first = service.http.post("/v1/datasets", json=body, headers={"Idempotency-Key": "k"})
     again = service.http.post("/v1/datasets", json=body, headers={"Idempotency-Key": "k"})
-    assert (first.status_code, again.status_code, again.json()["id"]) == (201, 200, first.json()["id"])
+    assert (first.status_code, again.status_code, again.json()["id"]) == (
+        201,
+        200,
+        first.json()["id"],
+    )
     assert service.http.post("/v1/datasets", json=body).status_code == 404
 
 
 def test_a_key_goes_for_raw_bodies_too(service: Service) -> None:
     def send(content: bytes, query: str = "name=a&format=svmlight") -> httpx.Response:
-        return service.http.post(f"/v1/datasets?{query}", content=content, headers={**OCTETS, "Idempotency-Key": "k"})
+        return service.http.post(
+            f"/v1/datasets?{query}", content=content, headers={**OCTETS, "Idempotency-Key": "k"}
+        )
 
     first, again, other = send(b"1 1:1\n"), send(b"1 1:1\n"), send(b"1 1:2\n")
     assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
@@ -141,7 +164,10 @@ def test_a_key_goes_for_raw_bodies_too(service: Service) -> None:
 def test_strange_keys_are_refused(service: Service) -> None:
     for key in ("", "a b", "x" * 256):
         answer = submit(service, key)
-        assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+        assert (answer.status_code, answer.headers["content-type"]) == (
+            422,
+            "application/problem+json",
+        )
 
 
 # ETags
@@ -153,14 +179,28 @@ def test_who_has_the_newest_is_told_so(service: Service) -> None:
     job = submit(service).json()["id"]
     model = "/v1/models/docs"
     for path in (
-        *(f"/v1/jobs/{job}", "/v1/jobs", f"/v1/datasets/{service.data}", "/v1/datasets", "/v1/models", model),
-        *(f"{model}/versions/1", f"{model}/versions/1/card", f"{model}/sets", f"{model}/sets/files"),
+        *(
+            f"/v1/jobs/{job}",
+            "/v1/jobs",
+            f"/v1/datasets/{service.data}",
+            "/v1/datasets",
+            "/v1/models",
+            model,
+        ),
+        *(
+            f"{model}/versions/1",
+            f"{model}/versions/1/card",
+            f"{model}/sets",
+            f"{model}/sets/files",
+        ),
     ):
         first = service.http.get(path)
         etag = first.headers["etag"]
         for given in (etag, f'"other", {etag}', f"W/{etag}", "*"):
             again = service.http.get(path, headers={"If-None-Match": given})
-            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag), path
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag), (
+                path
+            )
         assert service.http.get(path, headers={"If-None-Match": '"other"'}).content == first.content
 
 
@@ -188,17 +228,35 @@ def test_jobs_change_only_as_they_were_seen(service: Service) -> None:
     assert (stopped.status_code, stopped.json()["status"]) == (200, "STOPPED")
     for method, what in (("POST", f"{path}/resume"), ("POST", f"{path}/stop"), ("DELETE", path)):
         answer = service.http.request(method, what, headers={"If-Match": old})
-        assert (answer.status_code, answer.json()["code"], answer.json()["etag"]) == (412, "PRECONDITION", stopped.headers["etag"])
-    assert service.http.post(f"{path}/resume", headers={"If-Match": f'"x", {stopped.headers["etag"]}'}).status_code == 200
+        assert (answer.status_code, answer.json()["code"], answer.json()["etag"]) == (
+            412,
+            "PRECONDITION",
+            stopped.headers["etag"],
+        )
+    assert (
+        service.http.post(
+            f"{path}/resume", headers={"If-Match": f'"x", {stopped.headers["etag"]}'}
+        ).status_code
+        == 200
+    )
     assert service.http.post(f"{path}/stop", headers={"If-Match": "*"}).status_code == 200
-    assert service.http.delete(path, headers={"If-Match": service.http.get(path).headers["etag"]}).status_code == 204
+    assert (
+        service.http.delete(
+            path, headers={"If-Match": service.http.get(path).headers["etag"]}
+        ).status_code
+        == 204
+    )
 
 
 def test_the_store_itself_compares(service: Service) -> None:
     """What happens between the look and the change counts too."""
     job = service.rooms.store.get(submit(service).json()["id"])
     service.rooms.store.request_stop(job.id)
-    for change in (service.rooms.store.request_stop, service.rooms.store.resume, service.rooms.store.delete):
+    for change in (
+        service.rooms.store.request_stop,
+        service.rooms.store.resume,
+        service.rooms.store.delete,
+    ):
         with pytest.raises(Conflict, match="has changed since") as changed:
             change(job.id, if_events=job.events)
         assert changed.value.code == "PRECONDITION"
@@ -214,7 +272,11 @@ def test_models_and_sets_change_only_as_they_were_seen(service: Service) -> None
     registry = service.rooms.registry_of("default")
     for seed in (1, 2):
         publish(registry, "docs", service.rooms.home.path / f"staged{seed}", seed=seed)
-    model, alias, a_set = "/v1/models/docs", "/v1/models/docs/aliases/live", "/v1/models/docs/sets/files"
+    model, alias, a_set = (
+        "/v1/models/docs",
+        "/v1/models/docs/aliases/live",
+        "/v1/models/docs/sets/files",
+    )
 
     def put(path: str, body: Any, etag: str) -> int:
         return service.http.put(path, json=body, headers={"If-Match": etag}).status_code
@@ -233,7 +295,12 @@ def test_models_and_sets_change_only_as_they_were_seen(service: Service) -> None
     assert put(a_set, {"labels": ["io"]}, old) == 412
     assert service.http.delete(a_set, headers={"If-Match": old}).status_code == 412
     assert service.http.get(a_set).json()["labels"] == ["json"]
-    assert service.http.delete(a_set, headers={"If-Match": service.http.get(a_set).headers["etag"]}).status_code == 204
+    assert (
+        service.http.delete(
+            a_set, headers={"If-Match": service.http.get(a_set).headers["etag"]}
+        ).status_code
+        == 204
+    )
 
 
 def test_of_many_that_saw_the_same_one_may_change(service: Service) -> None:
@@ -242,7 +309,12 @@ def test_of_many_that_saw_the_same_one_may_change(service: Service) -> None:
     service.http.put(path, json={"labels": ["csv"]})
     headers = {"If-Match": service.http.get(path).headers["etag"]}
     with ThreadPoolExecutor(8) as threads:
-        found = threads.map(lambda n: service.http.put(path, json={"labels": [f"{n}"]}, headers=headers).status_code, range(16))
+        found = threads.map(
+            lambda n: (
+                service.http.put(path, json={"labels": [f"{n}"]}, headers=headers).status_code
+            ),
+            range(16),
+        )
     assert sorted(found) == [200] + [412] * 15
 
 
@@ -251,7 +323,12 @@ def test_data_sets_are_deleted_as_they_were_seen(service: Service) -> None:
     old = service.http.get(path).headers["etag"]
     service.rooms.store.update_dataset(service.data, stats={"n_labels": 5})
     assert service.http.delete(path, headers={"If-Match": old}).status_code == 412
-    assert service.http.delete(path, headers={"If-Match": service.http.get(path).headers["etag"]}).status_code == 204
+    assert (
+        service.http.delete(
+            path, headers={"If-Match": service.http.get(path).headers["etag"]}
+        ).status_code
+        == 204
+    )
 
 
 # Lists
@@ -292,7 +369,9 @@ def test_times_are_read_in_any_zone(service: Service) -> None:
     time.sleep(0.01)
     submit(service, name="b")
     newest = datetime.fromisoformat(service.http.get("/v1/jobs").json()["jobs"][0]["created"])
-    assert listed(service, f"created_after={newest.astimezone(UTC).isoformat().replace('+00:00', 'Z')}") == ["b"]
+    assert listed(
+        service, f"created_after={newest.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
+    ) == ["b"]
     moved = newest.isoformat().replace("+00:00", "%2B00:00")
     assert listed(service, f"created_before={moved}") == ["a"]
 
@@ -315,7 +394,10 @@ def test_filters_are_checked(service: Service) -> None:
 
 
 def test_pages_stay_right_while_jobs_come_and_go(service: Service) -> None:
-    ids = [submit(service, name=f"{n}", model="even" if n % 2 == 0 else "odd").json()["id"] for n in range(12)]
+    ids = [
+        submit(service, name=f"{n}", model="even" if n % 2 == 0 else "odd").json()["id"]
+        for n in range(12)
+    ]
     seen, token = [], ""
     for _ in range(10):
         page = service.http.get(f"/v1/jobs?model=even&limit=2{token}").json()
@@ -333,7 +415,9 @@ def test_lists_hold_what_the_views_describe(service: Service) -> None:
     submit(service, timeout_seconds=60, expires_seconds=600, max_attempts=2)
     job = service.rooms.store.claim("me", lease_seconds=3600)
     assert job is not None
-    service.rooms.store.append(job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1, "rate": 0.5})
+    service.rooms.store.append(
+        job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1, "rate": 0.5}
+    )
     for found in service.http.get("/v1/jobs").json()["jobs"]:
         assert JobView.model_validate(found, strict=True).model_dump(mode="json") == found
         assert found == service.http.get(f"/v1/jobs/{found['id']}").json()
@@ -348,7 +432,12 @@ def test_limits_of_a_job_are_kept(service: Service) -> None:
     found = submit(service, timeout_seconds=60, expires_seconds=600.5, max_attempts=2).json()
     assert (found["timeout_seconds"], found["max_attempts"]) == (60, 2)
     assert before + 600 < datetime.fromisoformat(found["expires"]).timestamp() < time.time() + 601
-    for wrong in ({"timeout_seconds": 0}, {"expires_seconds": -1}, {"max_attempts": 0}, {"max_attempts": 1.5}):
+    for wrong in (
+        {"timeout_seconds": 0},
+        {"expires_seconds": -1},
+        {"max_attempts": 0},
+        {"max_attempts": 1.5},
+    ):
         assert submit(service, **wrong).status_code == 422
 
 
@@ -363,7 +452,9 @@ def test_logs_come_in_whole_lines(service: Service) -> None:
     log.write_text("".join(f"line {n} ä\n" for n in range(300)))
     tail = service.http.get(f"{path}?tail=2")
     assert tail.text == "line 298 ä\nline 299 ä\n"
-    assert int(tail.headers["log-next-offset"]) == int(tail.headers["log-size"]) == log.stat().st_size
+    assert (
+        int(tail.headers["log-next-offset"]) == int(tail.headers["log-size"]) == log.stat().st_size
+    )
     assert len(service.http.get(path).text.splitlines()) == 200
     read, offset = "", 0
     for _ in range(100):
@@ -380,7 +471,9 @@ def test_logs_come_in_whole_lines(service: Service) -> None:
     with open(log, "a") as out:
         out.write("ne\n")
     assert service.http.get(f"{path}?offset={offset}").text == "half a line\n"
-    assert service.http.get(f"{path}?offset={10**9}").headers["log-next-offset"] == str(log.stat().st_size)
+    assert service.http.get(f"{path}?offset={10**9}").headers["log-next-offset"] == str(
+        log.stat().st_size
+    )
     assert service.http.get(f"{path}?offset=0&tail=1").json()["code"] == "CHOICE"
     assert service.http.get("/v1/jobs/job_x/logs").status_code == 404
 
@@ -407,7 +500,9 @@ def test_pieces_of_strange_logs(tmp_path: Path) -> None:
 def events_of(answer: httpx.Response) -> list[tuple[int, str]]:
     """(id, kind) of each event of a stream, which has ended."""
     blocks = [block.splitlines() for block in answer.text.split("\n\n") if "data:" in block]
-    return [(int(lines[0].removeprefix("id: ")), lines[1].removeprefix("event: ")) for lines in blocks]
+    return [
+        (int(lines[0].removeprefix("id: ")), lines[1].removeprefix("event: ")) for lines in blocks
+    ]
 
 
 def test_a_stream_goes_on_after_a_restart_and_at_another_replica(tmp_path: Path) -> None:
@@ -421,7 +516,10 @@ def test_a_stream_goes_on_after_a_restart_and_at_another_replica(tmp_path: Path)
         store.append(job.id, job.attempt, "phase", {"phase": "TRAINING"})
         with http.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
-            assert (stream.headers["x-accel-buffering"], stream.headers["cache-control"]) == ("no", "no-store, no-transform")
+            assert (stream.headers["x-accel-buffering"], stream.headers["cache-control"]) == (
+                "no",
+                "no-store, no-transform",
+            )
             seen = []
             for line in stream.iter_lines():
                 if line.startswith("id: "):
@@ -432,7 +530,9 @@ def test_a_stream_goes_on_after_a_restart_and_at_another_replica(tmp_path: Path)
         second = http
         store = made_store(tmp_path / "home")
         store.finish(job.id, job.attempt, FAILED, reason="MEMORY", message="too large")
-        rest = events_of(second.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(seen[-1])}))
+        rest = events_of(
+            second.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(seen[-1])})
+        )
         everything = events_of(second.get(f"/v1/jobs/{job_id}/events"))
         store.close()
     assert [*seen, *(number for number, _ in rest)] == [number for number, _ in everything]
@@ -454,7 +554,10 @@ def test_a_deleted_job_ends_its_stream(service: Service) -> None:
         service.rooms.store.request_stop(job)
         service.rooms.store.delete(job)
         assert not [line for line in lines if line.startswith("event: progress")]
-    assert service.http.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "1"}).status_code == 404
+    assert (
+        service.http.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "1"}).status_code
+        == 404
+    )
 
 
 def test_etags_belong_to_a_version_of_xcray() -> None:

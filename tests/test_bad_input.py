@@ -28,14 +28,20 @@ from xcray.data.svmlight import read_svmlight
 from xcray.errors import DataError, ParameterError
 
 
-def made(tmp_path: Path, data: bytes, format: str = "svmlight", name: str = "train.txt", **options: Any) -> Dataset:
+def made(
+    tmp_path: Path, data: bytes, format: str = "svmlight", name: str = "train.txt", **options: Any
+) -> Dataset:
     path = tmp_path / name
     path.write_bytes(data)
-    return build(format, {"train": path}, tmp_path / "out", BuildOptions(read=ReadOptions(**options)))
+    return build(
+        format, {"train": path}, tmp_path / "out", BuildOptions(read=ReadOptions(**options))
+    )
 
 
 def dense(ds: Dataset) -> tuple[Any, Any]:
-    return ds.train.X.to_scipy().toarray().tolist(), ds.train.Y.to_scipy().toarray().astype(int).tolist()
+    return ds.train.X.to_scipy().toarray().tolist(), ds.train.Y.to_scipy().toarray().astype(
+        int
+    ).tolist()
 
 
 def warnings_of(ds: Dataset) -> dict[str, int]:
@@ -50,7 +56,12 @@ def warmed(tmp_path: Path, format: str, data: bytes) -> None:
 
 def test_oddities_are_counted(tmp_path: Path) -> None:
     ds = made(tmp_path, b"1,1 1:1\n0 3:1 1:2\n 1:1\n2\n")
-    assert warnings_of(ds) == {"duplicate_labels": 1, "unsorted_rows": 1, "rows_without_features": 1, "rows_without_labels": 1}
+    assert warnings_of(ds) == {
+        "duplicate_labels": 1,
+        "unsorted_rows": 1,
+        "rows_without_features": 1,
+        "rows_without_labels": 1,
+    }
 
 
 def test_s44_an_endless_line_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -176,7 +187,15 @@ def test_skip_bad_counts_towards_the_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_errors": 0}, {"n_features": -1}, {"delimiter": ";;"}, {"skip_bad": "yes"}, {"text_fields": 3}, {"no": 1}]
+    "options",
+    [
+        {"max_errors": 0},
+        {"n_features": -1},
+        {"delimiter": ";;"},
+        {"skip_bad": "yes"},
+        {"text_fields": 3},
+        {"no": 1},
+    ],
 )
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ParameterError):
@@ -190,7 +209,11 @@ def test_memory_follows_what_is_read_not_what_is_claimed(tmp_path: Path) -> None
     """With little room: headers and footers that claim much, a line of 2 GB, bombs of gzip and of dictionaries."""
     path = os.pathsep.join([str(ROOT / "tests"), str(ROOT)])
     command = [sys.executable, "-m", "badinput.memory", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "2"}  # threads of a library do not reserve 64 MiB each
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "MALLOC_ARENA_MAX": "2",
+    }  # threads of a library do not reserve 64 MiB each
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stdout + done.stderr
@@ -203,25 +226,50 @@ def codes_of(folder: str) -> set[str]:
     out = set()
     for path in (ROOT / "xcray" / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("error", "_error", "DataError", "fault"):
-                strings = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-                out |= {value for value in strings[:1] if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*", value)}
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
+                "error",
+                "_error",
+                "DataError",
+                "fault",
+            ):
+                strings = [
+                    arg.value
+                    for arg in node.args
+                    if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+                ]
+                out |= {
+                    value
+                    for value in strings[:1]
+                    if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*", value)
+                }
     return out
 
 
 def test_every_code_of_reading_is_explained() -> None:
     of_calls = {"NOT_A_LIST", "TEXT_NOT_STRING"}  # what Python code hands over, no file
     made = codes_of("data") | codes_of("bulk")
-    assert made - of_calls <= set(CODES), "a code is raised that xcray/data/codes.py does not explain"
+    assert made - of_calls <= set(CODES), (
+        "a code is raised that xcray/data/codes.py does not explain"
+    )
     assert len(made) > 50
-    named = {case.code for module in (svmlight, xc, tables, json_lines, parquet) for case in module.BAD}
-    apart = {"CHANGED", "LABEL_DUPLICATE"}  # of batch predictions, and of the file of names: tests of their own
-    assert set(CODES) - named == apart, "every code has a row in the tables, and every row a code that is explained"
+    named = {
+        case.code for module in (svmlight, xc, tables, json_lines, parquet) for case in module.BAD
+    }
+    apart = {
+        "CHANGED",
+        "LABEL_DUPLICATE",
+    }  # of batch predictions, and of the file of names: tests of their own
+    assert set(CODES) - named == apart, (
+        "every code has a row in the tables, and every row a code that is explained"
+    )
 
 
 def test_the_page_has_the_table_of_codes() -> None:
     page = (ROOT / "docs" / "formats.md").read_text()
     for group, codes in GROUPS.items():
-        lines = [f"| `{code}` | {told.meaning} | {told.mend.replace('|', chr(92) + '|')} |" for code, told in codes.items()]
+        lines = [
+            f"| `{code}` | {told.meaning} | {told.mend.replace('|', chr(92) + '|')} |"
+            for code, told in codes.items()
+        ]
         table = "\n".join([f"| {group} | what it is | what to do |", "|---|---|---|", *lines])
         assert table in page, f"docs/formats.md lacks:\n{table}"

@@ -34,7 +34,12 @@ SAMPLE = (
     "C16",
     "json-deep",
 )
-CASES = [(format, case) for format, family in FAMILIES.items() for case in family.BAD if case.id in SAMPLE]
+CASES = [
+    (format, case)
+    for format, family in FAMILIES.items()
+    for case in family.BAD
+    if case.id in SAMPLE
+]
 
 
 class Place(NamedTuple):
@@ -53,7 +58,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield Place(http, home, {case.id: send(http, format, case) for format, case in CASES})
 
 
-@pytest.mark.parametrize(("format", "case"), CASES, ids=[f"{format}-{case.id}" for format, case in CASES])
+@pytest.mark.parametrize(
+    ("format", "case"), CASES, ids=[f"{format}-{case.id}" for format, case in CASES]
+)
 def test_a_bad_file_ends_failed_with_the_mend(place: Place, format: str, case: Bad) -> None:
     assert faults(place.http, place.sent[case.id], place.home) == []
 
@@ -69,7 +76,9 @@ def test_nothing_is_left(place: Place) -> None:
 
 def test_s39_a_cut_upload_is_refused_by_its_checksum(place: Place) -> None:
     before = list((place.home / "uploads").iterdir())
-    answer = place.http.post("/v1/uploads", params={"sha256": "0" * 64}, content=b"1 1:1\n2 13:0", headers=RAW)
+    answer = place.http.post(
+        "/v1/uploads", params={"sha256": "0" * 64}, content=b"1 1:1\n2 13:0", headers=RAW
+    )
     assert (answer.status_code, answer.json()["code"]) == (422, "UPLOAD_TRUNCATED")
     assert "send the file again" in answer.json()["detail"]
     assert list((place.home / "uploads").iterdir()) == before
@@ -77,15 +86,25 @@ def test_s39_a_cut_upload_is_refused_by_its_checksum(place: Place) -> None:
 
 def test_x15_paths_of_the_server_are_closed(place: Place) -> None:
     upload = place.http.post("/v1/uploads", content=b"3 4\n", headers=RAW).json()["id"]
-    asked = {"name": "asked", "format": "xc", "options": {"labels_file": "/etc/passwd"}, "uploads": {"train": upload}}
+    asked = {
+        "name": "asked",
+        "format": "xc",
+        "options": {"labels_file": "/etc/passwd"},
+        "uploads": {"train": upload},
+    }
     answer = place.http.post("/v1/datasets", json=asked)
     assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
-    place.http.post("/v1/datasets", json={"name": "used", "format": "xc", "uploads": {"train": upload}})
+    place.http.post(
+        "/v1/datasets", json={"name": "used", "format": "xc", "uploads": {"train": upload}}
+    )
 
 
 def test_every_row_of_the_catalogue_is_here() -> None:
     cases = [case for family in FAMILIES.values() for case in (*family.BAD, *family.GOOD)]
-    there = {row_of(case) for case in [*cases, *predict.CASES]} | {"J27", "J28"}  # frames and methods: tests of their own
+    there = {row_of(case) for case in [*cases, *predict.CASES]} | {
+        "J27",
+        "J28",
+    }  # frames and methods: tests of their own
     catalogue = {f"{family}{i}" for family, count in COUNTS.items() for i in range(1, count + 1)}
     assert len(catalogue) == 126
     assert catalogue - there == set()
@@ -96,7 +115,13 @@ def test_every_row_of_the_catalogue_is_here() -> None:
 # Rows J1 to J22 are of the body's form, so every route that takes JSON answers them alike.
 
 FORM = {"J1", "J2", "J3", "J15", "J16", "J17", "J18", "J19", "J20", "J21", "J22", "J26"}
-ROUTES = ("/v1/models/text:explain", "/v1/models/text:batchPredict", "/v1/jobs", "/v1/datasets", "/v2/models/text/infer")
+ROUTES = (
+    "/v1/models/text:explain",
+    "/v1/models/text:batchPredict",
+    "/v1/jobs",
+    "/v1/datasets",
+    "/v2/models/text/infer",
+)
 BODIES = [
     case
     for case in predict.CASES
@@ -121,7 +146,12 @@ def test_every_route_reads_json_strictly(place: Place, route: str) -> None:
     assert len(BODIES) > 20
     for case in BODIES:
         answer = place.http.post(route, content=case.content, headers=case.headers)
-        status = 400 if route.startswith("/v2") and case.status == 422 else case.status  # its protocol knows no 422
-        assert (answer.status_code, answer.json()["code"]) == (status, case.code), (case.id, answer.text)
+        status = (
+            400 if route.startswith("/v2") and case.status == 422 else case.status
+        )  # its protocol knows no 422
+        assert (answer.status_code, answer.json()["code"]) == (status, case.code), (
+            case.id,
+            answer.text,
+        )
         assert str(place.home) not in answer.text
         assert predict.MARK not in answer.text

@@ -14,11 +14,15 @@ REFUSED = [(format, case) for format, family in FAMILIES.items() for case in fam
 READ = [(format, case) for format, family in FAMILIES.items() for case in family.GOOD]
 
 
-@pytest.mark.parametrize(("format", "case"), REFUSED, ids=[f"{format}-{case.id}" for format, case in REFUSED])
+@pytest.mark.parametrize(
+    ("format", "case"), REFUSED, ids=[f"{format}-{case.id}" for format, case in REFUSED]
+)
 def test_refused(format: str, case: Bad, tmp_path: Path) -> None:
     refused(format, case, tmp_path)
 
 
-@pytest.mark.parametrize(("format", "case"), READ, ids=[f"{format}-{case.id}" for format, case in READ])
+@pytest.mark.parametrize(
+    ("format", "case"), READ, ids=[f"{format}-{case.id}" for format, case in READ]
+)
 def test_read(format: str, case: Good, tmp_path: Path) -> None:
     understood(format, case, tmp_path)

@@ -35,7 +35,12 @@ from xcray.service.predictors import Wanted
 from xcray.service.state import Rooms
 
 TEXTS = [f"{word} rows of a file" for word in ("csv", "json", "socket")] * 10
-QUICK = {"lease_seconds": 600.0, "beat_seconds": 0.05, "report_seconds": 0.02, "patience": 600.0}  # nobody ends this process
+QUICK = {
+    "lease_seconds": 600.0,
+    "beat_seconds": 0.05,
+    "report_seconds": 0.02,
+    "patience": 600.0,
+}  # nobody ends this process
 
 
 class Place(NamedTuple):
@@ -55,7 +60,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     publish(rooms.registry, "text", home / "a")
     plain_model(home / "b")
     rooms.registry.publish("vector", home / "b")
-    with serving(app) as url, Client(url) as client, httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http:
+    with (
+        serving(app) as url,
+        Client(url) as client,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
+    ):
         yield Place(rooms, client, http, url)
 
 
@@ -77,9 +86,21 @@ def run_next(place: Place, **how: Any) -> str:
 def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path: Path) -> None:
     client = place.client
     job = client.jobs.predict(
-        "text", file=file, format="parquet", top_k=2, id_column="key", part_rows=7, name="mine", certificate=True
+        "text",
+        file=file,
+        format="parquet",
+        top_k=2,
+        id_column="key",
+        part_rows=7,
+        name="mine",
+        certificate=True,
     )
-    assert (job["kind"], job["status"], job["name"], job["spec"]["model"]) == ("predict", "PENDING", "mine", "text:1")
+    assert (job["kind"], job["status"], job["name"], job["spec"]["model"]) == (
+        "predict",
+        "PENDING",
+        "mine",
+        "text:1",
+    )
     assert job["spec"]["input"].startswith("upl_")
     assert str(place.rooms.home.path) not in json.dumps(job)
     with pytest.raises(NotFound, match="it is PENDING"):
@@ -87,7 +108,10 @@ def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path:
     assert run_next(place) == SUCCEEDED
     done = client.jobs.get(job["id"])
     assert done["result"] is not None
-    assert {name: done["result"][name] for name in ("output", "model", "rows", "answered", "skipped", "parts")} == {
+    assert {
+        name: done["result"][name]
+        for name in ("output", "model", "rows", "answered", "skipped", "parts")
+    } == {
         "output": f"/v1/jobs/{job['id']}/output",
         "model": "text:1",
         "rows": 30,
@@ -98,7 +122,9 @@ def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path:
     assert (done["progress"]["phase"], done["progress"]["done"]) == ("PUBLISHING", 30)
     listed = client.jobs.output(job["id"])
     assert [part["file"] for part in listed["parts"]] == [f"part-0000{i}.parquet" for i in range(5)]
-    found = pads.dataset(client.jobs.download(job["id"], tmp_path / "answers"), format="parquet").to_table()
+    found = pads.dataset(
+        client.jobs.download(job["id"], tmp_path / "answers"), format="parquet"
+    ).to_table()
     predictor = place.rooms.predictors.get(Wanted("default", "text")).predictor
     assert isinstance(predictor, Predictor)
     expected = predictor.named(predictor.predict(TEXTS, 2))
@@ -109,7 +135,9 @@ def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path:
     assert (tmp_path / "answers" / MANIFEST).is_file()
     assert client.jobs.timeline(job["id"])["classes"] == 5
     folder = place.rooms.home.run(job["id"])
-    assert not list(folder.glob("part-*")) + list(folder.glob("input*"))  # the answers alone are kept
+    assert not list(folder.glob("part-*")) + list(
+        folder.glob("input*")
+    )  # the answers alone are kept
 
 
 def test_files_are_streamed_and_nothing_else_of_the_job_is(place: Place, file: Path) -> None:
@@ -122,7 +150,14 @@ def test_files_are_streamed_and_nothing_else_of_the_job_is(place: Place, file: P
     assert whole.headers["content-type"] == "application/vnd.apache.parquet"
     piece = place.http.get(f"{base}/{part['file']}", headers={"Range": "bytes=4-9"})
     assert (piece.status_code, piece.content) == (206, whole.content[4:10])
-    for name in ("run.json", "..%2Frun.json", "%2e%2e", "part-00001.parquet", "part-00000.parquet%00", "..%2f..%2fxcray.db"):
+    for name in (
+        "run.json",
+        "..%2Frun.json",
+        "%2e%2e",
+        "part-00001.parquet",
+        "part-00000.parquet%00",
+        "..%2f..%2fxcray.db",
+    ):
         assert place.http.get(f"{base}/{name}").status_code == 404, name
     assert place.http.get(f"{base}/{MANIFEST}").json()["answered"] == 30
 
@@ -141,7 +176,9 @@ def test_a_path_of_the_server_must_be_open(place: Place, file: Path) -> None:
     root = place.rooms.home.path.parent / "open"
     root.mkdir(exist_ok=True)
     (root / "in.parquet").write_bytes(file.read_bytes())
-    job = place.client.jobs.predict("text@latest", path=str(root / "in.parquet"), format="parquet", top_k=1)
+    job = place.client.jobs.predict(
+        "text@latest", path=str(root / "in.parquet"), format="parquet", top_k=1
+    )
     assert job["spec"]["input"] == str(root / "in.parquet")
     assert run_next(place) == SUCCEEDED
     assert (root / "in.parquet").is_file()  # not ours: it stays
@@ -178,7 +215,9 @@ def test_one_input_and_one_model_that_exist(place: Place, file: Path) -> None:
         place.client.jobs.predict("text", format="parquet")
     neither = place.http.post("/v1/models/text:batchPredict", json={"format": "parquet"})
     assert (neither.status_code, neither.json()["code"]) == (422, "INPUT")
-    gone = place.http.post("/v1/models/text:batchPredict", json={"format": "parquet", "upload": "upl_gone"})
+    gone = place.http.post(
+        "/v1/models/text:batchPredict", json={"format": "parquet", "upload": "upl_gone"}
+    )
     assert gone.status_code == 404
     with pytest.raises(NotFound):
         place.client.jobs.predict("nobody", file=file, format="parquet")
@@ -191,12 +230,18 @@ def test_sending_twice_with_one_key_is_one_job_and_one_upload(place: Place, file
     body = {"format": "parquet", "upload": upload}
 
     def asked(**more: Any) -> httpx.Response:
-        return place.http.post("/v1/models/text:batchPredict", json={**body, **more}, headers={"Idempotency-Key": upload})
+        return place.http.post(
+            "/v1/models/text:batchPredict",
+            json={**body, **more},
+            headers={"Idempotency-Key": upload},
+        )
 
     first, second, other = asked(), asked(), asked(top_k=3)
     assert (first.status_code, second.status_code, other.status_code) == (201, 200, 409)
     assert first.json() == second.json()
-    assert place.http.post("/v1/models/text:batchPredict", json=body).status_code == 404  # used once
+    assert (
+        place.http.post("/v1/models/text:batchPredict", json=body).status_code == 404
+    )  # used once
     assert run_next(place) == SUCCEEDED
 
 
@@ -206,22 +251,33 @@ def test_named_sets_are_taken_as_they_were(place: Place, file: Path, tmp_path: P
     job = place.client.jobs.predict("text", file=file, format="parquet", allow=["set:files"])
     sets.put("files", ["io"])
     assert run_next(place) == SUCCEEDED
-    found = pads.dataset(place.client.jobs.download(job["id"], tmp_path / "out"), format="parquet").to_table()
+    found = pads.dataset(
+        place.client.jobs.download(job["id"], tmp_path / "out"), format="parquet"
+    ).to_table()
     assert {label for row in found.column("labels").to_pylist() for label in row} == {"csv", "json"}
 
 
-def test_a_bad_row_fails_the_job_with_its_place_and_skipping_counts_it(place: Place, tmp_path: Path) -> None:
+def test_a_bad_row_fails_the_job_with_its_place_and_skipping_counts_it(
+    place: Place, tmp_path: Path
+) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "csv"}\n{"text": 3}\n{"text": "json"}\n')
     job = place.client.jobs.predict("text", file=path, format="jsonl")
     assert run_next(place) == FAILED
     failed = place.client.jobs.get(job["id"])
-    assert (failed["reason"], failed["message"]) == ("FIELD_TYPE", "input.jsonl:2: field 'text' is not a string")
+    assert (failed["reason"], failed["message"]) == (
+        "FIELD_TYPE",
+        "input.jsonl:2: field 'text' is not a string",
+    )
     job = place.client.jobs.predict("text", file=path, format="jsonl", on_error="skip")
     assert run_next(place) == SUCCEEDED
     result = place.client.jobs.get(job["id"])["result"]
     assert result is not None
-    assert (result["answered"], result["skipped"], result["skipped_reasons"][0]["line"]) == (2, 1, 2)
+    assert (result["answered"], result["skipped"], result["skipped_reasons"][0]["line"]) == (
+        2,
+        1,
+        2,
+    )
 
 
 def stop_after(place: Place, job_id: str, parts: int, flag: StopFlag) -> Callable[[], None]:
@@ -276,13 +332,21 @@ def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
     done = place.client.jobs.get(job["id"])
     assert done["result"] is not None
     assert (done["attempt"], done["result"]["report"]["rows_kept"]) == (3, 3 * kept)
-    parts = [[part["sha256"] for part in place.client.jobs.output(one)["parts"]] for one in (whole["id"], job["id"])]
+    parts = [
+        [part["sha256"] for part in place.client.jobs.output(one)["parts"]]
+        for one in (whole["id"], job["id"])
+    ]
     assert parts[0] == parts[1]
 
 
-def test_a_fenced_attempt_publishes_nothing(place: Place, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fenced_attempt_publishes_nothing(
+    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All is answered when the attempt, which heard nothing, is replaced: it must not publish any more."""
-    job, store = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3), place.rooms.store
+    job, store = (
+        place.client.jobs.predict("text", file=file, format="parquet", part_rows=3),
+        place.rooms.store,
+    )
     assert store.claim("test", lease_seconds=60) is not None
 
     def late(spec: BulkSpec, *, check: Callable[[], None], **more: Any) -> BulkResult:
@@ -295,7 +359,10 @@ def test_a_fenced_attempt_publishes_nothing(place: Place, file: Path, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr("xcray.jobs.answering.predict_bulk", late)
-        assert run_attempt(store, place.rooms.home, job["id"], 1, **{**QUICK, "beat_seconds": 60.0}) == "FENCED"
+        assert (
+            run_attempt(store, place.rooms.home, job["id"], 1, **{**QUICK, "beat_seconds": 60.0})
+            == "FENCED"
+        )
     assert not (place.rooms.home.run(job["id"]) / "output").exists()
     assert run_attempt(store, place.rooms.home, job["id"], 2, **QUICK) == SUCCEEDED
     done = store.get(job["id"])
@@ -303,7 +370,9 @@ def test_a_fenced_attempt_publishes_nothing(place: Place, file: Path, monkeypatc
     assert done.result["report"]["rows_kept"] == 30
 
 
-def test_a_download_that_is_not_what_was_made_is_refused_and_leaves_nothing(place: Place, file: Path, tmp_path: Path) -> None:
+def test_a_download_that_is_not_what_was_made_is_refused_and_leaves_nothing(
+    place: Place, file: Path, tmp_path: Path
+) -> None:
     job = place.client.jobs.predict("text", file=file, format="parquet")
     run_next(place)
     part = place.rooms.home.run(job["id"]) / "output" / "part-00000.parquet"
@@ -329,8 +398,12 @@ def test_a_job_of_a_kind_of_the_future_waits_for_who_knows_it(place: Place) -> N
     assert store.claim("test", lease_seconds=60) == store.get(after.id)  # it holds up nobody
     store.finish(after.id, 1, STOPPED)
     with store._database.write() as connection:
-        connection.execute(sa.update(JOBS).where(JOBS.c.id == job.id).values(status=RUNNING, attempt=1))
-    assert run_attempt(store, place.rooms.home, job.id, 1, **QUICK) == FAILED  # who is given it all the same says why
+        connection.execute(
+            sa.update(JOBS).where(JOBS.c.id == job.id).values(status=RUNNING, attempt=1)
+        )
+    assert (
+        run_attempt(store, place.rooms.home, job.id, 1, **QUICK) == FAILED
+    )  # who is given it all the same says why
     assert store.get(job.id).reason == "KIND"
     store.delete(job.id)
 
@@ -338,16 +411,34 @@ def test_a_job_of_a_kind_of_the_future_waits_for_who_knows_it(place: Place) -> N
 # --- the command line
 
 
-def test_from_the_command_line_here(place: Place, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line_here(
+    place: Place, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = str(place.rooms.registry.resolve("text:1"))
     out = tmp_path / "out"
     place.rooms.registry.sets("text").put("net", ["socket", "io"])
-    asked = ["predict-batch", model, str(file), str(out), "-k", "3", "--pool", "serial", "--allow", "set:net", "--id-column", "key"]
+    asked = [
+        "predict-batch",
+        model,
+        str(file),
+        str(out),
+        "-k",
+        "3",
+        "--pool",
+        "serial",
+        "--allow",
+        "set:net",
+        "--id-column",
+        "key",
+    ]
     assert main([*asked, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["output"], said["answered"]) == (str(out), 30)
     found = pads.dataset(out, format="parquet").to_table()
-    assert {label for row in found.column("labels").to_pylist() for label in row} == {"socket", "io"}
+    assert {label for row in found.column("labels").to_pylist() for label in row} == {
+        "socket",
+        "io",
+    }
     assert not (tmp_path / "out.run").exists()
     assert main(asked) == 1
     assert "exists already" in capsys.readouterr().err
@@ -356,7 +447,11 @@ def test_from_the_command_line_here(place: Place, file: Path, tmp_path: Path, ca
 
 
 def test_from_the_command_line_there(
-    place: Place, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Place,
+    file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The job runs while the command waits for it."""
     from xcray.client.nouns import Jobs
@@ -376,9 +471,14 @@ def test_from_the_command_line_there(
     job = shown.err.split(":")[0].strip()
     assert pads.dataset(tmp_path / "out", format="parquet").count_rows() == 30
     assert main(["jobs", "output", job, str(tmp_path / "again"), *there]) == 0
-    assert (tmp_path / "again" / MANIFEST).read_bytes() == (tmp_path / "out" / MANIFEST).read_bytes()
+    assert (tmp_path / "again" / MANIFEST).read_bytes() == (
+        tmp_path / "out" / MANIFEST
+    ).read_bytes()
     assert main(["jobs", "get", job, *there]) == 0
     assert f"xcray jobs output {job} DIR" in capsys.readouterr().out
     assert main(["predict-batch", "vector", str(file), str(tmp_path / "b"), *there]) == 1
     assert "no text pipeline" in capsys.readouterr().out
-    assert main(["predict-batch", "text", str(file), str(tmp_path / "c"), "--run-dir", "x", *there]) == 2
+    assert (
+        main(["predict-batch", "text", str(file), str(tmp_path / "c"), "--run-dir", "x", *there])
+        == 2
+    )

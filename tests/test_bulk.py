@@ -68,7 +68,10 @@ def written(path, table, **how):
 
 def svmlight(X, path, base=1):
     """Rows as svmlight, with a label each."""
-    lines = ["1 " + " ".join(f"{j + base}:{float(v)!r}" for j, v in zip(*X.row(i), strict=True)) for i in range(X.n_rows)]
+    lines = [
+        "1 " + " ".join(f"{j + base}:{float(v)!r}" for j, v in zip(*X.row(i), strict=True))
+        for i in range(X.n_rows)
+    ]
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -83,7 +86,9 @@ def run(tmp_path, model, path, name="out", **asked):
     """Answer a file; the manifest, and the answers as one table."""
     asked = {"pool": "serial", "k": 3, "part_rows": 7, **asked}
     out = tmp_path / name
-    result = predict_bulk(BulkSpec(str(model.path), str(path), **asked), run_dir=tmp_path / f"{name}.run", out=out)
+    result = predict_bulk(
+        BulkSpec(str(model.path), str(path), **asked), run_dir=tmp_path / f"{name}.run", out=out
+    )
     return result.manifest, pads.dataset(out, format="parquet").to_table()
 
 
@@ -105,10 +110,19 @@ def digests(manifest):
 @pytest.mark.parametrize("groups", [5, 1000])
 def test_sparse_rows_of_parquet(tmp_path, model, groups):
     X = sparse(40)
-    manifest, found = run(tmp_path, model, written(tmp_path / "in.parquet", table_of(X), row_group_size=groups))
+    manifest, found = run(
+        tmp_path, model, written(tmp_path / "in.parquet", table_of(X), row_group_size=groups)
+    )
     check_answers(found, model, X)
     assert found.column("row").to_pylist() == list(range(40))
-    assert [(part["first_row"], part["rows"]) for part in manifest["parts"]] == [(0, 7), (7, 7), (14, 7), (21, 7), (28, 7), (35, 5)]
+    assert [(part["first_row"], part["rows"]) for part in manifest["parts"]] == [
+        (0, 7),
+        (7, 7),
+        (14, 7),
+        (21, 7),
+        (28, 7),
+        (35, 5),
+    ]
     assert (manifest["rows"], manifest["answered"], manifest["skipped"]) == (40, 40, 0)
     assert manifest["input"][0] | {"bytes": 0} == {
         "name": "in.parquet",
@@ -121,7 +135,9 @@ def test_sparse_rows_of_parquet(tmp_path, model, groups):
     assert read_manifest(tmp_path / "out", verify=True) == manifest
 
 
-@pytest.mark.parametrize("kind", [pa.large_list(pa.float64()), pa.list_(pa.float32(), D), pa.list_(pa.int16())], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.large_list(pa.float64()), pa.list_(pa.float32(), D), pa.list_(pa.int16())], ids=str
+)
 def test_dense_rows_of_parquet(tmp_path, model, kind):
     rows = np.round(sparse(20).to_scipy().toarray())
     column = pa.array([[float(v) for v in row] for row in rows], pa.list_(pa.float64())).cast(kind)
@@ -131,7 +147,11 @@ def test_dense_rows_of_parquet(tmp_path, model, kind):
 
 def test_texts_of_parquet_and_ids(tmp_path, reader):
     given = texts(30)
-    columns = {"head": given, "tail": pa.array(["csv"] * 30).dictionary_encode(), "key": [f"k{i}" for i in range(30)]}
+    columns = {
+        "head": given,
+        "tail": pa.array(["csv"] * 30).dictionary_encode(),
+        "key": [f"k{i}" for i in range(30)],
+    }
     path = written(tmp_path / "in.parquet", pa.table(columns))
     _, found = run(tmp_path, reader, path, text_columns=("head", "tail"), id_column="key")
     check_answers(found, reader, [f"{text} csv" for text in given])
@@ -141,8 +161,15 @@ def test_texts_of_parquet_and_ids(tmp_path, reader):
 def test_a_column_called_text_is_found_and_indices_may_come_in_any_order(tmp_path, model, reader):
     given, X = texts(9), sparse(9)
     turned = table_of(csr_from(X))
-    turned = pa.table({name: [row[::-1] for row in turned.column(name).to_pylist()] for name in ("indices", "values")})
-    both = written(tmp_path / "in.parquet", turned.append_column("text", pa.array(given, pa.large_string())))
+    turned = pa.table(
+        {
+            name: [row[::-1] for row in turned.column(name).to_pylist()]
+            for name in ("indices", "values")
+        }
+    )
+    both = written(
+        tmp_path / "in.parquet", turned.append_column("text", pa.array(given, pa.large_string()))
+    )
     check_answers(run(tmp_path, reader, both, "a")[1], reader, given)
     check_answers(run(tmp_path, model, both, "b")[1], model, X)
 
@@ -185,27 +212,37 @@ def test_xc_zero_based_svmlight_and_rows_without_labels(tmp_path, model):
     xc.write_text(f"20 {D} 4\n" + plain.read_text())
     check_answers(run(tmp_path, model, xc, "b", format="xc")[1], model, X)
     bare = tmp_path / "bare.txt"
-    bare.write_text("".join(line[1:] for line in svmlight(X, tmp_path / "one").read_text().splitlines(True)).replace(" \n", "1 \n"))
+    bare.write_text(
+        "".join(
+            line[1:] for line in svmlight(X, tmp_path / "one").read_text().splitlines(True)
+        ).replace(" \n", "1 \n")
+    )
     check_answers(run(tmp_path, model, bare, "c", format="svmlight")[1], model, X)
 
 
 def test_json_lines_of_each_form_and_lines_of_text(tmp_path, model, reader):
     X, given, path = sparse(20), texts(20), tmp_path / "in.jsonl"
-    path.write_text("\n\n".join(json.dumps({"text": text, "key": i}) for i, text in enumerate(given)) + "\n")
+    path.write_text(
+        "\n\n".join(json.dumps({"text": text, "key": i}) for i, text in enumerate(given)) + "\n"
+    )
     _, found = run(tmp_path, reader, path, "a", id_column="key")
     check_answers(found, reader, given)
     assert found.column("id").to_pylist() == [str(i) for i in range(20)]
     rows = table_of(X).to_pylist()
     path.write_text("\n".join(json.dumps(row) for row in rows))
     check_answers(run(tmp_path, model, path, "b")[1], model, X)
-    path.write_text("\n".join(json.dumps({"values": row}) for row in X.to_scipy().toarray().tolist()))
+    path.write_text(
+        "\n".join(json.dumps({"values": row}) for row in X.to_scipy().toarray().tolist())
+    )
     check_answers(run(tmp_path, model, path, "c")[1], model, X)
     path.write_text("\n".join(given))
     check_answers(run(tmp_path, reader, path, "d", format="text")[1], reader, given)
 
 
 def test_no_rows_of_parquet_are_an_empty_answer_with_its_columns(tmp_path, model):
-    manifest, found = run(tmp_path, model, written(tmp_path / "in.parquet", table_of(sparse(5)).slice(0, 0)))
+    manifest, found = run(
+        tmp_path, model, written(tmp_path / "in.parquet", table_of(sparse(5)).slice(0, 0))
+    )
     assert (manifest["rows"], len(manifest["parts"]), found.num_rows) == (0, 1, 0)
     assert found.column_names == ["row", "labels", "scores"]
 
@@ -217,7 +254,15 @@ def test_allow_deny_sets_and_certificate(tmp_path, model):
     X = sparse(10)
     path = written(tmp_path / "in.parquet", table_of(X))
     sets = {"files": ["csv", "json"]}
-    _, found = run(tmp_path, model, path, allow=("set:files", "io"), deny=("json",), label_sets=sets, certificate=True)
+    _, found = run(
+        tmp_path,
+        model,
+        path,
+        allow=("set:files", "io"),
+        deny=("json",),
+        label_sets=sets,
+        certificate=True,
+    )
     check_answers(found, model, X, allow=["csv", "io"])
     assert found.column("exact").to_pylist() == [True] * 10
     assert found.schema.field("bound_gap").type == pa.float64()
@@ -237,7 +282,9 @@ def test_a_part_is_as_large_as_its_answers_allow(model):
     assert [rows_of_part(n, 5) for n in (1, 10**5, 10**6, 10**9)] == [4096, 4096, 15625, 65536]
     assert rows_of_part(10**9, 1000) == 4194
     assert [rows_of_part(10**6, 5, wanted) for wanted in (1, 500, 10**6)] == [10, 500, 10**6]
-    assert rows_of_part(10**6, 10_000, 10**6) == 1677  # an answer of ten thousand million labels would not fit in memory
+    assert (
+        rows_of_part(10**6, 10_000, 10**6) == 1677
+    )  # an answer of ten thousand million labels would not fit in memory
 
 
 @pytest.mark.parametrize(
@@ -266,7 +313,9 @@ def test_a_spec_is_checked_when_it_is_made(asked, words):
 
 def test_a_spec_is_json_and_back():
     spec = BulkSpec("m", "a.jsonl.gz", allow=("a", 1), text_columns=("t",), label_sets={"s": ["x"]})
-    assert BulkSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == BulkSpec.from_dict(spec.as_dict())
+    assert BulkSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == BulkSpec.from_dict(
+        spec.as_dict()
+    )
     assert spec.format == "jsonl"
 
 
@@ -278,12 +327,21 @@ BAD = {
     "unequal": ({"indices": [[0], [1, 2], [1]], "values": [[1.0], [1.0], [1.0]]}, "ROW_LENGTHS"),
     "too large": ({"indices": [[0], [D], [1]], "values": [[1.0], [1.0], [1.0]]}, "INDEX_RANGE"),
     "negative": ({"indices": [[0], [-1], [1]], "values": [[1.0], [1.0], [1.0]]}, "INDEX_RANGE"),
-    "twice": ({"indices": [[0], [2, 1, 2], [1]], "values": [[1.0], [1.0, 2.0, 3.0], [1.0]]}, "DUP_INDEX"),
+    "twice": (
+        {"indices": [[0], [2, 1, 2], [1]], "values": [[1.0], [1.0, 2.0, 3.0], [1.0]]},
+        "DUP_INDEX",
+    ),
     "nan": ({"indices": [[0], [1], [1]], "values": [[1.0], [float("nan")], [1.0]]}, "NOT_FINITE"),
-    "beyond float32": ({"indices": [[0], [1], [1]], "values": [[1.0], [1e39], [1.0]]}, "NOT_FINITE"),
+    "beyond float32": (
+        {"indices": [[0], [1], [1]], "values": [[1.0], [1e39], [1.0]]},
+        "NOT_FINITE",
+    ),
     "short": ({"values": [[1.0] * D, [1.0], [1.0] * D]}, "DIM"),
     "dense null": ({"values": [[1.0] * D, None, [1.0] * D]}, "NULL_VALUE"),
-    "dense inf": ({"values": [[1.0] * D, [1.0] * (D - 1) + [float("inf")], [1.0] * D]}, "NOT_FINITE"),
+    "dense inf": (
+        {"values": [[1.0] * D, [1.0] * (D - 1) + [float("inf")], [1.0] * D]},
+        "NOT_FINITE",
+    ),
 }
 
 
@@ -299,7 +357,9 @@ def test_a_bad_row_of_parquet_is_named_or_skipped_and_counted(tmp_path, model, c
     manifest, found = run(tmp_path, model, path, "skipping", on_error="skip")
     assert found.column("row").to_pylist() == [0, 2]
     assert (manifest["rows"], manifest["answered"], manifest["skipped"]) == (3, 2, 1)
-    assert [(reason["code"], reason["row"]) for reason in manifest["skipped_reasons"]] == [(code, 1)]
+    assert [(reason["code"], reason["row"]) for reason in manifest["skipped_reasons"]] == [
+        (code, 1)
+    ]
     check_answers(found, model, rows_of(table.take([0, 2])))
 
 
@@ -314,13 +374,17 @@ def rows_of(table):
 def test_bad_rows_of_many_slices_are_counted_and_the_first_twenty_told(tmp_path, model):
     X = sparse(5000)
     table = table_of(X)
-    broken = [None if i % 50 == 7 else row for i, row in enumerate(table.column("indices").to_pylist())]
+    broken = [
+        None if i % 50 == 7 else row for i, row in enumerate(table.column("indices").to_pylist())
+    ]
     table = table.set_column(0, "indices", pa.array(broken, pa.list_(pa.int64())))
     path = written(tmp_path / "in.parquet", table)
     manifest, found = run(tmp_path, model, path, on_error="skip", part_rows=3000)
     assert found.column("row").to_pylist() == [i for i in range(5000) if i % 50 != 7]
     assert [part["skipped"] for part in manifest["parts"]] == [60, 40]
-    assert [reason["row"] for reason in manifest["skipped_reasons"]] == [7 + 50 * i for i in range(20)]
+    assert [reason["row"] for reason in manifest["skipped_reasons"]] == [
+        7 + 50 * i for i in range(20)
+    ]
     with pytest.raises(DataError, match="row 7: ") as raised:
         run(tmp_path, model, path, "b")
     assert len(raised.value.errors) == 1  # a part ends with row 6, the next with row 13
@@ -360,7 +424,13 @@ def test_bad_lines_of_json_and_text(tmp_path, reader):
     check_answers(found, reader, ["csv", "json"])
     assert found.column("row").to_pylist() == [0, 6]
     reasons = [(reason["line"], reason["code"]) for reason in manifest["skipped_reasons"]]
-    assert reasons == [(2, "FIELD_TYPE"), (3, "FIELD_MISSING"), (5, "JSON_DUP_KEY"), (6, "ENCODING"), (7, "FIELD_TYPE")]
+    assert reasons == [
+        (2, "FIELD_TYPE"),
+        (3, "FIELD_MISSING"),
+        (5, "JSON_DUP_KEY"),
+        (6, "ENCODING"),
+        (7, "FIELD_TYPE"),
+    ]
     path.write_bytes(b"csv\n\xfe\n\njson")
     manifest, found = run(tmp_path, reader, path, "b", format="text", on_error="skip")
     check_answers(found, reader, ["csv", "", "json"])
@@ -395,7 +465,9 @@ def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path, model, content
 
 
 def test_columns_of_other_types_and_a_model_that_reads_no_text(tmp_path, model):
-    path = written(tmp_path / "in.parquet", pa.table({"values": [1.0], "text": ["a"], "indices": [["a"]]}))
+    path = written(
+        tmp_path / "in.parquet", pa.table({"values": [1.0], "text": ["a"], "indices": [["a"]]})
+    )
     with pytest.raises(DataError, match="column 'indices' is list"):
         run(tmp_path, model, path, "a")
     with pytest.raises(DataError, match="no column 'w'"):
@@ -406,7 +478,9 @@ def test_columns_of_other_types_and_a_model_that_reads_no_text(tmp_path, model):
         run(tmp_path, model, tmp_path / "nowhere.parquet", "d")
 
 
-def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(tmp_path, model, monkeypatch):
+def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(
+    tmp_path, model, monkeypatch
+):
     """With blocks of a few bytes every line lies across one."""
     X = sparse(50)
     path = svmlight(X, tmp_path / "in.svm")
@@ -429,7 +503,9 @@ def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(tmp_path,
 def test_a_file_of_very_many_lines_keeps_a_bounded_number_of_places(tmp_path, model, monkeypatch):
     monkeypatch.setattr("xcray.bulk.lines.MOST_MARKS", 8)
     path = svmlight(sparse(100), tmp_path / "in.svm")
-    plan = plan_lines(BulkSpec(str(model.path), str(path), part_rows=1), False, D, tmp_path / "aside")
+    plan = plan_lines(
+        BulkSpec(str(model.path), str(path), part_rows=1), False, D, tmp_path / "aside"
+    )
     assert 4 <= len(plan.chunks) <= 9
     data, row = path.read_bytes(), 0
     for chunk in plan.chunks:
@@ -450,7 +526,11 @@ def big(tmp_path):
 def test_pool_and_workers_change_no_byte(tmp_path, model, big):
     found = [
         digests(run(tmp_path, model, big, name, **how)[0])
-        for name, how in {"a": {}, "b": {"pool": "threads", "workers": 1}, "c": {"pool": "threads", "workers": 3}}.items()
+        for name, how in {
+            "a": {},
+            "b": {"pool": "threads", "workers": 1},
+            "c": {"pool": "threads", "workers": 3},
+        }.items()
     ]
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 18
@@ -522,7 +602,10 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, model, big):
 
 def test_two_that_publish_the_same_work_agree(tmp_path, model, big):
     """The slower one finds the output of the quicker one and says what that says; another's output is a conflict."""
-    spec, out = BulkSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7), tmp_path / "out"
+    spec, out = (
+        BulkSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7),
+        tmp_path / "out",
+    )
     quick = []
 
     def check():
@@ -552,7 +635,9 @@ def progress(step):
 spec = BulkSpec({str(model.path)!r}, {str(big)!r}, pool="serial", k=3, part_rows=7)
 predict_bulk(spec, run_dir=Path({str(tmp_path / "out.run")!r}), out=Path({str(tmp_path / "out")!r}), progress=progress)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if int(line) >= 70:
@@ -608,7 +693,9 @@ def test_a_row_group_is_decoded_once_a_worker_not_once_a_part(tmp_path, model, m
     path = written(tmp_path / "in.parquet", table_of(X), row_group_size=40)
     plan = plan_parquet(BulkSpec(str(model.path), str(path), part_rows=7), False)
     opened, whole = [], Cursor._open
-    monkeypatch.setattr(Cursor, "_open", lambda self, *given: (opened.append(given[2]), whole(self, *given))[1])
+    monkeypatch.setattr(
+        Cursor, "_open", lambda self, *given: (opened.append(given[2]), whole(self, *given))[1]
+    )
     monkeypatch.setattr("xcray.bulk.parquet.SLICE", 3)
     cursor = Cursor()
     ranges = [(0, 7), (14, 21), (21, 28), (35, 42), (7, 14), (90, 100), (98, 99), (0, 100)]
@@ -623,7 +710,11 @@ def test_a_row_group_is_decoded_once_a_worker_not_once_a_part(tmp_path, model, m
 def test_errors_travel_between_processes_with_all_they_know():
     """A worker's error is raised in the driver: the same class, message, place and hint."""
     first = DataError("A", "is bad", file="f", line=3, value="v", hint="mend it")
-    for error in (first, DataErrors([first, DataError("B", "too")]), ParameterError("k is 0", hint="more", limit=1)):
+    for error in (
+        first,
+        DataErrors([first, DataError("B", "too")]),
+        ParameterError("k is 0", hint="more", limit=1),
+    ):
         found = copy.copy(error)  # what unpickling does
         assert type(found) is type(error)
         assert (str(found), found.as_dict()) == (str(error), error.as_dict())

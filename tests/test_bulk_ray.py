@@ -25,7 +25,9 @@ def model(tmp_path_factory):
     return plain_model(tmp_path_factory.mktemp("plain") / "model", D)
 
 
-def test_the_bytes_are_those_of_one_thread_through_the_death_of_a_worker(tmp_path, model, monkeypatch):
+def test_the_bytes_are_those_of_one_thread_through_the_death_of_a_worker(
+    tmp_path, model, monkeypatch
+):
     path = written(tmp_path / "in.parquet", table_of(sparse(120)))
     alone, _ = run(tmp_path, model, path, "alone")
     killed, whole = [], RayPool.submit
@@ -83,5 +85,9 @@ def test_work_travels_and_opens_by_itself(tmp_path, model, monkeypatch):
     with nullcontext():
         parts = work.received(work.solve(local, frozen([2, 0], "int32")))
     assert [(part.chunk, part.rows) for part in parts] == [(2, 6), (0, 7)]
-    predict_bulk(BulkSpec(str(model.path), str(tmp_path / "in.parquet"), part_rows=7), run_dir=tmp_path / "b", out=tmp_path / "out")
+    predict_bulk(
+        BulkSpec(str(model.path), str(tmp_path / "in.parquet"), part_rows=7),
+        run_dir=tmp_path / "b",
+        out=tmp_path / "out",
+    )
     assert parts[1].content.tobytes() == (tmp_path / "out" / "part-00000.parquet").read_bytes()

@@ -37,8 +37,13 @@ from xcray.train.ways import foresee
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Half of 3,000 rows held out."""
-    options = {"test_fraction": 0.5, "synthetic": {"rows": 3000, "features": 120, "labels": 30, "seed": 3}}
-    return build("synthetic", {}, tmp_path_factory.mktemp("data") / "data", BuildOptions.from_dict(options))
+    options = {
+        "test_fraction": 0.5,
+        "synthetic": {"rows": 3000, "features": 120, "labels": 30, "seed": 3},
+    }
+    return build(
+        "synthetic", {}, tmp_path_factory.mktemp("data") / "data", BuildOptions.from_dict(options)
+    )
 
 
 def trained(data: Dataset, folder: Path, **how: Any) -> Any:
@@ -69,15 +74,24 @@ def test_answers_keep_every_bit_and_their_order(data: Dataset, plain: Model, mad
         told = after.probabilities(two)
         assert told.shape == two.scores.shape
         assert ((told > 0) & (told < 1)).all()
-    assert {name: value for name, value in made.measures.items() if not name.startswith("ECE")} == plain.measures
-    assert before.evaluate(data.test.X, data.test.Y)["P@3"] == after.evaluate(data.test.X, data.test.Y)["P@3"]
+    assert {
+        name: value for name, value in made.measures.items() if not name.startswith("ECE")
+    } == plain.measures
+    assert (
+        before.evaluate(data.test.X, data.test.Y)["P@3"]
+        == after.evaluate(data.test.X, data.test.Y)["P@3"]
+    )
 
 
 def test_the_report_is_of_rows_that_took_no_part(data: Dataset, made: Model) -> None:
     assert data.test is not None
     rows, left_out, side = sides(data.test.X, data.train.X, 0)
     facts, predictor = made.calibrated, Predictor(made)
-    assert facts["rows"] == {"fitted": int(side.sum()), "measured": int((~side).sum()), "left_out": left_out}
+    assert facts["rows"] == {
+        "fitted": int(side.sum()),
+        "measured": int((~side).sum()),
+        "left_out": left_out,
+    }
     assert 0.4 < side.mean() < 0.6
     top = predictor.predict(data.test.X, 5)
     right, told = matches(top, data.test.Y)[rows[~side]], predictor.probabilities(top)[rows[~side]]
@@ -91,7 +105,9 @@ def test_the_report_is_of_rows_that_took_no_part(data: Dataset, made: Model) -> 
         assert sum(count for count, _, _ in own["groups"]) == k * (~side).sum()
 
 
-def test_the_new_model_shares_files_and_has_a_hash_of_its_own(plain: Model, made: Model, data: Dataset, tmp_path: Path) -> None:
+def test_the_new_model_shares_files_and_has_a_hash_of_its_own(
+    plain: Model, made: Model, data: Dataset, tmp_path: Path
+) -> None:
     shared = set(plain.manifest["files"]) - {"card.md"}
     assert {"weights.arrow", "labels.arrow"} < shared
     for name in shared:
@@ -112,7 +128,9 @@ def test_the_new_model_shares_files_and_has_a_hash_of_its_own(plain: Model, made
     assert f"{100 * made.measures['ECE@1']:.2f} %" in card
 
 
-def test_training_with_calibrate_gives_the_same_model(data: Dataset, plain: Model, made: Model, tmp_path: Path) -> None:
+def test_training_with_calibrate_gives_the_same_model(
+    data: Dataset, plain: Model, made: Model, tmp_path: Path
+) -> None:
     result = trained(data, tmp_path, calibrate=True)
     assert result.sha256 == made.sha256
     assert result.measures == made.measures
@@ -130,7 +148,9 @@ def test_files_are_copied_where_they_can_not_be_linked(
     monkeypatch.setattr(os, "link", refuse)
     copied = calibrate(plain.path, data.path, tmp_path / "model")
     assert copied.sha256 == made.sha256
-    assert (copied.path / "weights.arrow").stat().st_ino != (plain.path / "weights.arrow").stat().st_ino
+    assert (copied.path / "weights.arrow").stat().st_ino != (
+        plain.path / "weights.arrow"
+    ).stat().st_ino
     Model.open(copied.path, verify=True)
 
 
@@ -189,16 +209,28 @@ def test_copies_of_a_row_stay_on_one_side(rng: np.random.Generator) -> None:
 def test_what_was_trained_on_is_refused(data: Dataset, plain: Model, tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="was trained on the training rows of"):
         calibrate(plain.path, data.path, tmp_path / "out", part="train")
-    options = BuildOptions.from_dict({"test_fraction": 0, "synthetic": {"rows": 900, "features": 120, "labels": 30, "seed": 4}})
+    options = BuildOptions.from_dict(
+        {"test_fraction": 0, "synthetic": {"rows": 900, "features": 120, "labels": 30, "seed": 4}}
+    )
     later = build("synthetic", {}, tmp_path / "later", options)
     with pytest.raises(InputError, match="no rows in part 'test'") as caught:
         calibrate(plain.path, later.path, tmp_path / "out")
     assert caught.value.code == "NO_HELD_OUT"
     found = calibrate(plain.path, later.path, tmp_path / "out", part="train")
-    assert (found.calibrated["part"], found.calibrated["dataset_hash"]) == ("train", later.content_hash)
+    assert (found.calibrated["part"], found.calibrated["dataset_hash"]) == (
+        "train",
+        later.content_hash,
+    )
     counts = [bin_["most"] for bin_ in found.calibrated["bins"]]
-    assert counts[-1] == data.label_counts.max()  # rows of the training, not of the data set that calibrates
-    other = build("synthetic", {}, tmp_path / "other", BuildOptions.from_dict({"synthetic": {"rows": 50, "features": 7}}))
+    assert (
+        counts[-1] == data.label_counts.max()
+    )  # rows of the training, not of the data set that calibrates
+    other = build(
+        "synthetic",
+        {},
+        tmp_path / "other",
+        BuildOptions.from_dict({"synthetic": {"rows": 50, "features": 7}}),
+    )
     with pytest.raises(ShapeMismatch, match="features"):
         calibrate(plain.path, other.path, tmp_path / "no", part="train")
     assert not (tmp_path / "no").exists()
@@ -206,7 +238,10 @@ def test_what_was_trained_on_is_refused(data: Dataset, plain: Model, tmp_path: P
 
 def test_a_training_that_can_not_be_calibrated(tmp_path: Path) -> None:
     whole = build(
-        "synthetic", {}, tmp_path / "whole", BuildOptions.from_dict({"test_fraction": 0, "synthetic": {"rows": 60, "labels": 5}})
+        "synthetic",
+        {},
+        tmp_path / "whole",
+        BuildOptions.from_dict({"test_fraction": 0, "synthetic": {"rows": 60, "labels": 5}}),
     )
     with pytest.raises(InputError, match="held-out rows"):
         trained(whole, tmp_path / "a", calibrate=True)
@@ -229,14 +264,19 @@ def test_its_memory_is_foreseen(data: Dataset, monkeypatch: pytest.MonkeyPatch) 
     assert wanted == probabilities.AN_ANSWER * 30 * data.test.n_rows
     with monkeypatch.context() as patch:
         patch.setattr(probabilities, "AN_ANSWER", 10_000)
-        plain, more = (foresee(TrainSpec(str(data.path), pool="serial", calibrate=on), probe=0.0) for on in (False, True))
+        plain, more = (
+            foresee(TrainSpec(str(data.path), pool="serial", calibrate=on), probe=0.0)
+            for on in (False, True)
+        )
     assert plain.driver < 10_000 * 30 * data.test.n_rows <= more.driver
     rows = np.arange(2 * data.test.n_rows) % data.test.n_rows  # large enough for the measure
     X, Y = take_rows(data.test.X, rows), take_pattern_rows(data.test.Y, rows)
     scores = np.random.default_rng(0).normal(size=(len(rows), 30))
     order = np.argsort(-scores, axis=1).astype(np.int32)
     top = TopK(order, np.take_along_axis(scores, order, 1))
-    calibrated(lambda *_: top, X, Y, data.label_counts, None)  # kernels are compiled and loaded before memory is measured
+    calibrated(
+        lambda *_: top, X, Y, data.label_counts, None
+    )  # kernels are compiled and loaded before memory is measured
     tracemalloc.start()
     try:
         calibrated(lambda *_: top, X, Y, data.label_counts, None)
@@ -246,14 +286,19 @@ def test_its_memory_is_foreseen(data: Dataset, monkeypatch: pytest.MonkeyPatch) 
     assert peak < 2 * wanted
 
 
-def test_other_names_keep_probabilities_other_labels_do_not(made: Model, plain: Model, tmp_path: Path) -> None:
+def test_other_names_keep_probabilities_other_labels_do_not(
+    made: Model, plain: Model, tmp_path: Path
+) -> None:
     first = made.label_name(0)
     renamed = Model.open(rename_labels(made.path, tmp_path / "renamed", {first: "new"}).model_path)
     assert renamed.calibration is not None
     assert made.calibration is not None
     assert renamed.calibration.sha256 == made.calibration.sha256
     assert renamed.measures == made.measures
-    assert renamed.calibrated["model"] not in (plain.sha256, renamed.sha256)  # the hash of the scores with the new names
+    assert renamed.calibrated["model"] not in (
+        plain.sha256,
+        renamed.sha256,
+    )  # the hash of the scores with the new names
     fewer = Model.open(remove_labels(made.path, tmp_path / "fewer", [first]).model_path)
     assert (fewer.calibration, fewer.calibrated) == (None, {})
     assert not [name for name in fewer.measures if name.startswith("ECE")]
@@ -284,19 +329,55 @@ def test_from_the_command_line(
     assert code == 0
     assert "ECE of sigmoid(score)" in told
     assert Model.open(tmp_path / "new").sha256 == made.sha256
-    code, told = run("calibrate", plain.path, data.path, "--publish", "text", "--home", tmp_path / "home", "--json")
+    code, told = run(
+        "calibrate",
+        plain.path,
+        data.path,
+        "--publish",
+        "text",
+        "--home",
+        tmp_path / "home",
+        "--json",
+    )
     assert (code, json.loads(told)["model"]) == (0, "text:1")
-    code, told = run("calibrate", "text", data.path, "--publish", "text", "--home", tmp_path / "home", "--seed", "1", "--json")
+    code, told = run(
+        "calibrate",
+        "text",
+        data.path,
+        "--publish",
+        "text",
+        "--home",
+        tmp_path / "home",
+        "--seed",
+        "1",
+        "--json",
+    )
     assert (code, json.loads(told)["model"]) == (0, "text:2")
-    assert read_manifest(tmp_path / "home/models/text/versions/2")["stages"][0]["calibration"]["seed"] == 1
+    assert (
+        read_manifest(tmp_path / "home/models/text/versions/2")["stages"][0]["calibration"]["seed"]
+        == 1
+    )
     assert sorted(path.name for path in (tmp_path / "home/models").iterdir()) == ["text"]
     assert run("calibrate", plain.path, data.path)[0] == 2
-    assert run("calibrate", "nothing", data.path, "--publish", "text", "--home", tmp_path / "home")[0] == 2
+    assert (
+        run("calibrate", "nothing", data.path, "--publish", "text", "--home", tmp_path / "home")[0]
+        == 2
+    )
     shown = json.loads(run("models", "show", tmp_path / "new", "--json")[1])
     assert shown["calibrated"].startswith("ECE @1")
     rows = tmp_path / "rows.txt"
     rows.write_text("0 3:1 7:0.5\n0 9:1\n")
-    asked = ("predict", tmp_path / "new", "--file", rows, "-k", 2, "--probabilities", "--certificate", "--json")
+    asked = (
+        "predict",
+        tmp_path / "new",
+        "--file",
+        rows,
+        "-k",
+        2,
+        "--probabilities",
+        "--certificate",
+        "--json",
+    )
     found = json.loads(run(*asked)[1])["predictions"]
     assert all(0 < one["probability"] < 1 for answer in found for one in answer["labels"])
     assert all(answer["certificate"]["exact"] for answer in found)
@@ -305,6 +386,19 @@ def test_from_the_command_line(
     without = json.loads(run(*asked, "--deny", best)[1])["predictions"]
     assert without[0]["labels"][0]["label"] == found[0]["labels"][1]["label"]
     assert run("predict", plain.path, "--file", rows, "--probabilities")[0] == 2
-    lines = run("predict", tmp_path / "new", "--file", rows, "-k", 1, "--probabilities", "--certificate", "--allow", best)[1]
+    lines = run(
+        "predict",
+        tmp_path / "new",
+        "--file",
+        rows,
+        "-k",
+        1,
+        "--probabilities",
+        "--certificate",
+        "--allow",
+        best,
+    )[1]
     assert " % " in lines
-    assert "exact: no other label is allowed" in lines or "exact: no other label comes nearer" in lines
+    assert (
+        "exact: no other label is allowed" in lines or "exact: no other label comes nearer" in lines
+    )

@@ -35,7 +35,14 @@ from tests.chart.helm import (
     values_files,
 )
 from tests.chart.network import selects
-from tests.chart.schemas import CRDS, KUBERNETES, OTHERS, check_custom, check_kubernetes, unknown_fields
+from tests.chart.schemas import (
+    CRDS,
+    KUBERNETES,
+    OTHERS,
+    check_custom,
+    check_kubernetes,
+    unknown_fields,
+)
 from tests.chart.templates import CLUSTER_SPECS, cluster_name, cluster_spec, containers, index, pods
 from xcray import __version__
 
@@ -73,7 +80,9 @@ def test_what_is_committed_is_what_helm_renders() -> None:
     assert {path.stem for path in committed("x").parent.glob("*.yaml")} == set(FILES)
     for name in FILES if helms() else ():
         fresh = committed(name).read_text().splitlines()[2:] == manifest(name).splitlines()[2:]
-        assert fresh, f"{name}: the chart has changed; run python -m tests.chart.render and commit what it writes"
+        assert fresh, (
+            f"{name}: the chart has changed; run python -m tests.chart.render and commit what it writes"
+        )
 
 
 def test_a_changed_chart_has_another_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -95,8 +104,18 @@ def test_the_package_holds_what_is_needed_and_no_more(tmp_path: Path) -> None:
         (package,) = (tmp_path / helm).glob("*.tgz")
         with tarfile.open(package) as archive:
             names = {member.name.removeprefix("xcray/") for member in archive.getmembers()}
-        assert {"Chart.yaml", "values.yaml", "values.schema.json", "templates/_ray.tpl", "templates/NOTES.txt"} <= names
-        assert not [name for name in names if name.startswith((".git", "ci/")) or name.endswith(("~", ".tgz"))]
+        assert {
+            "Chart.yaml",
+            "values.yaml",
+            "values.schema.json",
+            "templates/_ray.tpl",
+            "templates/NOTES.txt",
+        } <= names
+        assert not [
+            name
+            for name in names
+            if name.startswith((".git", "ci/")) or name.endswith(("~", ".tgz"))
+        ]
 
 
 def test_kinds_of_other_projects_are_asked_for_by_name() -> None:
@@ -131,7 +150,9 @@ def test_custom_resources_of_kuberay_are_valid(name: str) -> None:
     for thing in found:
         assert thing["apiVersion"] == "ray.io/v1"
         assert check_custom(thing) == []
-        assert unknown_fields(thing) == [], "a field that tests/chart/schemas.py does not list: see KubeRay's schema, then list it"
+        assert unknown_fields(thing) == [], (
+            "a field that tests/chart/schemas.py does not list: see KubeRay's schema, then list it"
+        )
 
 
 CUSTOM = {
@@ -152,12 +173,22 @@ def test_pods_are_valid_also_those_that_kuberay_builds(name: str, version: str) 
     ("path", "value", "expected"),
     [
         (("spec", "replicas"), "three", "replicas"),
-        (("spec", "template", "spec", "containers", 0, "imagePullPolice"), "Always", "imagePullPolice"),
-        (("spec", "template", "spec", "containers", 0, "ports"), [{"containerPort": "8000x"}], "containerPort"),
+        (
+            ("spec", "template", "spec", "containers", 0, "imagePullPolice"),
+            "Always",
+            "imagePullPolice",
+        ),
+        (
+            ("spec", "template", "spec", "containers", 0, "ports"),
+            [{"containerPort": "8000x"}],
+            "containerPort",
+        ),
         (("spec", "strategy"), ["RollingUpdate"], "strategy"),
     ],
 )
-def test_the_schemas_of_kubernetes_find_faults(path: tuple[Any, ...], value: Any, expected: str) -> None:
+def test_the_schemas_of_kubernetes_find_faults(
+    path: tuple[Any, ...], value: Any, expected: str
+) -> None:
     thing = index(rendering("minimal").objects)["Deployment", "xcray-api"]
     assert all(check_kubernetes(version, thing) == [] for version in KUBERNETES)
     planted(thing, path, value)
@@ -174,7 +205,9 @@ def test_the_schemas_of_kubernetes_find_faults(path: tuple[Any, ...], value: Any
         (("spec", "autoscalerOptions", "upscalingMode"), "Fast", "upscalingMode"),
     ],
 )
-def test_the_schemas_of_kuberay_find_faults(path: tuple[Any, ...], value: Any, expected: str) -> None:
+def test_the_schemas_of_kuberay_find_faults(
+    path: tuple[Any, ...], value: Any, expected: str
+) -> None:
     thing = index(rendering("production").objects)["RayCluster", "xcray-ray"]
     planted(thing, path, value)
     assert expected in " ".join(check_custom(thing))
@@ -203,9 +236,12 @@ def test_names_labels_and_namespace(name: str) -> None:
         assert labels["app.kubernetes.io/instance"] == RELEASE
         assert labels["app.kubernetes.io/version"] == __version__
         assert all(len(str(value)) <= LONGEST for value in labels.values())
-        assert thing["kind"] not in ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace"), (
-            "no rights on a whole cluster"
-        )
+        assert thing["kind"] not in (
+            "ClusterRole",
+            "ClusterRoleBinding",
+            "CustomResourceDefinition",
+            "Namespace",
+        ), "no rights on a whole cluster"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -215,7 +251,11 @@ def test_the_longest_release_name_fits(name: str) -> None:
         short = index(rendering(name).objects)
         assert len(index(objects)) == len(short)
         for thing in objects:
-            suffix = {"RayCluster": "-head-svc", "RayJob": "-abcde", "RayService": "-abcde-head-svc"}.get(thing["kind"], "")
+            suffix = {
+                "RayCluster": "-head-svc",
+                "RayJob": "-abcde",
+                "RayService": "-abcde-head-svc",
+            }.get(thing["kind"], "")
             assert len(thing["metadata"]["name"] + suffix) <= LONGEST, thing["metadata"]["name"]
         for _, pod, _, _ in pods(objects):
             assert all(len(value) <= LONGEST for value in pod["metadata"]["labels"].values())
@@ -263,7 +303,11 @@ def volume_references(volume: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "persistentVolumeClaim" in volume:
         yield "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]
     for source in volume.get("projected", {}).get("sources", []):
-        yield from (("Secret", source["secret"]["name"]) for _ in source.get("secret", [])[:1] if "secret" in source)
+        yield from (
+            ("Secret", source["secret"]["name"])
+            for _ in source.get("secret", [])[:1]
+            if "secret" in source
+        )
         if "configMap" in source:
             yield "ConfigMap", source["configMap"]["name"]
 
@@ -274,9 +318,13 @@ def object_references(thing: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if thing["kind"] == "Ingress":
         yield from (("Secret", each["secretName"]) for each in spec.get("tls", []))
         for rule in spec["rules"]:
-            yield from (("Service", each["backend"]["service"]["name"]) for each in rule["http"]["paths"])
+            yield from (
+                ("Service", each["backend"]["service"]["name"]) for each in rule["http"]["paths"]
+            )
     if thing["kind"] == "HTTPRoute":
-        yield from (("Service", each["name"]) for rule in spec["rules"] for each in rule["backendRefs"])
+        yield from (
+            ("Service", each["name"]) for rule in spec["rules"] for each in rule["backendRefs"]
+        )
     if thing["kind"] == "HorizontalPodAutoscaler":
         yield spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"]
     ray = cluster_spec(thing)
@@ -289,7 +337,9 @@ def object_references(thing: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def exists(objects: Objects, name: str, kind: str, named: str) -> bool:
     """Whether a named object is made by the release, by Kubernetes or KubeRay, or given in the values."""
-    if (kind, named) in {(each["kind"], each["metadata"]["name"]) for each in objects} | MADE_BY_KUBERNETES:
+    if (kind, named) in {
+        (each["kind"], each["metadata"]["name"]) for each in objects
+    } | MADE_BY_KUBERNETES:
         return True
     clusters = {cluster_name(each) for each in objects if each["kind"] in CLUSTER_SPECS}
     if kind == "Secret" and named in clusters:  # KubeRay's token
@@ -332,21 +382,41 @@ def test_selectors_match_pods_and_ports_have_names(name: str) -> None:
         spec = thing.get("spec", {})
         if thing["kind"] in ("Deployment", "StatefulSet"):
             assert selects(spec["selector"], spec["template"]["metadata"]["labels"])
-            others = [each for each in owners if each.name != f"{thing['kind']}/{thing['metadata']['name']}"]
-            assert not [each.name for each in others if selects(spec["selector"], each.pod["metadata"]["labels"])]
-            assert "app.kubernetes.io/version" not in spec["selector"]["matchLabels"], "a selector can't change"
+            others = [
+                each
+                for each in owners
+                if each.name != f"{thing['kind']}/{thing['metadata']['name']}"
+            ]
+            assert not [
+                each.name
+                for each in others
+                if selects(spec["selector"], each.pod["metadata"]["labels"])
+            ]
+            assert "app.kubernetes.io/version" not in spec["selector"]["matchLabels"], (
+                "a selector can't change"
+            )
         if thing["kind"] == "Service":
-            chosen = [each for each in owners if selects({"matchLabels": spec["selector"]}, each.pod["metadata"]["labels"])]
+            chosen = [
+                each
+                for each in owners
+                if selects({"matchLabels": spec["selector"]}, each.pod["metadata"]["labels"])
+            ]
             assert chosen, thing["metadata"]["name"]
             for port in spec["ports"]:
                 for each in chosen:
-                    assert port["targetPort"] in port_names(each.pod), f"{thing['metadata']['name']}: {port}"
+                    assert port["targetPort"] in port_names(each.pod), (
+                        f"{thing['metadata']['name']}: {port}"
+                    )
         if thing["kind"] == "PodDisruptionBudget":
-            chosen = [each for each in owners if selects(spec["selector"], each.pod["metadata"]["labels"])]
+            chosen = [
+                each for each in owners if selects(spec["selector"], each.pod["metadata"]["labels"])
+            ]
             assert len({each.role for each in chosen}) == 1
         if thing["kind"] == "HorizontalPodAutoscaler":
             target = index(objects)[spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"]]
-            assert "replicas" not in target["spec"], "each upgrade would undo what the autoscaler decided"
+            assert "replicas" not in target["spec"], (
+                "each upgrade would undo what the autoscaler decided"
+            )
             assert spec["minReplicas"] <= spec["maxReplicas"]
 
 
@@ -367,12 +437,20 @@ def test_mounts_and_probes_mean_something(name: str) -> None:
             assert len(places) == len(set(places)), owner
             mounted |= {mount["name"] for mount in container.get("volumeMounts", [])}
             variables = [each["name"] for each in container.get("env", [])]
-            assert len(variables) == len(set(variables)), f"{owner}: a variable twice: {sorted(variables)}"
+            assert len(variables) == len(set(variables)), (
+                f"{owner}: a variable twice: {sorted(variables)}"
+            )
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 port = container.get(probe, {}).get("httpGet", {}).get("port", 1)
-                assert isinstance(port, int) or port in {each["name"] for each in container["ports"]}, owner
-        if not pod["metadata"]["name"].endswith("-redis-cleanup"):  # KubeRay leaves the head's volumes there
-            assert mounted == set(volumes), f"{owner}: volumes that nobody mounts, or mounts of nothing"
+                assert isinstance(port, int) or port in {
+                    each["name"] for each in container["ports"]
+                }, owner
+        if not pod["metadata"]["name"].endswith(
+            "-redis-cleanup"
+        ):  # KubeRay leaves the head's volumes there
+            assert mounted == set(volumes), (
+                f"{owner}: volumes that nobody mounts, or mounts of nothing"
+            )
 
 
 def test_versions_are_one() -> None:
@@ -386,7 +464,9 @@ def test_ray_is_one_in_chart_image_and_package() -> None:
     from packaging.requirements import Requirement
 
     version = yaml.safe_load((CHART / "values.yaml").read_text())["ray"]["version"]
-    pinned = re.findall(r"^ray==(\S+)", (ROOT / "deploy/docker/requirements.txt").read_text(), re.MULTILINE)
+    pinned = re.findall(
+        r"^ray==(\S+)", (ROOT / "deploy/docker/requirements.txt").read_text(), re.MULTILINE
+    )
     assert pinned == [version]
     project = (ROOT / "pyproject.toml").read_text()
     (wanted,) = re.findall(r'^ray = \["(ray\[default\][^"]*)"\]', project, re.MULTILINE)
@@ -403,16 +483,29 @@ def test_dashboards_and_rules_come_with_the_chart() -> None:
     assert len(boards) >= 4
     for _ in helms():
         objects = template_values(
-            {"monitoring": {"rules": {"enabled": True}, "dashboards": {"enabled": True}, "scrape": {"enabled": True}}}
+            {
+                "monitoring": {
+                    "rules": {"enabled": True},
+                    "dashboards": {"enabled": True},
+                    "scrape": {"enabled": True},
+                }
+            }
         )
-        shown = {file: json.loads(text) for each in objects if each["kind"] == "ConfigMap" for file, text in each["data"].items()}
+        shown = {
+            file: json.loads(text)
+            for each in objects
+            if each["kind"] == "ConfigMap"
+            for file, text in each["data"].items()
+        }
         assert {path.name: json.loads(path.read_text()) for path in boards} == {
             name: shown[name] for name in shown if name.startswith("xcray-")
         }
         (rules,) = [each for each in objects if each["kind"] == "PrometheusRule"]
         given = yaml.safe_load((CHART / "monitoring" / "rules.yaml").read_text())
         assert rules["spec"]["groups"] == plain(given["groups"])
-        assert [each["metadata"]["name"] for each in objects if each["kind"] == "PodMonitor"] == ["xcray-api"]
+        assert [each["metadata"]["name"] for each in objects if each["kind"] == "PodMonitor"] == [
+            "xcray-api"
+        ]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -422,9 +515,21 @@ def test_monitors_find_pods_and_their_ports(name: str) -> None:
         if thing["kind"] != "PodMonitor":
             continue
         seen.add(thing["metadata"]["labels"]["app.kubernetes.io/component"])
-        chosen = [each.pod for each in pods(objects) if selects(thing["spec"]["selector"], each.pod["metadata"]["labels"])]
+        chosen = [
+            each.pod
+            for each in pods(objects)
+            if selects(thing["spec"]["selector"], each.pod["metadata"]["labels"])
+        ]
         assert chosen, thing["metadata"]["name"]
         for endpoint in thing["spec"]["podMetricsEndpoints"]:
-            assert all(endpoint["port"] in port_names(pod) for pod in chosen), f"{thing['metadata']['name']}: {endpoint['port']}"
-    telling = {each.role for each in pods(objects) if not each.hook and {"http", "metrics"} & port_names(each.pod)}
-    assert seen in (set(), telling), "somebody tells figures, and nobody asks"  # the clusters of RayJob and RayService, too
+            assert all(endpoint["port"] in port_names(pod) for pod in chosen), (
+                f"{thing['metadata']['name']}: {endpoint['port']}"
+            )
+    telling = {
+        each.role
+        for each in pods(objects)
+        if not each.hook and {"http", "metrics"} & port_names(each.pod)
+    }
+    assert seen in (set(), telling), (
+        "somebody tells figures, and nobody asks"
+    )  # the clusters of RayJob and RayService, too

@@ -17,13 +17,32 @@ from tests.chart.templates import Owner, pods
 FILES = sorted(values_files())
 API, RUNNER, GCS, DASHBOARD, CLIENT, METRICS, AGENT = 8000, 8001, 6379, 8265, 10001, 8080, 52365
 AUTOSCALER_METRICS, DASHBOARD_METRICS, SERVE, SSH = 44217, 44227, 8000, 22
-PORTS = (API, RUNNER, GCS, DASHBOARD, CLIENT, METRICS, AGENT, AUTOSCALER_METRICS, DASHBOARD_METRICS, SSH)
-ASKS_KUBERNETES = {"ray-head", "rayjob-head", "rayservice-head"}  # its port is the same, and where it is was not said
+PORTS = (
+    API,
+    RUNNER,
+    GCS,
+    DASHBOARD,
+    CLIENT,
+    METRICS,
+    AGENT,
+    AUTOSCALER_METRICS,
+    DASHBOARD_METRICS,
+    SSH,
+)
+ASKS_KUBERNETES = {
+    "ray-head",
+    "rayjob-head",
+    "rayservice-head",
+}  # its port is the same, and where it is was not said
 FIGURES = (METRICS, AUTOSCALER_METRICS, DASHBOARD_METRICS)
 
 NEIGHBOUR = Peer("neighbour", {"app": "notebook"})  # another pod of the same namespace
 STRANGER = Peer("stranger", {"app": "anything"}, "elsewhere")
-IMPOSTOR = Peer("impostor", {"app.kubernetes.io/component": "api", "app.kubernetes.io/name": "xcray"}, "elsewhere")
+IMPOSTOR = Peer(
+    "impostor",
+    {"app.kubernetes.io/component": "api", "app.kubernetes.io/name": "xcray"},
+    "elsewhere",
+)
 INGRESS = Peer("ingress", {"app": "controller"}, "ingress-nginx")
 PROMETHEUS = Peer("prometheus", {"app": "prometheus"}, "monitoring")
 OPERATOR = Peer("operator", {"app.kubernetes.io/name": "kuberay-operator"}, "kuberay")
@@ -47,8 +66,15 @@ def inside(name: str) -> dict[str, Peer]:
 
 def into(roles: set[str], ingress: bool) -> Iterator[tuple[str, str, int]]:
     """Every path into pods of the release that must be open; all others must be closed."""
-    askers = {*roles, "neighbour"} - {"migrations"} - {role for role in roles if role.startswith("ray")} - {"api", "runner"}
-    yield from ((asker, "api", API) for asker in askers)  # `sameNamespace`; the others have no way out to it
+    askers = (
+        {*roles, "neighbour"}
+        - {"migrations"}
+        - {role for role in roles if role.startswith("ray")}
+        - {"api", "runner"}
+    )
+    yield from (
+        (asker, "api", API) for asker in askers
+    )  # `sameNamespace`; the others have no way out to it
     if ingress:
         yield "ingress", "api", API
     yield "prometheus", "api", API
@@ -59,11 +85,20 @@ def into(roles: set[str], ingress: bool) -> Iterator[tuple[str, str, int]]:
         if head not in roles:
             continue
         family = [role for role in (head, worker, cleanup) if role in roles]
-        yield from ((source, target, port) for source in family for target in family for port in PORTS)
-        yield from (("prometheus", target, port) for target in family if target != worker for port in FIGURES)
+        yield from (
+            (source, target, port) for source in family for target in family for port in PORTS
+        )
+        yield from (
+            ("prometheus", target, port)
+            for target in family
+            if target != worker
+            for port in FIGURES
+        )
         yield "prometheus", worker, METRICS
         if part == "ray":
-            yield from ((asker, head, port) for asker in ("api", "runner") for port in (GCS, DASHBOARD))
+            yield from (
+                (asker, head, port) for asker in ("api", "runner") for port in (GCS, DASHBOARD)
+            )
         else:
             yield "operator", head, DASHBOARD
         if part == "rayservice":
@@ -90,7 +125,18 @@ def test_paths_into_the_release_are_the_list(name: str) -> None:
 def test_nobody_but_its_own_pods_reaches_ray() -> None:
     """Said once more, plainly, for who reaches Ray runs what he likes."""
     policies, ends = policies_of(rendering("production").objects), inside("production")
-    strangers = (NEIGHBOUR, STRANGER, IMPOSTOR, INGRESS, OPERATOR, DNS, DATABASES, INTERNET, ends["migrations"], ends["test"])
+    strangers = (
+        NEIGHBOUR,
+        STRANGER,
+        IMPOSTOR,
+        INGRESS,
+        OPERATOR,
+        DNS,
+        DATABASES,
+        INTERNET,
+        ends["migrations"],
+        ends["test"],
+    )
     for target in (ends["ray-head"], ends["ray-worker"]):
         assert not [
             (each.name, port)
@@ -98,7 +144,11 @@ def test_nobody_but_its_own_pods_reaches_ray() -> None:
             for port in {*PORTS, *range(1, 65536, 997)}
             if reaches(policies, each, target, port)
         ]
-    assert not any(reaches(policies, ends[role], ends["ray-worker"], port) for role in ("api", "runner") for port in PORTS)
+    assert not any(
+        reaches(policies, ends[role], ends["ray-worker"], port)
+        for role in ("api", "runner")
+        for port in PORTS
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -109,7 +159,11 @@ def test_paths_out_of_the_release_are_few(name: str) -> None:
         assert reaches(policies, pod, DNS, 53), role
         assert not reaches(policies, pod, DNS, 8443), role
         for target in (STRANGER, INTERNET, NEIGHBOUR):
-            opened = {port for port in (22, 25, 53, 80, 8080, 8443, 3306, 9000) if reaches(policies, pod, target, port)}
+            opened = {
+                port
+                for port in (22, 25, 53, 80, 8080, 8443, 3306, 9000)
+                if reaches(policies, pod, target, port)
+            }
             assert opened == set(), f"{role} -> {target.name}"
 
 
@@ -124,7 +178,9 @@ def test_paths_out_of_the_release_are_few(name: str) -> None:
         ("production", 6379, {"ray-head", "ray-cleanup"}),
     ],
 )
-def test_databases_are_reached_by_those_who_need_them(name: str, port: int, roles: set[str]) -> None:
+def test_databases_are_reached_by_those_who_need_them(
+    name: str, port: int, roles: set[str]
+) -> None:
     policies, ends = policies_of(rendering(name).objects), inside(name)
     assert {role for role, pod in ends.items() if reaches(policies, pod, DATABASES, port)} == roles
 
@@ -134,11 +190,19 @@ def test_object_storage_is_reached_by_those_who_need_it() -> None:
         ("minimal", set()),
         ("serving", {"api"}),
         ("kueue", set()),
-        ("production", {"api", "runner", "ray-head", "ray-cleanup"}),  # kubeApiTo is one address there
-        ("autoscaled", {"api", "runner", "ray-head", "rayjob-head", "rayservice-worker"} | ASKS_KUBERNETES),
+        (
+            "production",
+            {"api", "runner", "ray-head", "ray-cleanup"},
+        ),  # kubeApiTo is one address there
+        (
+            "autoscaled",
+            {"api", "runner", "ray-head", "rayjob-head", "rayservice-worker"} | ASKS_KUBERNETES,
+        ),
     ):
         policies, ends = policies_of(rendering(name).objects), inside(name)
-        assert {role for role, pod in ends.items() if reaches(policies, pod, INTERNET, 443)} == roles, name
+        assert {
+            role for role, pod in ends.items() if reaches(policies, pod, INTERNET, 443)
+        } == roles, name
 
 
 def test_policies_can_be_left_to_the_operator_of_the_cluster() -> None:
@@ -171,10 +235,24 @@ def test_the_reader_of_policies_reads_them_as_kubernetes_does() -> None:
     assert reaches([deny, rule], STRANGER, target, 80, names={"http": 80})
     assert not reaches([deny, rule], STRANGER, target, 81, names={"http": 80})
     assert not reaches([deny, rule], STRANGER, target, 80, "UDP", names={"http": 80})
-    assert reaches([both], Peer("b", {"app": "b"}, "elsewhere"), target, 1)  # both selectors of one peer must match
+    assert reaches(
+        [both], Peer("b", {"app": "b"}, "elsewhere"), target, 1
+    )  # both selectors of one peer must match
     assert not reaches([both], Peer("b", {"app": "b"}), target, 1)
     assert not reaches([both], STRANGER, target, 1)
-    out = {"spec": {"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}}
+    out = {
+        "spec": {
+            "podSelector": {},
+            "policyTypes": ["Egress"],
+            "egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}],
+        }
+    }
     assert not reaches([out], target, INTERNET, 443)
-    everywhere = {"spec": {"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"ports": [{"port": 400, "endPort": 500}]}]}}
+    everywhere = {
+        "spec": {
+            "podSelector": {},
+            "policyTypes": ["Egress"],
+            "egress": [{"ports": [{"port": 400, "endPort": 500}]}],
+        }
+    }
     assert reaches([everywhere], target, INTERNET, 443)

@@ -42,13 +42,17 @@ def secrets_of(objects: Objects, key: str, store: str = URL) -> dict[str, dict[s
         for container in (*spec.get("initContainers", []), *spec["containers"]):
             for each in container.get("env", []):
                 if ref := each.get("valueFrom", {}).get("secretKeyRef"):
-                    named.setdefault(ref["name"], {})[ref["key"]] = store if each["name"] == "XCRAY_STORE" else "unused"
+                    named.setdefault(ref["name"], {})[ref["key"]] = (
+                        store if each["name"] == "XCRAY_STORE" else "unused"
+                    )
             for each in container.get("envFrom", []):
                 named.setdefault(each["secretRef"]["name"], {})
         for volume in spec.get("volumes", []):
             if "secret" in volume:
                 names = [item["key"] for item in volume["secret"].get("items", [])]
-                named.setdefault(volume["secret"]["secretName"], {}).update(dict.fromkeys(names, key))
+                named.setdefault(volume["secret"]["secretName"], {}).update(
+                    dict.fromkeys(names, key)
+                )
     return named
 
 
@@ -59,9 +63,15 @@ def test_every_variable_is_a_setting_that_the_program_takes(name: str) -> None:
     seen = 0
     for pod, spec in pods(objects).items():
         for container in (*spec.get("initContainers", []), *spec["containers"]):
-            found = {k: v for k, v in environment(container, secrets).items() if k.startswith("XCRAY_") and k not in OTHERS}
+            found = {
+                k: v
+                for k, v in environment(container, secrets).items()
+                if k.startswith("XCRAY_") and k not in OTHERS
+            }
             names = {k.removeprefix("XCRAY_").lower() for k in found}
-            assert names <= set(Settings.model_fields), f"{pod}: {names - set(Settings.model_fields)} are no settings"
+            assert names <= set(Settings.model_fields), (
+                f"{pod}: {names - set(Settings.model_fields)} are no settings"
+            )
             settings = read_settings(found)
             seen += len(names)
             if container["name"] in ("api", "runner"):
@@ -69,7 +79,9 @@ def test_every_variable_is_a_setting_that_the_program_takes(name: str) -> None:
                 check_address(settings.model_copy(update={"host": address}), has_keys=lambda: True)
                 assert {IP, "xcray", f"xcray.{NAMESPACE}.svc"} <= settings.hosts
                 assert settings.jobs_outlive is False
-                assert settings.shares_store or len(pods(objects)) == 2  # the API, and the pod of `helm test`
+                assert (
+                    settings.shares_store or len(pods(objects)) == 2
+                )  # the API, and the pod of `helm test`
     assert seen > 10
 
 
@@ -93,7 +105,10 @@ def read_settings(variables: dict[str, str]) -> Settings:
 )
 def test_pods_count_on_the_cores_that_they_ask_for(resources: dict[str, Any], cores: str) -> None:
     if not helms():
-        say("helm, for values of one's own", "how cores are counted was seen for the values of ci alone")
+        say(
+            "helm, for values of one's own",
+            "how cores are counted was seen for the values of ci alone",
+        )
         return
     pod = pods(template_values({"api": {"resources": resources}}))["Deployment/xcray-api"]
     assert environment(pod["containers"][0], {})["PYTHON_CPU_COUNT"] == cores
@@ -118,7 +133,11 @@ def asked(key: str, host: str, metrics: int = 401) -> list[dict[str, Any]]:
         {"path": "/v1/models", "wanted": 401},
         {"path": "/v1/models", "headers": opens, "wanted": 200},
         {"path": "/metrics", "wanted": metrics},
-        {"path": "/metrics", "headers": opens, "wanted": 200},  # as Prometheus asks: by address, with the key
+        {
+            "path": "/metrics",
+            "headers": opens,
+            "wanted": 200,
+        },  # as Prometheus asks: by address, with the key
     ]
 
 
@@ -148,7 +167,11 @@ def test_the_pod_of_mode_all_in_one(tmp_path: Path) -> None:
         say("namespaces of one's own", WITHOUT)
         return
     made = next(each for each in objects if each["kind"] == "Secret")
-    key = new_token().token if source == "committed" else base64.b64decode(made["data"]["key"]).decode()
+    key = (
+        new_token().token
+        if source == "committed"
+        else base64.b64decode(made["data"]["key"]).decode()
+    )
     assert given_token(key).token == key  # what the chart makes up is a key
     secrets = {made["metadata"]["name"]: {"key": key}}
     spec = pods(objects)["Deployment/xcray-api"]
@@ -156,7 +179,13 @@ def test_the_pod_of_mode_all_in_one(tmp_path: Path) -> None:
     plan = plan_of(spec, secrets, tmp_path, asked(key, f"xcray.{NAMESPACE}.svc.cluster.local:80"))
     plan["programs"] = [helm_test(objects, secrets, plan["port"])]
     hold(play(plan, tmp_path))
-    assert {path.name for path in (tmp_path / "home").iterdir()} >= {"xcray.db", "datasets", "models", "runs", "logs"}
+    assert {path.name for path in (tmp_path / "home").iterdir()} >= {
+        "xcray.db",
+        "datasets",
+        "models",
+        "runs",
+        "logs",
+    }
 
 
 def test_a_pod_that_speaks_tls_itself(tmp_path: Path) -> None:
@@ -180,9 +209,14 @@ def test_a_pod_that_speaks_tls_itself(tmp_path: Path) -> None:
     files = {"tls.key": tmp_path / "made.key", "tls.crt": tmp_path / "made.crt"}
     command = [openssl, *made, "-keyout", str(files["tls.key"]), "-out", str(files["tls.crt"])]
     subprocess.run(command, check=True, capture_output=True)
-    objects = template_values({"api": {"tls": {"existingSecret": "cert"}}, "auth": {"existingSecret": "admin"}})
+    objects = template_values(
+        {"api": {"tls": {"existingSecret": "cert"}}, "auth": {"existingSecret": "admin"}}
+    )
     key = new_token().token
-    secrets = {"admin": {"key": key}, "cert": {name: path.read_text() for name, path in files.items()}}
+    secrets = {
+        "admin": {"key": key},
+        "cert": {name: path.read_text() for name, path in files.items()},
+    }
     spec = pods(objects)["Deployment/xcray-api"]
     hasten(spec)
     plan = plan_of(spec, secrets, tmp_path, asked(key, f"xcray.{NAMESPACE}.svc:443"))
@@ -199,12 +233,17 @@ def test_the_pods_of_mode_cluster_on_postgresql(tmp_path: Path, postgres: Any) -
     if not may_play():
         say("namespaces of one's own", WITHOUT)
         return
-    key, store = new_token().token, postgres.database().replace(f"127.0.0.1:{postgres.port}", f"{IP}:5432")
+    key, store = (
+        new_token().token,
+        postgres.database().replace(f"127.0.0.1:{postgres.port}", f"{IP}:5432"),
+    )
     secrets = secrets_of(objects, key, store)
     found = pods(objects)
     api, runner = found["Deployment/xcray-api"], found["Deployment/xcray-runner"]
     hasten(api)
-    plan = plan_of(api, secrets, tmp_path, asked(key, "xcray.example.org", 200))  # figures are open here
+    plan = plan_of(
+        api, secrets, tmp_path, asked(key, "xcray.example.org", 200)
+    )  # figures are open here
     plan["forward"] = {"5432": str(postgres.socket)}
     plan["init"] = [
         runnable(found["Job/xcray-migrate"]["containers"][0], secrets),
@@ -217,4 +256,6 @@ def test_the_pods_of_mode_cluster_on_postgresql(tmp_path: Path, postgres: Any) -
     hold(told)
     assert [each["name"] for each in told["init"]] == ["migrate", "admin-key", "admin-key"]
     assert [re.search(r"new +(\w+)", each["said"])[1] for each in told["init"][1:]] == ["yes", "no"]  # type: ignore[index]
-    assert [(each["started"], each["ready"]["status"]) for each in told["beside"]] == [(True, 200)], told["beside"]
+    assert [(each["started"], each["ready"]["status"]) for each in told["beside"]] == [
+        (True, 200)
+    ], told["beside"]

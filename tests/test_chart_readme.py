@@ -25,7 +25,16 @@ DECIDED = {
         "tls_keyfile",
         "behind_proxy",
     ),
-    *("cors_origins", "preload", "pool", "ray_address", "ray_dashboard", "ray_token_path", "max_running_jobs", "jobs_outlive"),
+    *(
+        "cors_origins",
+        "preload",
+        "pool",
+        "ray_address",
+        "ray_dashboard",
+        "ray_token_path",
+        "max_running_jobs",
+        "jobs_outlive",
+    ),
     *("runner_host", "runner_port", "workers", "drain_seconds", "grace_seconds", "metrics_open"),
     *("models_mirror", "models_follow"),
 }
@@ -51,7 +60,9 @@ def test_a_value_without_a_comment_is_found() -> None:
 
 def test_the_table_in_the_readme_is_current() -> None:
     page = (CHART / "README.md").read_text()
-    assert page == renewed(page, (CHART / "values.yaml").read_text()), "python -m tests.chart.values_table"
+    assert page == renewed(page, (CHART / "values.yaml").read_text()), (
+        "python -m tests.chart.values_table"
+    )
 
 
 def test_settings_are_those_of_the_program() -> None:
@@ -67,11 +78,21 @@ def test_settings_are_those_of_the_program() -> None:
 def open_objects(schema: object, path: str = "") -> list[str]:
     """Places of a schema whose objects admit keys that are not named."""
     if isinstance(schema, list):
-        return [place for i, each in enumerate(schema) for place in open_objects(each, f"{path}/{i}")]
+        return [
+            place for i, each in enumerate(schema) for place in open_objects(each, f"{path}/{i}")
+        ]
     if not isinstance(schema, dict):
         return []
-    here = [path] if "properties" in schema and schema.get("type") == "object" and "additionalProperties" not in schema else []
-    return here + [place for name, each in schema.items() for place in open_objects(each, f"{path}/{name}")]
+    here = (
+        [path]
+        if "properties" in schema
+        and schema.get("type") == "object"
+        and "additionalProperties" not in schema
+        else []
+    )
+    return here + [
+        place for name, each in schema.items() for place in open_objects(each, f"{path}/{name}")
+    ]
 
 
 def test_the_schema_admits_no_unknown_key_but_where_it_must() -> None:

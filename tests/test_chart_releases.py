@@ -23,8 +23,20 @@ SPACE = "ml"
 PRODUCTION = str(values_files()["production"])
 AUTOSCALED = str(values_files()["autoscaled"])
 LATER = (  # values that came after a release of 0.1.0 could be there; --reuse-values knows them not
-    *("api.progressDeadlineSeconds", "runner.progressDeadlineSeconds", "store.caSecret", "store.caKey", "auth.olderExpire"),
-    *("rayJob.dataVolume", "networkPolicy.dnsPorts", "migrations.nodeSelector", "migrations.tolerations", "migrations.affinity"),
+    *(
+        "api.progressDeadlineSeconds",
+        "runner.progressDeadlineSeconds",
+        "store.caSecret",
+        "store.caKey",
+        "auth.olderExpire",
+    ),
+    *(
+        "rayJob.dataVolume",
+        "networkPolicy.dnsPorts",
+        "migrations.nodeSelector",
+        "migrations.tolerations",
+        "migrations.affinity",
+    ),
     *("migrations.priorityClassName", "tests.nodeSelector", "tests.tolerations", "tests.affinity"),
 )
 
@@ -33,7 +45,13 @@ def helm(server: ApiServer, name: str, *words: str) -> str:
     """What helm says to a command about the release xcray. Raises Refused."""
     folder = str(Path(server.kubeconfig).parent)
     command = [helms()[name], *words, "--namespace", SPACE, "--kubeconfig", server.kubeconfig]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env={"HOME": folder, "PATH": "/usr/bin:/bin"})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={"HOME": folder, "PATH": "/usr/bin:/bin"},
+    )
     if done.returncode:
         raise Refused(done.stderr)
     return done.stdout
@@ -58,7 +76,11 @@ def admin_key(server: ApiServer) -> str:
 
 def restarts(server: ApiServer) -> str:
     """What pods of the API are restarted by."""
-    return str(server.find("Deployment", "xcray-api")["spec"]["template"]["metadata"]["annotations"]["checksum/secrets"])
+    return str(
+        server.find("Deployment", "xcray-api")["spec"]["template"]["metadata"]["annotations"][
+            "checksum/secrets"
+        ]
+    )
 
 
 def test_a_made_up_key_and_the_volume_stay_through_everything(tmp_path: Path) -> None:
@@ -67,17 +89,26 @@ def test_a_made_up_key_and_the_volume_stay_through_everything(tmp_path: Path) ->
             said = helm(server, name, "install", "xcray", str(CHART))
             assert "get secret xcray-admin-key" in said
             assert "WARNING" not in said
-            key, template = admin_key(server), server.find("Deployment", "xcray-api")["spec"]["template"]
+            key, template = (
+                admin_key(server),
+                server.find("Deployment", "xcray-api")["spec"]["template"],
+            )
             assert given_token(key).token == key
             assert "xck_" not in said
 
             helm(server, name, "upgrade", "xcray", str(CHART), "--set", "service.port=81")
             assert server.find("Service", "xcray")["spec"]["ports"][0]["port"] == 81
             assert admin_key(server) == key
-            assert server.find("Deployment", "xcray-api")["spec"]["template"] == template  # nothing of it changed: nothing restarts
+            assert (
+                server.find("Deployment", "xcray-api")["spec"]["template"] == template
+            )  # nothing of it changed: nothing restarts
 
             helm(server, name, "test", "xcray")
-            assert ("POST", "Pod", "xcray-test") in server.writes or ("PATCH", "Pod", "xcray-test") in server.writes
+            assert ("POST", "Pod", "xcray-test") in server.writes or (
+                "PATCH",
+                "Pod",
+                "xcray-test",
+            ) in server.writes
             claim = server.find("PersistentVolumeClaim", "xcray-home")["metadata"]["uid"]
             helm(server, name, "uninstall", "xcray")
             assert {(kind, its) for kind, _, its in server.objects} == {
@@ -102,7 +133,9 @@ def test_migrations_come_first_and_changed_secrets_restart_pods(tmp_path: Path) 
             helm(server, name, "install", "xcray", str(CHART), "--values", PRODUCTION)
             assert first_made(server) == ("Job", "xcray-migrate")
             assert not [
-                its for kind, _, its in server.objects if its == "xcray-migrate" or (kind, its) == ("Secret", "xcray-admin-key")
+                its
+                for kind, _, its in server.objects
+                if its == "xcray-migrate" or (kind, its) == ("Secret", "xcray-admin-key")
             ]
             installed = restarts(server)
 
@@ -151,10 +184,22 @@ def test_values_that_an_older_release_does_not_know_are_not_missed(tmp_path: Pat
         with ApiServer(tmp_path) as server:
             server.put_secret("xcray-admin", SPACE, key="one")
             server.put_secret("xcray-postgres", SPACE, url="postgresql://one")
-            server.put("PersistentVolumeClaim", "xcray-shared", SPACE, spec={"accessModes": ["ReadWriteOnce"]})
-            with pytest.raises(Refused, match=r"storage\.home\.existingClaim, must hold ReadWriteMany"):
+            server.put(
+                "PersistentVolumeClaim",
+                "xcray-shared",
+                SPACE,
+                spec={"accessModes": ["ReadWriteOnce"]},
+            )
+            with pytest.raises(
+                Refused, match=r"storage\.home\.existingClaim, must hold ReadWriteMany"
+            ):
                 helm(server, name, "install", "xcray", str(CHART), "--values", AUTOSCALED)
-            server.put("PersistentVolumeClaim", "xcray-shared", SPACE, spec={"accessModes": ["ReadWriteMany"]})
+            server.put(
+                "PersistentVolumeClaim",
+                "xcray-shared",
+                SPACE,
+                spec={"accessModes": ["ReadWriteMany"]},
+            )
             helm(server, name, "install", "xcray", older_chart(tmp_path), "--values", AUTOSCALED)
             api = server.find("Deployment", "xcray-api")["spec"]
             assert "replicas" not in api  # nobody knows yet
@@ -164,7 +209,9 @@ def test_values_that_an_older_release_does_not_know_are_not_missed(tmp_path: Pat
             assert (api["selector"], api["replicas"]) == (selector, 7)
 
 
-def test_what_was_kept_is_taken_up_by_an_upgrade_for_no_helm_rolls_back_over_it(tmp_path: Path) -> None:
+def test_what_was_kept_is_taken_up_by_an_upgrade_for_no_helm_rolls_back_over_it(
+    tmp_path: Path,
+) -> None:
     """As `python -m tests.chart.real` showed with a real API server."""
     for name in several()[-1:]:
         with ApiServer(tmp_path) as server:
@@ -173,7 +220,15 @@ def test_what_was_kept_is_taken_up_by_an_upgrade_for_no_helm_rolls_back_over_it(
             helm(server, name, "install", "xcray", str(CHART))
             key = admin_key(server)
             claim = server.find("PersistentVolumeClaim", "xcray-home")["metadata"]["uid"]
-            helm(server, name, "upgrade", "xcray", str(CHART), "--values", str(values_files()["serving"]))
+            helm(
+                server,
+                name,
+                "upgrade",
+                "xcray",
+                str(CHART),
+                "--values",
+                str(values_files()["serving"]),
+            )
             with pytest.raises(Refused, match='with the name "xcray-admin-key"'):
                 helm(server, name, "rollback", "xcray", "1")
             helm(server, name, "upgrade", "xcray", str(CHART), "--reset-values")

@@ -10,7 +10,9 @@ from tests.chart.rotation import Drill, by_roles, manifests
 from tests.without import say
 
 
-def test_the_databases_role_and_the_first_key_change_and_no_request_fails(tmp_path: Path, postgres: Any) -> None:
+def test_the_databases_role_and_the_first_key_change_and_no_request_fails(
+    tmp_path: Path, postgres: Any
+) -> None:
     """Rendered commands and environment, real processes, in the order of docs/operations.md. By hand, with jobs on a runner, and
     with one role whose password changes: `python -m tests.chart.rotation`."""
     if not helms():

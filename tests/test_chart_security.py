@@ -19,16 +19,31 @@ from tests.chart.templates import AUTOSCALER, Owner, cluster_spec, containers, p
 FILES = sorted(values_files())
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
 SHARED_MEMORY = {"shared-mem"}  # emptyDirs in memory
-LONG_RUNNING = {"api", "runner", "ray-head", "ray-worker", "rayjob-head", "rayjob-worker", "rayservice-head", "rayservice-worker"}
+LONG_RUNNING = {
+    "api",
+    "runner",
+    "ray-head",
+    "ray-worker",
+    "rayjob-head",
+    "rayjob-worker",
+    "rayservice-head",
+    "rayservice-worker",
+}
 # A secret by its looks: a key of xcray, a private key, a password in an address, AWS's key ids.
-SECRET = re.compile(r"xck_[a-z]{20}_|-----BEGIN|://[^/\s:@]+:[^/\s@]+@|\bAKIA[0-9A-Z]{16}\b|\bghp_\w{30}")
+SECRET = re.compile(
+    r"xck_[a-z]{20}_|-----BEGIN|://[^/\s:@]+:[^/\s@]+@|\bAKIA[0-9A-Z]{16}\b|\bghp_\w{30}"
+)
 SECRET_NAMES = re.compile(r"(?i)(password|passwd|secret(_access)?_key|token|credential|api_?key)")
 NOT_SECRETS = {"RAY_AUTH_MODE", "XCRAY_RAY_TOKEN_PATH"}  # a mode, a path
 
 
 def every(name: str) -> list[tuple[Owner, dict[str, Any]]]:
     """All containers of a values file, with their pods."""
-    return [(owner, container) for owner in pods(rendering(name).objects) for container in containers(owner.pod)]
+    return [
+        (owner, container)
+        for owner in pods(rendering(name).objects)
+        for container in containers(owner.pod)
+    ]
 
 
 def faults(owner: Owner) -> list[str]:
@@ -36,11 +51,17 @@ def faults(owner: Owner) -> list[str]:
     spec, out = owner.pod["spec"], []
     shared = spec.get("securityContext", {})
     out += [f"{key} of the host" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
-    out += [f"{volume['name']} is a path of the host" for volume in spec.get("volumes", []) if "hostPath" in volume]
+    out += [
+        f"{volume['name']} is a path of the host"
+        for volume in spec.get("volumes", [])
+        if "hostPath" in volume
+    ]
     if spec.get("automountServiceAccountToken") is not False:
         out.append("a token of Kubernetes is mounted into every container")
     if spec.get("enableServiceLinks") is not False:
-        out.append("addresses of all Services are in its environment: XCRAY_PORT could be one of them")
+        out.append(
+            "addresses of all Services are in its environment: XCRAY_PORT could be one of them"
+        )
     if shared.get("seccompProfile", {}).get("type") != "RuntimeDefault":
         out.append("no seccomp profile")
     if not shared.get("runAsUser") or not shared.get("runAsGroup") or not shared.get("fsGroup"):
@@ -55,13 +76,24 @@ def container_faults(container: dict[str, Any], spec: dict[str, Any]) -> list[st
     out = []
     context = container.get("securityContext", {})
     merged = {**spec.get("securityContext", {}), **context}
-    wanted = {"runAsNonRoot": True, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
-    out += [f"{key} is {merged.get(key)}" for key, value in wanted.items() if merged.get(key) is not value]
+    wanted = {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+    }
+    out += [
+        f"{key} is {merged.get(key)}"
+        for key, value in wanted.items()
+        if merged.get(key) is not value
+    ]
     if context.get("privileged") or context.get("capabilities") != {"drop": ["ALL"]}:
         out.append("it has capabilities")
     if merged.get("runAsUser") == 0:
         out.append("it is root")
-    limits, requests = container.get("resources", {}).get("limits", {}), container.get("resources", {}).get("requests", {})
+    limits, requests = (
+        container.get("resources", {}).get("limits", {}),
+        container.get("resources", {}).get("requests", {}),
+    )
     if "memory" not in limits or "memory" not in requests or "cpu" not in requests:
         out.append("its memory or CPU is not requested, or its memory not limited")
     _, _, tag = container["image"].rpartition("/")[2].partition(":")
@@ -81,7 +113,11 @@ def container_faults(container: dict[str, Any], spec: dict[str, Any]) -> list[st
 def test_every_pod_is_restricted(name: str) -> None:
     found = pods(rendering(name).objects)
     assert len(found) >= 2
-    assert {owner.name + ":" + owner.pod["metadata"]["name"]: given for owner in found if (given := faults(owner))} == {}
+    assert {
+        owner.name + ":" + owner.pod["metadata"]["name"]: given
+        for owner in found
+        if (given := faults(owner))
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -91,8 +127,16 @@ def test_every_pod_is_restricted(name: str) -> None:
         (("automountServiceAccountToken",), True, "token"),
         (("securityContext", "runAsNonRoot"), False, None),  # the containers say it, too
         (("securityContext", "seccompProfile", "type"), "Unconfined", "seccomp"),
-        (("containers", 0, "securityContext", "readOnlyRootFilesystem"), False, "readOnlyRootFilesystem"),
-        (("containers", 0, "securityContext", "capabilities"), {"drop": ["ALL"], "add": ["NET_RAW"]}, "capabilities"),
+        (
+            ("containers", 0, "securityContext", "readOnlyRootFilesystem"),
+            False,
+            "readOnlyRootFilesystem",
+        ),
+        (
+            ("containers", 0, "securityContext", "capabilities"),
+            {"drop": ["ALL"], "add": ["NET_RAW"]},
+            "capabilities",
+        ),
         (("containers", 0, "securityContext", "privileged"), True, "capabilities"),
         (("containers", 0, "securityContext", "runAsUser"), 0, "root"),
         (("containers", 0, "image"), "registry:5000/xcray", "not one version"),
@@ -141,19 +185,25 @@ def test_no_secret_is_where_it_can_be_read_in_passing(name: str) -> None:
     for thing in rendering(name).objects:
         where = f"{thing['kind']}/{thing['metadata']['name']}"
         if thing["kind"] == "Secret":
-            assert all(SECRET.search(base64.b64decode(value).decode()) for value in thing["data"].values())  # the judge sees them
+            assert all(
+                SECRET.search(base64.b64decode(value).decode()) for value in thing["data"].values()
+            )  # the judge sees them
             continue
         assert not SECRET.search(json.dumps(thing)), f"{where} holds what looks like a secret"
     for owner, container in every(name):
         for each in container.get("env", []):
             if SECRET_NAMES.search(each["name"]) and each["name"] not in NOT_SECRETS:
-                assert "secretKeyRef" in each.get("valueFrom", {}), f"{owner.name}: {each['name']} is written out"
+                assert "secretKeyRef" in each.get("valueFrom", {}), (
+                    f"{owner.name}: {each['name']} is written out"
+                )
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_runs_long_is_watched_and_bounded(name: str) -> None:
     for owner in pods(rendering(name).objects):
-        if owner.role not in LONG_RUNNING or owner.pod["metadata"]["name"].endswith("-redis-cleanup"):
+        if owner.role not in LONG_RUNNING or owner.pod["metadata"]["name"].endswith(
+            "-redis-cleanup"
+        ):
             continue
         first = owner.pod["spec"]["containers"][0]
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -161,8 +211,12 @@ def test_what_runs_long_is_watched_and_bounded(name: str) -> None:
         assert owner.pod["spec"]["terminationGracePeriodSeconds"] >= 30
         for volume in owner.pod["spec"]["volumes"]:
             if "emptyDir" in volume:
-                assert volume["emptyDir"].get("sizeLimit"), f"{owner.name}: {volume['name']} may fill the node"
-                assert volume["emptyDir"].get("medium") == ("Memory" if volume["name"] in SHARED_MEMORY else None)
+                assert volume["emptyDir"].get("sizeLimit"), (
+                    f"{owner.name}: {volume['name']} may fill the node"
+                )
+                assert volume["emptyDir"].get("medium") == (
+                    "Memory" if volume["name"] in SHARED_MEMORY else None
+                )
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -177,14 +231,27 @@ def test_liveness_depends_on_nothing_outside_the_process(name: str) -> None:
 def exposed(objects: Objects) -> set[tuple[str, int]]:
     """Roles and ports that are offered outside of the cluster: by Ingress, HTTPRoute, and Services that have an address there."""
     services = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Service"}
-    names = {name for name, each in services.items() if each["spec"].get("type", "ClusterIP") != "ClusterIP"}
+    names = {
+        name
+        for name, each in services.items()
+        if each["spec"].get("type", "ClusterIP") != "ClusterIP"
+    }
     for each in objects:
         if each["kind"] == "Ingress":
-            names |= {path["backend"]["service"]["name"] for rule in each["spec"]["rules"] for path in rule["http"]["paths"]}
+            names |= {
+                path["backend"]["service"]["name"]
+                for rule in each["spec"]["rules"]
+                for path in rule["http"]["paths"]
+            }
         if each["kind"] == "HTTPRoute":
             names |= {ref["name"] for rule in each["spec"]["rules"] for ref in rule["backendRefs"]}
     found = {services[name]["spec"]["selector"]["app.kubernetes.io/component"] for name in names}
-    return {(role, port["port"]) for role in found for name in names for port in services[name]["spec"]["ports"]}
+    return {
+        (role, port["port"])
+        for role in found
+        for name in names
+        for port in services[name]["spec"]["ports"]
+    }
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -206,7 +273,8 @@ def test_no_template_writes_rights_of_a_whole_cluster() -> None:
     for path in (CHART / "templates").rglob("*"):
         if path.is_file():
             text = path.read_text()
-            assert not re.search(r"kind: (ClusterRole|ClusterRoleBinding|CustomResourceDefinition|PodSecurityPolicy)", text), (
-                path.name
-            )
+            assert not re.search(
+                r"kind: (ClusterRole|ClusterRoleBinding|CustomResourceDefinition|PodSecurityPolicy)",
+                text,
+            ), path.name
             assert "hostPath" not in text, path.name

@@ -29,7 +29,13 @@ SERVING = {
     "storage": {"objects": {"enabled": True}},
     "api": {"models": [{"name": "news", "uri": "s3://b/m"}]},
 }
-DOORS = {"ingress": {"enabled": True, "hosts": ["x.example.org"], "tls": [{"secretName": "t", "hosts": ["x.example.org"]}]}}
+DOORS = {
+    "ingress": {
+        "enabled": True,
+        "hosts": ["x.example.org"],
+        "tls": [{"secretName": "t", "hosts": ["x.example.org"]}],
+    }
+}
 
 
 def over(*layers: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +90,9 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
         planted: dict[str, Any] = {"nonesuch": 1}
         for name in reversed(parents):
             planted = {name: planted}
-        assert any("nonesuch" in fault for fault in said_of(planted)), f"{'.'.join(parents)} takes any key"
+        assert any("nonesuch" in fault for fault in said_of(planted)), (
+            f"{'.'.join(parents)} takes any key"
+        )
 
 
 def at(value: Any, path: tuple[str, ...]) -> Any:
@@ -124,10 +132,22 @@ MISSHAPEN: list[tuple[str, dict[str, Any], str]] = [
     ("no access mode", {"storage": {"home": {"accessModes": ["RWX"]}}}, "'RWX' is not one of"),
     ("no store", {"store": {"type": "mysql"}}, "'mysql' is not one of"),
     ("a pool that is none", {"runner": {"pool": "spark"}}, "'spark' is not one of"),
-    ("a port too high", {"networkPolicy": {"storePort": 70000}}, "70000 is greater than the maximum"),
+    (
+        "a port too high",
+        {"networkPolicy": {"storePort": 70000}},
+        "70000 is greater than the maximum",
+    ),
     ("any origin", {"api": {"corsOrigins": ["*"]}}, "does not match"),
-    ("a model from the web", {"api": {"models": [{"name": "a", "uri": "http://x/y"}]}}, "does not match"),
-    ("a model with a bad name", {"api": {"models": [{"name": "../a", "uri": "s3://x/y"}]}}, "does not match"),
+    (
+        "a model from the web",
+        {"api": {"models": [{"name": "a", "uri": "http://x/y"}]}},
+        "does not match",
+    ),
+    (
+        "a model with a bad name",
+        {"api": {"models": [{"name": "../a", "uri": "s3://x/y"}]}},
+        "does not match",
+    ),
     ("a setting that is none", {"settings": {"max_memory": 3}}, "'max_memory' was unexpected"),
     ("a setting that is the chart's", {"settings": {"home": "/tmp"}}, "'home' was unexpected"),
     ("root", {"podSecurity": {"runAsUser": 0}}, "0 is less than the minimum"),
@@ -136,29 +156,71 @@ MISSHAPEN: list[tuple[str, dict[str, Any], str]] = [
     ("a name too long", {"fullnameOverride": "x" * 41}, "is too long"),
     ("a name that begins with a digit", {"fullnameOverride": "1x"}, "does not match"),
     ("an Ingress for nobody", {"ingress": {"enabled": True}}, "[] should be non-empty"),
-    ("a route to nowhere", {"ingress": {"httpRoute": {"enabled": True, "hostnames": ["a.b"]}}}, "[] should be non-empty"),
-    ("an environment variable with a space", {"extraEnv": [{"name": "A B", "value": "1"}]}, "does not match"),
-    ("a number as a variable's value", {"extraEnv": [{"name": "A", "value": 1}]}, "1 is not of type 'string'"),
-    ("Ray's dashboard for all", {"ray": {"head": {"serviceType": "LoadBalancer"}}}, "'serviceType' was unexpected"),
+    (
+        "a route to nowhere",
+        {"ingress": {"httpRoute": {"enabled": True, "hostnames": ["a.b"]}}},
+        "[] should be non-empty",
+    ),
+    (
+        "an environment variable with a space",
+        {"extraEnv": [{"name": "A B", "value": "1"}]},
+        "does not match",
+    ),
+    (
+        "a number as a variable's value",
+        {"extraEnv": [{"name": "A", "value": 1}]},
+        "1 is not of type 'string'",
+    ),
+    (
+        "Ray's dashboard for all",
+        {"ray": {"head": {"serviceType": "LoadBalancer"}}},
+        "'serviceType' was unexpected",
+    ),
     ("Ray without a token", {"ray": {"auth": {"mode": "disabled"}}}, "'mode' was unexpected"),
     ("a version with a v", {"ray": {"version": "v2.60.0"}}, "does not match"),
     ("half a core for workers", {"ray": {"workerDefaults": {"cpu": "500m"}}}, "does not match"),
     ("decimal memory", {"ray": {"workerDefaults": {"memory": "16G"}}}, "does not match"),
-    ("a parameter of Ray that is a number", {"ray": {"head": {"rayStartParams": {"num-cpus": 0}}}}, "0 is not of type 'string'"),
-    ("a misspelt key of a group", {"ray": {"workerGroups": {"a": {"max": 3}}}}, "is not valid under any"),
+    (
+        "a parameter of Ray that is a number",
+        {"ray": {"head": {"rayStartParams": {"num-cpus": 0}}}},
+        "0 is not of type 'string'",
+    ),
+    (
+        "a misspelt key of a group",
+        {"ray": {"workerGroups": {"a": {"max": 3}}}},
+        "is not valid under any",
+    ),
     ("a group's name in capitals", {"ray": {"workerGroups": {"GPU": {}}}}, "does not match"),
-    ("Redis without a port", {"ray": {"gcsFaultTolerance": {"redisAddress": "redis"}}}, "does not match"),
-    ("no upscaling mode", {"ray": {"autoscaling": {"upscalingMode": "Fast"}}}, "'Fast' is not one of"),
+    (
+        "Redis without a port",
+        {"ray": {"gcsFaultTolerance": {"redisAddress": "redis"}}},
+        "does not match",
+    ),
+    (
+        "no upscaling mode",
+        {"ray": {"autoscaling": {"upscalingMode": "Fast"}}},
+        "'Fast' is not one of",
+    ),
     ("a data set elsewhere", {"rayJob": {"dataset": "data/../../etc"}}, "does not match"),
-    ("data in a folder of the node", {"rayJob": {"dataVolume": {"hostPath": {"path": "/"}}}}, "'hostPath' is not one of"),
-    ("data from two places", {"rayJob": {"dataVolume": {"nfs": {}, "csi": {}}}}, "has too many properties"),
+    (
+        "data in a folder of the node",
+        {"rayJob": {"dataVolume": {"hostPath": {"path": "/"}}}},
+        "'hostPath' is not one of",
+    ),
+    (
+        "data from two places",
+        {"rayJob": {"dataVolume": {"nfs": {}, "csi": {}}}},
+        "has too many properties",
+    ),
     ("a grace that is no span", {"auth": {"olderExpire": "1 day"}}, "does not match"),
     ("a push over the web", {"rayJob": {"push": "https://x/y"}}, "does not match"),
     ("a monitor that is none", {"monitoring": {"scraping": {}}}, "'scraping' was unexpected"),
 ]
 
 
-@pytest.mark.parametrize(("values", "expected"), [row[1:] for row in MISSHAPEN], ids=[row[0] for row in MISSHAPEN])
+@pytest.mark.parametrize(
+    ("values", "expected"), [row[1:] for row in MISSHAPEN], ids=[row[0] for row in MISSHAPEN]
+)
 def test_the_schema_refuses_what_is_misshapen(values: dict[str, Any], expected: str) -> None:
     said = said_of(values)
     assert len(said) >= 1
@@ -178,7 +240,11 @@ def test_helm_itself_asks_the_schema() -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("an image nobody knows", {"image": {"tag": "latest"}}, "image.tag latest is refused"),
-    ("two hosts on one file", {"mode": "cluster", "store": {"type": "sqlite"}}, "mode cluster needs PostgreSQL"),
+    (
+        "two hosts on one file",
+        {"mode": "cluster", "store": {"type": "sqlite"}},
+        "mode cluster needs PostgreSQL",
+    ),
     (
         "replicas on SQLite",
         over(SERVING, {"store": {"type": "sqlite", "existingSecret": ""}, "api": {"replicas": 2}}),
@@ -190,20 +256,38 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "store.existingSecret is set, but store.type is sqlite",
     ),
     ("PostgreSQL without its Secret", {"mode": "cluster"}, "PostgreSQL needs store.existingSecret"),
-    ("replicas of all in one", over(PG, {"store": {"type": "postgresql"}, "api": {"replicas": 2}}), "mode all-in-one is one pod"),
+    (
+        "replicas of all in one",
+        over(PG, {"store": {"type": "postgresql"}, "api": {"replicas": 2}}),
+        "mode all-in-one is one pod",
+    ),
     (
         "a volume of one node",
         over(CLUSTER, {"storage": {"home": {"accessModes": ["ReadWriteOnce"]}}}),
         "mode cluster mounts the home",
     ),
-    ("SQLite on a network", {"storage": {"home": {"accessModes": ["ReadWriteMany"]}}}, "SQLite on a ReadWriteMany volume"),
+    (
+        "SQLite on a network",
+        {"storage": {"home": {"accessModes": ["ReadWriteMany"]}}},
+        "SQLite on a ReadWriteMany volume",
+    ),
     (
         "a volume of one pod",
-        over(CLUSTER, {"storage": {"home": {"accessModes": ["ReadWriteOncePod"], "sameNode": True}}}),
+        over(
+            CLUSTER, {"storage": {"home": {"accessModes": ["ReadWriteOncePod"], "sameNode": True}}}
+        ),
         "a ReadWriteOncePod claim",
     ),
-    ("nothing to serve", over(SERVING, {"api": {"models": []}}), "mode serving has nothing to serve"),
-    ("models from two places", over(SERVING, {"storage": {"home": {"existingClaim": "c"}}}), "mode serving takes its models from"),
+    (
+        "nothing to serve",
+        over(SERVING, {"api": {"models": []}}),
+        "mode serving has nothing to serve",
+    ),
+    (
+        "models from two places",
+        over(SERVING, {"storage": {"home": {"existingClaim": "c"}}}),
+        "mode serving takes its models from",
+    ),
     (
         "models without storage",
         over(SERVING, {"storage": {"objects": {"enabled": False}}}),
@@ -219,10 +303,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         over(SERVING, {"storage": {"objects": {"mirror": "s3://b/m"}}}),
         "mode serving publishes nothing that storage.objects.mirror could copy",
     ),
-    ("a model that is nowhere", over(SERVING, {"api": {"preload": ["law"]}}), "api.preload names law"),
+    (
+        "a model that is nowhere",
+        over(SERVING, {"api": {"preload": ["law"]}}),
+        "api.preload names law",
+    ),
     (
         "models in another mode",
-        {"storage": {"objects": {"enabled": True}}, "api": {"models": [{"name": "news", "uri": "s3://b/m"}]}},
+        {
+            "storage": {"objects": {"enabled": True}},
+            "api": {"models": [{"name": "news", "uri": "s3://b/m"}]},
+        },
         "api.models are pulled in mode serving only",
     ),
     ("no keys", {"auth": {"generate": False}}, "no keys at all"),
@@ -231,7 +322,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"auth": {"insecureDev": True, "existingSecret": "k"}},
         "auth.insecureDev and auth.existingSecret exclude",
     ),
-    ("no keys, seen from outside", over(DOORS, {"auth": {"insecureDev": True}}), "auth.insecureDev is for closed networks"),
+    (
+        "no keys, seen from outside",
+        over(DOORS, {"auth": {"insecureDev": True}}),
+        "auth.insecureDev is for closed networks",
+    ),
     (
         "no keys, a node's port",
         {"auth": {"insecureDev": True}, "service": {"type": "NodePort"}},
@@ -242,7 +337,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"ingress": {"enabled": True, "hosts": ["x.example.org"]}},
         "Ingress for x.example.org without TLS",
     ),
-    ("a balancer in plain text", {"service": {"type": "LoadBalancer"}}, "a Service of type LoadBalancer without TLS"),
+    (
+        "a balancer in plain text",
+        {"service": {"type": "LoadBalancer"}},
+        "a Service of type LoadBalancer without TLS",
+    ),
     ("a drain too short", {"api": {"drainSeconds": 5}}, "api.drainSeconds=5 must be more than"),
     (
         "a pod killed too soon",
@@ -251,17 +350,25 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "fewest above most",
-        over(CLUSTER, {"api": {"autoscaling": {"enabled": True, "minReplicas": 9, "maxReplicas": 3}}}),
+        over(
+            CLUSTER, {"api": {"autoscaling": {"enabled": True, "minReplicas": 9, "maxReplicas": 3}}}
+        ),
         "minReplicas is above",
     ),
     (
         "nothing to scale by",
-        over(CLUSTER, {"api": {"autoscaling": {"enabled": True, "targetCPUUtilizationPercentage": None}}}),
+        over(
+            CLUSTER,
+            {"api": {"autoscaling": {"enabled": True, "targetCPUUtilizationPercentage": None}}},
+        ),
         "api.autoscaling has nothing to go by",
     ),
     (
         "a share of nothing",
-        over(CLUSTER, {"api": {"autoscaling": {"enabled": True}, "resources": {"requests": {"cpu": None}}}}),
+        over(
+            CLUSTER,
+            {"api": {"autoscaling": {"enabled": True}, "resources": {"requests": {"cpu": None}}}},
+        ),
         "api.autoscaling by CPU needs",
     ),
     (
@@ -274,7 +381,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         over(CLUSTER, {"runner": {"updateStrategy": {"type": "Recreate"}}}),
         "runner.updateStrategy.type=Recreate",
     ),
-    ("Ray in a runner's pod", over(CLUSTER, {"runner": {"pool": "ray"}}), "runner.pool=ray needs ray.enabled=true"),
+    (
+        "Ray in a runner's pod",
+        over(CLUSTER, {"runner": {"pool": "ray"}}),
+        "runner.pool=ray needs ray.enabled=true",
+    ),
     ("Ray without a cluster", {"ray": {"enabled": True}}, "ray.enabled needs mode=cluster"),
     ("an old Ray", over(RAY, {"ray": {"version": "2.51.0"}}), "token authentication needs 2.52"),
     (
@@ -292,34 +403,66 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         over(RAY, {"ray": {"gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379"}}}),
         "gcsFaultTolerance.enabled needs existingSecret",
     ),
-    ("no workers", over(RAY, {"ray": {"workerGroups": {"general": {"enabled": False}}}}), "no group of workers is on"),
-    ("no workers at all", over(RAY, {"ray": {"workerGroups": {"general": None}}}), "no group of workers is on"),
+    (
+        "no workers",
+        over(RAY, {"ray": {"workerGroups": {"general": {"enabled": False}}}}),
+        "no group of workers is on",
+    ),
+    (
+        "no workers at all",
+        over(RAY, {"ray": {"workerGroups": {"general": None}}}),
+        "no group of workers is on",
+    ),
     (
         "fewest workers above most",
         over(RAY, {"ray": {"workerGroups": {"general": {"minReplicas": 9}}}}),
         "minReplicas is above maxReplicas",
     ),
-    ("a group of none", over(RAY, {"ray": {"workerGroups": {"a": {"maxReplicas": 0}}}}), "maxReplicas is 0: switch the group off"),
+    (
+        "a group of none",
+        over(RAY, {"ray": {"workerGroups": {"a": {"maxReplicas": 0}}}}),
+        "maxReplicas is 0: switch the group off",
+    ),
     (
         "workers that are all objects",
         over(RAY, {"ray": {"workerGroups": {"a": {"objectStore": "16Gi"}}}}),
         "objectStore is a part of memory",
     ),
-    ("workers killed while they drain", over(RAY, {"ray": {"drainSeconds": 60}}), "must be more than ray.drainSeconds"),
-    ("a training of nothing", over(CLUSTER, {"rayJob": {"enabled": True}}), "rayJob.enabled needs rayJob.dataset"),
+    (
+        "workers killed while they drain",
+        over(RAY, {"ray": {"drainSeconds": 60}}),
+        "must be more than ray.drainSeconds",
+    ),
+    (
+        "a training of nothing",
+        over(CLUSTER, {"rayJob": {"enabled": True}}),
+        "rayJob.enabled needs rayJob.dataset",
+    ),
     (
         "a training of what lies in a bucket",
         over(CLUSTER, {"rayJob": {"enabled": True, "dataset": "s3://corpora/news"}}),
         "rayJob.dataset=s3://corpora/news: trainings map a data set's files",
     ),
-    ("a training without a shared home", {"rayJob": {"enabled": True, "dataset": "news"}}, "rayJob.enabled needs mode=cluster"),
-    ("copies without shared keys", {"rayService": {"enabled": True}}, "rayService.enabled needs PostgreSQL"),
+    (
+        "a training without a shared home",
+        {"rayJob": {"enabled": True, "dataset": "news"}},
+        "rayJob.enabled needs mode=cluster",
+    ),
+    (
+        "copies without shared keys",
+        {"rayService": {"enabled": True}},
+        "rayService.enabled needs PostgreSQL",
+    ),
     (
         "fewest copies above most",
         over(CLUSTER, {"rayService": {"enabled": True, "minReplicas": 9}}),
         "rayService.minReplicas is above",
     ),
-    ("copies without models", over(SERVING, {"rayService": {"enabled": True}}), "rayService.enabled needs rayService.models"),
+    (
+        "copies without models",
+        over(SERVING, {"rayService": {"enabled": True}}),
+        "rayService.enabled needs rayService.models",
+    ),
     (
         "no queue",
         over(RAY, {"kueue": {"enabled": True}, "ray": {"autoscaling": {"enabled": False}}}),
@@ -340,7 +483,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         over(
             RAY,
             {"kueue": {"enabled": True, "queueName": "q"}},
-            {"ray": {"autoscaling": {"enabled": False}, "workerGroups": {f"g{i}": {} for i in range(7)}}},
+            {
+                "ray": {
+                    "autoscaling": {"enabled": False},
+                    "workerGroups": {f"g{i}": {} for i in range(7)},
+                }
+            },
         ),
         "Kueue admits at most 8 kinds of pods",
     ),
@@ -354,7 +502,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
                         "apiVersion": "v1",
                         "kind": "Service",
                         "metadata": {"name": "open"},
-                        "spec": {"type": "LoadBalancer", "ports": [{"port": 8265}], "selector": {"ray.io/node-type": "head"}},
+                        "spec": {
+                            "type": "LoadBalancer",
+                            "ports": [{"port": 8265}],
+                            "selector": {"ray.io/node-type": "head"},
+                        },
                     }
                 ]
             },
@@ -364,7 +516,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "expected"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("values", "expected"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
 def test_what_is_unsafe_or_makes_no_sense_is_refused(values: dict[str, Any], expected: str) -> None:
     assert said_of(values) == []  # the shapes are right, so it is the templates that refuse
     if not helms():
@@ -390,20 +544,37 @@ def refusals() -> dict[str, str]:
 
 
 def test_every_refusal_of_the_templates_is_played() -> None:
-    texts = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
+    texts = "\n".join(
+        path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file()
+    )
     written = re.findall(r'fail \(?(?:printf )?"((?:[^"\\]|\\.)*)"', texts)
     assert len(written) == len(re.findall(r"\bfail [(\"]", texts)) >= 40
-    lacking = [text for text in written if not any(like(text, expected) for _, _, expected in REFUSED)]
+    lacking = [
+        text for text in written if not any(like(text, expected) for _, _, expected in REFUSED)
+    ]
     assert lacking == [], "refusals without a row in REFUSED"
 
 
 def like(written: str, expected: str) -> bool:
     """Whether a template's message can be the expected one: %s and %v stand for anything."""
-    pattern = "".join(".+" if part in ("%s", "%v", "%d") else re.escape(part) for part in re.split(r"(%[svd])", written))
+    pattern = "".join(
+        ".+" if part in ("%s", "%v", "%d") else re.escape(part)
+        for part in re.split(r"(%[svd])", written)
+    )
     spoken = re.sub(r"%[svd]", "\x00", written)
     whole = any(
         expected in spoken.replace("\x00", word)
-        for word in ("x", "2", "5", "40", "law", "Service", "LoadBalancer", "x.example.org", "s3://corpora/news")
+        for word in (
+            "x",
+            "2",
+            "5",
+            "40",
+            "law",
+            "Service",
+            "LoadBalancer",
+            "x.example.org",
+            "s3://corpora/news",
+        )
     )
     return whole or bool(re.search(pattern, expected))
 
@@ -412,20 +583,54 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("minimal", {}),
     ("no keys in a closed network", {"auth": {"insecureDev": True}}),
     ("a key made elsewhere", {"auth": {"existingSecret": "k"}}),
-    ("pods that speak TLS", {"api": {"tls": {"existingSecret": "tls"}}, "service": {"type": "LoadBalancer"}}),
-    ("OpenShift gives users", {"podSecurity": {"runAsUser": None, "runAsGroup": None, "fsGroup": None}}),
-    ("one node", over(CLUSTER, {"storage": {"home": {"accessModes": ["ReadWriteOnce"], "sameNode": True}}})),
+    (
+        "pods that speak TLS",
+        {"api": {"tls": {"existingSecret": "tls"}}, "service": {"type": "LoadBalancer"}},
+    ),
+    (
+        "OpenShift gives users",
+        {"podSecurity": {"runAsUser": None, "runAsGroup": None, "fsGroup": None}},
+    ),
+    (
+        "one node",
+        over(CLUSTER, {"storage": {"home": {"accessModes": ["ReadWriteOnce"], "sameNode": True}}}),
+    ),
     (
         "a route of the Gateway API",
-        {"ingress": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}], "hostnames": ["a.example.org"]}}},
+        {
+            "ingress": {
+                "httpRoute": {
+                    "enabled": True,
+                    "parentRefs": [{"name": "g"}],
+                    "hostnames": ["a.example.org"],
+                }
+            }
+        },
     ),
     ("a service account of others", {"serviceAccount": {"create": False, "name": "mine"}}),
     ("an operator's own policies", {"networkPolicy": {"enabled": False}}),
-    ("only spot workers", over(RAY, {"ray": {"workerGroups": {"general": {"enabled": False}, "spot": {"spot": True}}}})),
-    ("a head that is not kept in Redis, of fixed size", over(RAY, {"ray": {"autoscaling": {"enabled": False}}})),
+    (
+        "only spot workers",
+        over(
+            RAY, {"ray": {"workerGroups": {"general": {"enabled": False}, "spot": {"spot": True}}}}
+        ),
+    ),
+    (
+        "a head that is not kept in Redis, of fixed size",
+        over(RAY, {"ray": {"autoscaling": {"enabled": False}}}),
+    ),
     (
         "more objects",
-        {"extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "more"}, "data": {"a": "b"}}]},
+        {
+            "extraObjects": [
+                {
+                    "apiVersion": "v1",
+                    "kind": "ConfigMap",
+                    "metadata": {"name": "more"},
+                    "data": {"a": "b"},
+                }
+            ]
+        },
     ),
 ]
 

@@ -91,7 +91,11 @@ def opened(tmp_path, **changes):
 
 
 def test_arrays_come_back_as_they_were(tmp_path):
-    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array([2**40]), "none": np.zeros((0, 4), np.float64)}
+    arrays = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "n": np.array([2**40]),
+        "none": np.zeros((0, 4), np.float64),
+    }
     digest = write_arrays(tmp_path / "x.arrow", arrays)
     found = read_arrays(tmp_path / "x.arrow", digest)
     assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
@@ -106,7 +110,9 @@ def test_a_damaged_file_is_corrupt(tmp_path, harm):
     digest = write_arrays(path, {"a": np.arange(1000, dtype=np.float32)})
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    path.write_bytes({"flip": content, "cut": content[:900], "remove": b"", "text": b"no arrow"}[harm])
+    path.write_bytes(
+        {"flip": content, "cut": content[:900], "remove": b"", "text": b"no arrow"}[harm]
+    )
     if harm == "remove":
         path.unlink()
     with pytest.raises(Corrupt, match="is not what was written"):
@@ -117,7 +123,10 @@ def test_blocks_are_packed_and_unpacked():
     was = block(2)
     found = unpacked(packed(was))
     assert (found.lo, found.hi, len(found.state)) == (6, 9, 2)
-    assert all(np.array_equal(a, b) for a, b in zip((was.W, *was.state), (found.W, *found.state), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip((was.W, *was.state), (found.W, *found.state), strict=True)
+    )
 
 
 def test_what_is_saved_is_loaded(team, tmp_path):
@@ -134,7 +143,9 @@ def test_what_is_saved_is_loaded(team, tmp_path):
     for j, (_, handle) in enumerate(blocks):
         assert np.array_equal(team.fetch(handle).W, block(j, 1).W)
     for shard, home in enumerate(HOMES):
-        assert np.array_equal(team._lives[home].hand._locals[shard].b, np.linspace(shard, shard + 1, 5))
+        assert np.array_equal(
+            team._lives[home].hand._locals[shard].b, np.linspace(shard, shard + 1, 5)
+        )
 
 
 def test_what_a_block_remembers_goes_where_the_block_does(team, tmp_path):
@@ -161,7 +172,11 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(team, tmp
     save(kept, team, 2)
     path = tmp_path / "kept" / "rest-000002" / name
     content = path.read_bytes()
-    path.write_bytes(content.replace(b'"epoch": 2', b'"epoch": 3') if name == "rest.json" else content[:-200] + bytes(200))
+    path.write_bytes(
+        content.replace(b'"epoch": 2', b'"epoch": 3')
+        if name == "rest.json"
+        else content[:-200] + bytes(200)
+    )
     kept = opened(tmp_path)
     found = kept.newest()
     if name != "rest.json":
@@ -180,8 +195,17 @@ def test_a_checkpoint_that_broke_off_is_not_there(team, tmp_path):
     save(kept, team, 1)
     team.lose("worker-1")
     with pytest.raises(WorkerLost, match="worker-1"):
-        kept.write(team, 2, {}, [("worker-0", team.put(block(j))) for j in range(BLOCKS)], ("worker-0",) * 3)
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["rest-000001", "run.json"]
+        kept.write(
+            team,
+            2,
+            {},
+            [("worker-0", team.put(block(j))) for j in range(BLOCKS)],
+            ("worker-0",) * 3,
+        )
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        "rest-000001",
+        "run.json",
+    ]
     assert opened(tmp_path).newest().note == {"epoch": 1}
 
 

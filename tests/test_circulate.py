@@ -24,12 +24,17 @@ class World:
     """
 
     def __init__(self, homes, blocks, laps, *, ahead=2, **options):
-        self.homes, self.blocks, self.laps, self.ahead = homes, blocks, laps, ahead
+        self.homes = homes
+        self.blocks = blocks
+        self.laps = laps
+        self.ahead = ahead
         self.circulate = Circulate(homes, blocks, laps, ahead=ahead, **options)
         self.queues = {worker: deque() for worker in homes}
-        self.by_shard, self.by_block = [[] for _ in homes], [[] for _ in range(blocks)]  # (partner, lap), in order
+        self.by_shard = [[] for _ in homes]
+        self.by_block = [[] for _ in range(blocks)]  # (partner, lap), in order
         self.shard_values, self.block_values = start(len(homes), blocks)
-        self.issued, self.finish = [], None
+        self.issued = []
+        self.finish = None
         self.obey(self.circulate.begin())
 
     def obey(self, commands):
@@ -39,7 +44,9 @@ class World:
                 assert self.finish is None
                 self.finish = command
                 continue
-            assert not any(command.block == other.block for queue in self.queues.values() for other in queue)
+            assert not any(
+                command.block == other.block for queue in self.queues.values() for other in queue
+            )
             assert {self.homes[shard] for shard in command.shards} == {command.worker}
             assert all(a + 1 == b for a, b in pairwise(command.shards))
             self.queues[command.worker].append(command)
@@ -51,7 +58,9 @@ class World:
         """A worker ends its oldest visit: every cell is judged by what has happened so far."""
         visit = self.queues[worker].popleft()
         for shard in visit.shards:
-            assert len(self.by_shard[shard]) // self.blocks == visit.lap  # all blocks have passed it in the laps before
+            assert (
+                len(self.by_shard[shard]) // self.blocks == visit.lap
+            )  # all blocks have passed it in the laps before
             assert len(self.by_block[visit.block]) // len(self.homes) == visit.lap
             assert (visit.block, visit.lap) not in self.by_shard[shard]
             self.by_shard[shard].append((visit.block, visit.lap))
@@ -70,14 +79,20 @@ class World:
         assert not any(self.queues.values())
         every = sorted((block, lap) for block in range(self.blocks) for lap in range(self.laps))
         assert all(sorted(met) == every for met in self.by_shard)
-        assert self.circulate.done_cells == self.circulate.total_cells == len(self.homes) * self.blocks * self.laps
+        assert (
+            self.circulate.done_cells
+            == self.circulate.total_cells
+            == len(self.homes) * self.blocks * self.laps
+        )
         assert self.circulate.under_way() == []
         return self
 
 
 def start(shards, blocks):
     """Numbers of shards and of blocks."""
-    return [1.0 + 0.1 * shard for shard in range(shards)], [2.0 + 0.3 * block for block in range(blocks)]
+    return [1.0 + 0.1 * shard for shard in range(shards)], [
+        2.0 + 0.3 * block for block in range(blocks)
+    ]
 
 
 def meet(shard_values, block_values, shard, block):
@@ -118,14 +133,20 @@ def grids(draw):
     homes = homes_of(shards, workers, random)
     n_nodes = draw(st.integers(0, 3))
     nodes = {f"w{w}": f"n{random.randrange(n_nodes)}" for w in range(workers)} if n_nodes else None
-    shape = {"blocks": draw(st.integers(1, 12)), "laps": draw(st.integers(1, 3)), "ahead": draw(st.integers(1, 3))}
+    shape = {
+        "blocks": draw(st.integers(1, 12)),
+        "laps": draw(st.integers(1, 3)),
+        "ahead": draw(st.integers(1, 3)),
+    }
     return homes, {**shape, "nodes": nodes, "seed": draw(st.integers(0, 99))}, random
 
 
 def any_worker(random):
     """Workers end their visits in any order; some are rarely heard of."""
     weight = {}
-    return lambda busy: random.choices(busy, [weight.setdefault(w, random.choice([0.01, 1.0, 1.0])) for w in busy])[0]
+    return lambda busy: random.choices(
+        busy, [weight.setdefault(w, random.choice([0.01, 1.0, 1.0])) for w in busy]
+    )[0]
 
 
 @settings(max_examples=250, deadline=None)
@@ -141,7 +162,9 @@ def test_every_cell_once_a_lap_whatever_the_order_of_ends(grid, order):
 def test_ring_and_sync_are_the_nested_loops_to_the_bit(grid, order):
     homes, options, random = grid
     world = World(homes, order=order, **options).run(any_worker(random))
-    by_shard, by_block, shard_values, block_values = nested_loops(len(homes), options["blocks"], options["laps"])
+    by_shard, by_block, shard_values, block_values = nested_loops(
+        len(homes), options["blocks"], options["laps"]
+    )
     assert world.by_shard == by_shard
     assert world.by_block == by_block
     assert (world.shard_values, world.block_values) == (shard_values, block_values)
@@ -149,7 +172,10 @@ def test_ring_and_sync_are_the_nested_loops_to_the_bit(grid, order):
 
 def test_the_numbers_of_the_tests_tell_orders_apart():
     homes = homes_of(4, 4)
-    ends = {repr(World(homes, 5, 2, order="uniform", seed=seed).run(Random(seed).choice).shard_values) for seed in range(6)}
+    ends = {
+        repr(World(homes, 5, 2, order="uniform", seed=seed).run(Random(seed).choice).shard_values)
+        for seed in range(6)
+    }
     assert len(ends) == 6
 
 
@@ -175,7 +201,12 @@ def test_ring_goes_on_past_a_worker_that_is_late():
     while busy := [worker for worker, queue in world.queues.items() if queue and worker != "w3"]:
         world.run_one(busy[0])
     met = [len(each) for each in world.by_shard]
-    assert met == [2 * 1, 2 * 2, 2 * 3, 0]  # its own two blocks, and those of the workers between w3 and it
+    assert met == [
+        2 * 1,
+        2 * 2,
+        2 * 3,
+        0,
+    ]  # its own two blocks, and those of the workers between w3 and it
     sync = World(homes_of(4, 4), 8, 1, order="sync")
     while busy := [worker for worker, queue in sync.queues.items() if queue and worker != "w3"]:
         sync.run_one(busy[0])
@@ -248,7 +279,11 @@ def test_a_full_queue_is_drawn_again_and_the_shortest_is_preferred():
         seen = Counter()
         for seed in range(300):
             nomad = Nomad(homes_of(6, 6), 20, 1, ahead=3, shortest=shortest, seed=seed, nodes=None)
-            taken = [nomad.take(f"w{w}", 0) for w, load in enumerate([3, 2, 1, 1, 2, 1]) for _ in range(load)]
+            taken = [
+                nomad.take(f"w{w}", 0)
+                for w, load in enumerate([3, 2, 1, 1, 2, 1])
+                for _ in range(load)
+            ]
             seen[nomad.passed(taken[-1])[0]] += 1
         goals[shortest] = seen
     assert set(goals[True]) == {"w2", "w3"}
@@ -314,15 +349,24 @@ def test_state_is_json_and_tells_where_everything_is(order):
     seen = []
     while world.finish is None:
         state = json.loads(json.dumps(world.circulate.state()))
-        assert [Visit(**{**v, "shards": tuple(v["shards"])}) for v in state["under_way"]] == world.circulate.under_way()
+        assert [
+            Visit(**{**v, "shards": tuple(v["shards"])}) for v in state["under_way"]
+        ] == world.circulate.under_way()
         assert state["block_laps"] == [len(met) // 4 for met in world.by_block]
         ahead = [sum(shard in v["shards"] for v in state["under_way"]) for shard in range(4)]
-        assert state["shard_laps"] == [(len(met) + ahead[s]) // 3 for s, met in enumerate(world.by_shard)]
+        assert state["shard_laps"] == [
+            (len(met) + ahead[s]) // 3 for s, met in enumerate(world.by_shard)
+        ]
         seen.append(state["done_cells"])
         world.run_one(next(worker for worker, queue in world.queues.items() if queue))
     assert seen == sorted(seen)
     end = world.circulate.state()
-    assert (end["order"], end["done_cells"], end["block_laps"], end["shard_laps"]) == (order, 24, [2] * 3, [2] * 4)
+    assert (end["order"], end["done_cells"], end["block_laps"], end["shard_laps"]) == (
+        order,
+        24,
+        [2] * 3,
+        [2] * 4,
+    )
 
 
 def test_no_laps_are_over_before_they_begin():

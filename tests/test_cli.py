@@ -48,7 +48,8 @@ def test_a_step_as_a_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
+    ("seconds", "text"),
+    [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -57,7 +58,9 @@ def test_durations(seconds: float, text: str) -> None:
 def test_lines_are_written_now_and_then_without_control_codes() -> None:
     stream, now = io.StringIO(), [0.0]
     show = Lines(stream, every=5.0, clock=lambda: now[0])
-    for second, each in enumerate([step("LOADING", 0, 0), *(step(done=n) for n in range(0, 101, 10)), step("MERGING", 0, 0)]):
+    for second, each in enumerate(
+        [step("LOADING", 0, 0), *(step(done=n) for n in range(0, 101, 10)), step("MERGING", 0, 0)]
+    ):
         now[0] = float(second)
         show(each)
     lines = stream.getvalue().splitlines()
@@ -78,7 +81,10 @@ def test_the_last_line_of_a_phase_comes_once() -> None:
         show(step(done=10))
     for _ in range(3):
         show(step(done=100))
-    assert [line.split(" (")[0] for line in stream.getvalue().splitlines()] == ["TRAINING 10 of 100", "TRAINING 100 of 100"]
+    assert [line.split(" (")[0] for line in stream.getvalue().splitlines()] == [
+        "TRAINING 10 of 100",
+        "TRAINING 100 of 100",
+    ]
 
 
 def test_a_step_from_json_needs_nothing() -> None:
@@ -114,13 +120,23 @@ def test_json_has_no_nan_and_keeps_unicode(capsys: pytest.CaptureFixture[str]) -
     assert "für" in out
 
 
-def test_control_characters_in_names_never_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_names_never_reach_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     output.say("label \x1b]0;owned\x07 \u202e")
     assert capsys.readouterr().out == "label \\x1b]0;owned\\x07 \\u202e\n"
 
 
 @pytest.mark.parametrize(
-    ("n", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (3.2e9, "3.2 GB"), (4e12, "4.0 TB")]
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (2_500_000, "2.5 MB"),
+        (3.2e9, "3.2 GB"),
+        (4e12, "4.0 TB"),
+    ],
 )
 def test_bytes(n: float, text: str) -> None:
     assert output.bytes_of(n) == text
@@ -151,7 +167,11 @@ def test_assignments() -> None:
 )
 @pytest.mark.parametrize("as_json", [False, True])
 def test_every_error_is_one_line_and_a_code(
-    error: BaseException, code: int, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    code: int,
+    as_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fails(**_: Any) -> None:
         raise error
@@ -169,13 +189,26 @@ def test_every_error_is_one_line_and_a_code(
         assert ": " in first
 
 
-def test_the_place_of_bad_data_is_in_both_forms(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_place_of_bad_data_is_in_both_forms(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(**_: Any) -> None:
-        raise DataError("VALUE", "'x' is not a number", file="a.svm", line=3, column=7, value="x", hint="write 1:0.5")
+        raise DataError(
+            "VALUE",
+            "'x' is not a number",
+            file="a.svm",
+            line=3,
+            column=7,
+            value="x",
+            hint="write 1:0.5",
+        )
 
     monkeypatch.setattr(cli, "app", fails)
     assert run("data") == 2
-    assert capsys.readouterr().err == "error VALUE: a.svm:3:7: 'x' is not a number\n  hint: write 1:0.5\n"
+    assert (
+        capsys.readouterr().err
+        == "error VALUE: a.svm:3:7: 'x' is not a number\n  hint: write 1:0.5\n"
+    )
     assert run("data", "--json") == 2
     problem = json.loads(capsys.readouterr().err)
     assert (problem["code"], problem["line"], problem["column"]) == ("VALUE", 3, 7)
@@ -192,7 +225,14 @@ def test_debug_lets_the_traceback_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--nonsense"], ["nonsense"], ["data", "info"], ["train", "--workers", "many", "d"], ["predict", "m", "-k", "0"]]
+    "arguments",
+    [
+        ["--nonsense"],
+        ["nonsense"],
+        ["data", "info"],
+        ["train", "--workers", "many", "d"],
+        ["predict", "m", "-k", "0"],
+    ],
 )
 def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 2
@@ -208,7 +248,20 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"xcray {xcray.__version__}\n"
     assert run("--help") == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in ("data", "train", "jobs", "models", "predict", "explain", "serve", "demo", "doctor"))
+    assert all(
+        name in shown
+        for name in (
+            "data",
+            "train",
+            "jobs",
+            "models",
+            "predict",
+            "explain",
+            "serve",
+            "demo",
+            "doctor",
+        )
+    )
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -254,7 +307,9 @@ def test_the_first_interrupt_asks_the_second_leaves() -> None:
 def test_on_a_terminal_tables_are_aligned() -> None:
     code = "from xcray.cli import output; output.table(['name', 'n'], [['alpha', 1], ['b', 22]])"
     controller, terminal = pty.openpty()
-    done = subprocess.run([sys.executable, "-c", code], stdout=terminal, stderr=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=terminal, stderr=subprocess.PIPE, check=True
+    )
     os.close(terminal)
     pieces = []
     with contextlib.suppress(OSError):  # EIO: nobody writes any more, and all was read
@@ -264,4 +319,8 @@ def test_on_a_terminal_tables_are_aligned() -> None:
     shown = re.sub(r"\x1b\[\d*m", "", b"".join(pieces).decode())
     assert done.stderr == b""
     assert "\t" not in shown
-    assert [line.split() for line in shown.splitlines()] == [["name", "n"], ["alpha", "1"], ["b", "22"]]
+    assert [line.split() for line in shown.splitlines()] == [
+        ["name", "n"],
+        ["alpha", "1"],
+        ["b", "22"],
+    ]

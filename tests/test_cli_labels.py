@@ -28,18 +28,37 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a data set of labels a to d and a model of it."""
     place = tmp_path_factory.mktemp("labels")
     texts = {"a": "apple pear", "b": "hammer saw", "c": "owl robin", "d": "rain snow"}
-    rows = [{"text": f"{text} {i}", "labels": [name]} for i in range(6) for name, text in texts.items()]
+    rows = [
+        {"text": f"{text} {i}", "labels": [name]} for i in range(6) for name, text in texts.items()
+    ]
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     build("jsonl", {"train": place / "rows.jsonl"}, place / "data", BuildOptions(test_fraction=0.2))
     assert run("train", place / "data", "--out", place / "model", "--json") == 0
     return place
 
 
-def test_every_change_from_the_command_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("labels", "remove", place / "model", "b", "c", "--out", tmp_path / "less", "--json") == 0
+def test_every_change_from_the_command_line(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run("labels", "remove", place / "model", "b", "c", "--out", tmp_path / "less", "--json")
+        == 0
+    )
     assert read(capsys)["report"]["labels"] == 2
     assert (
-        run("labels", "add", tmp_path / "less", "--dataset", place / "data", "--out", tmp_path / "more", "--labels", "c", "b") == 0
+        run(
+            "labels",
+            "add",
+            tmp_path / "less",
+            "--dataset",
+            place / "data",
+            "--out",
+            tmp_path / "more",
+            "--labels",
+            "c",
+            "b",
+        )
+        == 0
     )
     assert "add: 2 labels trained, 2 kept, 4 in all" in capsys.readouterr().out
     assert Model.open(tmp_path / "more").label_names.to_pylist() == ["a", "d", "c", "b"]
@@ -57,20 +76,61 @@ def test_every_change_from_the_command_line(place: Path, tmp_path: Path, capsys:
         tmp_path / "one",
     ]
     assert run(*merged) == 0
-    assert run("labels", "rename", tmp_path / "one", "c=sea", "d=dee", "--out", tmp_path / "named") == 0
+    assert (
+        run("labels", "rename", tmp_path / "one", "c=sea", "d=dee", "--out", tmp_path / "named")
+        == 0
+    )
     assert Model.open(tmp_path / "named").label_names.to_pylist() == ["ab", "dee", "sea"]
-    again = ["retrain", tmp_path / "more", "--labels", "a", "d", "--dataset", place / "data", "--out", tmp_path / "again"]
+    again = [
+        "retrain",
+        tmp_path / "more",
+        "--labels",
+        "a",
+        "d",
+        "--dataset",
+        place / "data",
+        "--out",
+        tmp_path / "again",
+    ]
     assert run(*again, "--pool", "serial") == 0
     assert Model.open(tmp_path / "again").sha256 == Model.open(tmp_path / "more").sha256
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "less", "more", "named", "one"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "again",
+        "less",
+        "more",
+        "named",
+        "one",
+    ]
 
 
 def test_names_from_files(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gone.txt").write_text("a\n\nb\n")
-    assert run("labels", "remove", place / "model", "--labels-file", tmp_path / "gone.txt", "--out", tmp_path / "less") == 0
+    assert (
+        run(
+            "labels",
+            "remove",
+            place / "model",
+            "--labels-file",
+            tmp_path / "gone.txt",
+            "--out",
+            tmp_path / "less",
+        )
+        == 0
+    )
     assert Model.open(tmp_path / "less").label_names.to_pylist() == ["c", "d"]
     (tmp_path / "names.json").write_text('{"c": "x=y"}')
-    assert run("labels", "rename", tmp_path / "less", "--names-file", tmp_path / "names.json", "--out", tmp_path / "named") == 0
+    assert (
+        run(
+            "labels",
+            "rename",
+            tmp_path / "less",
+            "--names-file",
+            tmp_path / "names.json",
+            "--out",
+            tmp_path / "named",
+        )
+        == 0
+    )
     assert Model.open(tmp_path / "named").label_names.to_pylist() == ["x=y", "d"]
 
 
@@ -90,7 +150,12 @@ def test_names_from_files(place: Path, tmp_path: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_bad_input(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], mend: str
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    mend: str,
 ) -> None:
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "bad.json").write_text("{")

@@ -41,7 +41,10 @@ def run(place: Place, *arguments: Any) -> int:
 
 
 def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(place, "alias", "docs", "prod", "--split", "1=0.9,2=0.1", "--shadow", 3, "--share", 1) == 0
+    assert (
+        run(place, "alias", "docs", "prod", "--split", "1=0.9,2=0.1", "--shadow", 3, "--share", 1)
+        == 0
+    )
     assert "docs@prod is version 1:90%+2:10% (3)" in capsys.readouterr().out
     with Client(place.url) as client:
         for _ in range(4):
@@ -50,7 +53,10 @@ def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) ->
         told = client.models.shadow("docs", "prod")
         assert told["shadow"] == {"version": 3, "weight": 1.0}
         assert sum(pair["rows"] for pair in told["pairs"]) == 4 * len(TEXTS)
-        assert client.models.get("docs")["splits"]["prod"]["split"][1] == {"version": 2, "weight": 0.1}
+        assert client.models.get("docs")["splits"]["prod"]["split"][1] == {
+            "version": 2,
+            "weight": 0.1,
+        }
     assert run(place, "shadow", "docs", "prod") == 0
     assert "overlap %" in capsys.readouterr().out
     assert run(place, "shadow", "docs", "prod", "--json") == 0
@@ -63,8 +69,13 @@ def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) ->
     assert "sum to 1.1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [(), (1, "--split", "1=1"), ("--split", "1"), ("--split", "a=b"), ("--split", "1=0.5,1=0.5")])
-def test_what_is_no_split_is_refused(place: Place, arguments: tuple[Any, ...], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [(), (1, "--split", "1=1"), ("--split", "1"), ("--split", "a=b"), ("--split", "1=0.5,1=0.5")],
+)
+def test_what_is_no_split_is_refused(
+    place: Place, arguments: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(place, "alias", "docs", "other", *arguments) == 2
     assert capsys.readouterr().err
 
@@ -73,7 +84,11 @@ def test_load_and_unload(place: Place, capsys: pytest.CaptureFixture[str]) -> No
     assert run(place, "load", "docs:1") == 0
     assert "version 1 is loaded and held" in capsys.readouterr().out
     with Client(place.url) as client:
-        assert client.models.get("docs")["states"][0] == {"version": 1, "state": "LOADED", "reason": None}
+        assert client.models.get("docs")["states"][0] == {
+            "version": 1,
+            "state": "LOADED",
+            "reason": None,
+        }
         assert run(place, "unload", "docs") == 0
         assert {state["state"] for state in client.models.get("docs")["states"]} == {"AVAILABLE"}
     assert run(place, "load", "nothing") != 0

@@ -45,7 +45,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with texts, the data set and the model made of them by the commands."""
     place = tmp_path_factory.mktemp("cli")
     (place / "texts.jsonl").write_text(lines())
-    assert run("data", "build", "jsonl", place / "texts.jsonl", place / "data", "--test-fraction", 0.2) == 0
+    assert (
+        run("data", "build", "jsonl", place / "texts.jsonl", place / "data", "--test-fraction", 0.2)
+        == 0
+    )
     assert run("train", place / "data", "--out", place / "model", "--name", "things") == 0
     return place
 
@@ -69,14 +72,20 @@ def test_data_info(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "thing (" in shown
 
 
-def test_data_check_lists_bad_lines(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_check_lists_bad_lines(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("data", "check", "jsonl", place / "texts.jsonl") == 0
     capsys.readouterr()
     bad = tmp_path / "bad.svm"
     bad.write_text("1 1:0.5\n2 1:x\n1 0:1\n")
     assert run("data", "check", "svmlight", bad, "--json") == 2
     found = read(capsys)
-    assert (found["rows"], found["n_bad"], [error["line"] for error in found["errors"]]) == (1, 2, [2, 3])
+    assert (found["rows"], found["n_bad"], [error["line"] for error in found["errors"]]) == (
+        1,
+        2,
+        [2, 3],
+    )
     assert run("data", "check", "svmlight", bad) == 2
     assert "bad.svm:2:" in capsys.readouterr().out
     assert run("data", "build", "svmlight", bad, tmp_path / "out") == 2
@@ -97,7 +106,10 @@ def test_data_check_lists_bad_lines(place: Path, tmp_path: Path, capsys: pytest.
     ],
 )
 def test_data_build_says_what_is_missing(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("data", "build", *arguments, "--json") == 2
@@ -109,11 +121,30 @@ def test_options_reach_inside(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     options = ["-o", "synthetic.rows=50", "-o", "synthetic.labels=7", "-o", "synthetic.features=30"]
     assert run("data", "build", "synthetic", tmp_path / "out", *options, "--seed", 3, "--json") == 0
     found = read(capsys)
-    assert (found["n_labels"], found["n_features"], sum(s["n_rows"] for s in found["splits"].values())) == (7, 30, 50)
+    assert (
+        found["n_labels"],
+        found["n_features"],
+        sum(s["n_rows"] for s in found["splits"].values()),
+    ) == (7, 30, 50)
 
 
-def test_train_and_what_it_says(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", place / "data", "--out", tmp_path / "again", "-p", "lam=0.01", "--pool", "serial", "--json") == 0
+def test_train_and_what_it_says(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run(
+            "train",
+            place / "data",
+            "--out",
+            tmp_path / "again",
+            "-p",
+            "lam=0.01",
+            "--pool",
+            "serial",
+            "--json",
+        )
+        == 0
+    )
     again = read(capsys)
     assert run("models", "show", place / "model", "--json") == 0
     assert read(capsys)["sha256"] == again["sha256"]  # another pool, the same bytes
@@ -134,11 +165,16 @@ def test_train_lists_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     assert "name a data set" in capsys.readouterr().err
 
 
-def test_predict_texts_and_lines(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_texts_and_lines(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("predict", place / "model", "an apple and a pear", "owl", "-k", 2, "--json") == 0
     found = read(capsys)["predictions"]
     assert [len(answer["labels"]) for answer in found] == [2, 2]
-    assert [{one["label"] for one in answer["labels"]} & {"fruit", "bird"} for answer in found] == [{"fruit"}, {"bird"}]
+    assert [{one["label"] for one in answer["labels"]} & {"fruit", "bird"} for answer in found] == [
+        {"fruit"},
+        {"bird"},
+    ]
     reader, writer = os.pipe()
     os.write(writer, b"an apple and a pear\nowl\n")
     os.close(writer)
@@ -156,8 +192,12 @@ def test_predict_rows_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run("data", "build", "svmlight", tmp_path / "rows.svm", tmp_path / "data", "--json") == 0
     assert run("train", tmp_path / "data", "--out", tmp_path / "model", "--json") == 0
     capsys.readouterr()
-    assert run("predict", tmp_path / "model", "--file", tmp_path / "rows.svm", "-k", 1, "--json") == 0
-    assert [answer["labels"][0]["label"] for answer in read(capsys)["predictions"]] == [str(i % 3) for i in range(30)]
+    assert (
+        run("predict", tmp_path / "model", "--file", tmp_path / "rows.svm", "-k", 1, "--json") == 0
+    )
+    assert [answer["labels"][0]["label"] for answer in read(capsys)["predictions"]] == [
+        str(i % 3) for i in range(30)
+    ]
     assert run("predict", tmp_path / "model", "some text") == 2
     assert "no text pipeline" in capsys.readouterr().err
 
@@ -173,7 +213,9 @@ def test_explain_sums_to_the_score(place: Path, capsys: pytest.CaptureFixture[st
     assert "no such" in capsys.readouterr().err
 
 
-def test_models_card_and_diff(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_card_and_diff(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("models", "card", place / "model") == 0
     assert capsys.readouterr().out.startswith("# Model card")
     assert run("models", "diff", place / "model", place / "model", "--max-loss", 0, "--json") == 0
@@ -181,7 +223,9 @@ def test_models_card_and_diff(place: Path, tmp_path: Path, capsys: pytest.Captur
     assert (found["same_content"], found["changed"], found["added"]) == (True, [], [])
     assert run("train", place / "data", "--out", tmp_path / "worse", "-p", "lam=100", "--json") == 0
     capsys.readouterr()
-    assert run("models", "diff", place / "model", tmp_path / "worse", "--max-loss", 1) == 1  # P@1 fell: the gate closes
+    assert (
+        run("models", "diff", place / "model", tmp_path / "worse", "--max-loss", 1) == 1
+    )  # P@1 fell: the gate closes
     assert "changed" in capsys.readouterr().out
 
 
@@ -204,10 +248,31 @@ def command(*arguments: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_an_interrupted_training_resumes_to_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_training_resumes_to_the_same_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shape = ["synthetic.rows=12000", "synthetic.labels=1500", "synthetic.features=4000"]
-    assert run("data", "build", "synthetic", tmp_path / "data", "--json", *(part for each in shape for part in ("-o", each))) == 0
-    work = ("train", tmp_path / "data", "--out", tmp_path / "model", "--pool", "serial", "-p", "eps=0.0001")
+    assert (
+        run(
+            "data",
+            "build",
+            "synthetic",
+            tmp_path / "data",
+            "--json",
+            *(part for each in shape for part in ("-o", each)),
+        )
+        == 0
+    )
+    work = (
+        "train",
+        tmp_path / "data",
+        "--out",
+        tmp_path / "model",
+        "--pool",
+        "serial",
+        "-p",
+        "eps=0.0001",
+    )
     begun = command(*work)
     parts = tmp_path / "model.run"
     wait_for(lambda: begun.poll() is not None or len(list(parts.rglob("*.arrow"))) >= 2)
@@ -235,7 +300,9 @@ def test_an_interrupted_training_resumes_to_the_same_model(tmp_path: Path, capsy
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service with the threaded pool, ended after the tests of this file."""
     home = tmp_path_factory.mktemp("served")
-    process = command("serve", "--port", 0, "--home", home, "--pool", "threads", "--log-level", "error", "--json")
+    process = command(
+        "serve", "--port", 0, "--home", home, "--pool", "threads", "--log-level", "error", "--json"
+    )
     try:
         wait_for(lambda: (home / "serve.json").is_file() or process.poll() is not None)
         assert process.poll() is None, process.communicate()[1]
@@ -256,16 +323,43 @@ def test_the_whole_story_over_rest(
 ) -> None:
     monkeypatch.setenv("XCRAY_SERVER", server)
     capsys.readouterr()
-    assert run("data", "upload", "jsonl", place / "texts.jsonl", "--name", "things", "-o", "test_fraction=0.2", "--json") == 0
+    assert (
+        run(
+            "data",
+            "upload",
+            "jsonl",
+            place / "texts.jsonl",
+            "--name",
+            "things",
+            "-o",
+            "test_fraction=0.2",
+            "--json",
+        )
+        == 0
+    )
     dataset = read(capsys)
     assert dataset["status"] == "READY"
     assert run("data", "list") == 0
     assert dataset["id"] in capsys.readouterr().out
-    submit = ("jobs", "submit", dataset["id"], "--model", "things", "-p", "lam=0.01", "--key", "once")
+    submit = (
+        "jobs",
+        "submit",
+        dataset["id"],
+        "--model",
+        "things",
+        "-p",
+        "lam=0.01",
+        "--key",
+        "once",
+    )
     submit += ("--timeout", "90m", "--expires", "2d", "--max-attempts", "2")
     assert run(*submit, "--json") == 0
     job = read(capsys)
-    assert (job["timeout_seconds"], job["max_attempts"], job["expires"] > job["created"]) == (5400, 2, True)
+    assert (job["timeout_seconds"], job["max_attempts"], job["expires"] > job["created"]) == (
+        5400,
+        2,
+        True,
+    )
     assert job["spec"]["params"] == {"lam": 0.01} or job["spec"]["params"]["lam"] == 0.01
     assert run("jobs", "watch", job["id"]) == 0
     captured = capsys.readouterr()
@@ -276,14 +370,33 @@ def test_the_whole_story_over_rest(
     assert read(capsys)["result"]["sha256"] == sha256_of(place)
     for found, wanted in (
         (True, ("--status", "SUCCEEDED")),
-        (True, ("--status", "FAILED", "--status", "SUCCEEDED", "--kind", "train", "--model", "things", "--since", "1h")),
+        (
+            True,
+            (
+                "--status",
+                "FAILED",
+                "--status",
+                "SUCCEEDED",
+                "--kind",
+                "train",
+                "--model",
+                "things",
+                "--since",
+                "1h",
+            ),
+        ),
         (True, ("--since", "2000-01-01T00:00:00Z", "--dataset", dataset["id"])),
         (False, ("--name", "others")),
         (False, ("--kind", "predict", "--since", "1h")),
     ):
         assert run("jobs", "list", *wanted) == 0
         assert (job["id"] in capsys.readouterr().out) == found
-    for wrong in (("--since", "yesterday"), ("--since", "-1h"), ("--status", "DONE"), ("--since", "TODAY")):
+    for wrong in (
+        ("--since", "yesterday"),
+        ("--since", "-1h"),
+        ("--status", "DONE"),
+        ("--since", "TODAY"),
+    ):
         assert run("jobs", "list", *wrong) == 2
     capsys.readouterr()
     assert run("jobs", "logs", job["id"], "--json") == 0
@@ -306,7 +419,9 @@ def sha256_of(place: Path) -> str:
     return str(json.loads((place / "model" / "manifest.json").read_text())["sha256"])
 
 
-def test_answers_over_rest_are_those_of_the_directory(place: Path, server: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_over_rest_are_those_of_the_directory(
+    place: Path, server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ("apple pear", "owl crow", "-k", 3, "--json")
     assert run("predict", place / "model", *asked) == 0
     here = read(capsys)["predictions"]
@@ -321,7 +436,9 @@ def test_answers_over_rest_are_those_of_the_directory(place: Path, server: str, 
     }
 
 
-def test_problems_of_a_server_read_like_our_own(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_of_a_server_read_like_our_own(
+    server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("jobs", "get", "job_nothere", "--server", server, "--json") == 2
     assert json.loads(capsys.readouterr().err)["code"] == "NOT_FOUND"
     assert run("predict", "nothere", "text", "--server", server) == 2
@@ -330,7 +447,9 @@ def test_problems_of_a_server_read_like_our_own(server: str, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().err)["code"] == "NO_SERVER"
 
 
-def test_serve_refuses_settings_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_settings_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("serve", "--host", "0.0.0.0", "--home", tmp_path / "home") == 2
     assert "PUBLIC_ADDRESS" in capsys.readouterr().err
     assert run("serve", "--pool", "nonsense", "--home", tmp_path / "home") == 2
@@ -341,7 +460,10 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--home", tmp_path, "--port", 0, "--json") == 0
     found = read(capsys)
     assert found["ok"]
-    assert {check["name"]: check["status"] for check in found["checks"]}["training"] in ("ok", "warn")
+    assert {check["name"]: check["status"] for check in found["checks"]}["training"] in (
+        "ok",
+        "warn",
+    )
     locked = tmp_path / "file"
     locked.write_text("")
     assert run("doctor", "--home", locked / "home", "--port", 0) in (0, 1)
@@ -363,7 +485,9 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     home = tmp_path / "home"
     demo = command("demo", "--pool", "threads", "--home", home)
     wait_for(lambda: (home / "serve.json").is_file() or demo.poll() is not None)
-    wait_for(lambda: len(processes.family([demo.pid])) >= 2 or demo.poll() is not None)  # a child builds the data set
+    wait_for(
+        lambda: len(processes.family([demo.pid])) >= 2 or demo.poll() is not None
+    )  # a child builds the data set
     family = processes.family([demo.pid])
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=PATIENCE)

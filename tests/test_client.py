@@ -17,21 +17,34 @@ from live import LABELS, TEXTS, plain_model, serving, settings_for, text_model
 from xcray import errors
 from xcray.client import Client
 from xcray.client.connection import KINDS
-from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError, Refused, Unavailable, XcrayError
+from xcray.errors import (
+    Conflict,
+    Corrupt,
+    InputError,
+    NotFound,
+    ParameterError,
+    Refused,
+    Unavailable,
+    XcrayError,
+)
 from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.service.state import Rooms
 
-LINES = "".join(json.dumps({"text": text, "labels": [label]}) + "\n" for text, label in zip(TEXTS * 5, LABELS * 5, strict=True))
+LINES = "".join(
+    json.dumps({"text": text, "labels": [label]}) + "\n"
+    for text, label in zip(TEXTS * 5, LABELS * 5, strict=True)
+)
 
 
 class Place:
     """A served app with a client."""
 
     def __init__(self, rooms: Rooms, client: Client) -> None:
-        self.rooms, self.client = rooms, client
+        self.rooms = rooms
+        self.client = client
 
 
 @pytest.fixture(scope="module")
@@ -108,20 +121,31 @@ def test_predictions_are_the_predictors_own(place: Place) -> None:
     expected = predictor.named(predictor.predict(texts, 3))
     for model in ("text", "text:1", "text@latest"):
         found = place.client.predict(model, texts, top_k=3)
-        pairs = [list(zip(one["labels"], one["scores"], strict=True)) for one in found["predictions"]]
+        pairs = [
+            list(zip(one["labels"], one["scores"], strict=True)) for one in found["predictions"]
+        ]
         assert pairs == [[(one.label, one.score) for one in row] for row in expected]
         assert found["model"] == {"name": "text", "version": 1, "sha256": predictor.model.sha256}
     why = place.client.explain("text", texts[0], label="csv", top=3)
     own = predictor.explain(texts[0], "csv", 3)
-    assert (why["score"], why["rank"], why["rest"], why["gap_to_top"]) == (own.score, own.rank, own.rest, own.gap_to_top)
-    assert [part["feature"] for part in why["contributions"]] == [part.feature for part in own.contributions]
+    assert (why["score"], why["rank"], why["rest"], why["gap_to_top"]) == (
+        own.score,
+        own.rank,
+        own.rest,
+        own.gap_to_top,
+    )
+    assert [part["feature"] for part in why["contributions"]] == [
+        part.feature for part in own.contributions
+    ]
 
 
 def test_sparse_rows(place: Place) -> None:
     predictor = Predictor(Model.open(place.rooms.registry.resolve("vector")))
     dense = np.zeros((1, 6), np.float32)
     dense[0, [4, 1]] = 0.25, -1.5
-    found = place.client.predict("vector", [{"indices": [4, 1], "values": [0.25, -1.5]}], top_k=4)["predictions"][0]
+    found = place.client.predict("vector", [{"indices": [4, 1], "values": [0.25, -1.5]}], top_k=4)[
+        "predictions"
+    ][0]
     assert found["scores"] == predictor.predict(dense, 4).scores[0].tolist()
 
 
@@ -161,7 +185,11 @@ def test_problems_are_raised_as_their_class(
 
 
 def test_every_class_of_errors_can_be_raised() -> None:
-    named = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, XcrayError)}
+    named = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, XcrayError)
+    }
     assert set(KINDS) == named
 
 
@@ -175,13 +203,20 @@ def test_events_are_heard_once_each_until_the_end(place: Place) -> None:
         assert claimed is not None
         assert claimed.id == job["id"]
         for done in range(20):
-            store.append(claimed.id, claimed.attempt, "progress", {"phase": "TRAINING", "done": done, "total": 20})
+            store.append(
+                claimed.id,
+                claimed.attempt,
+                "progress",
+                {"phase": "TRAINING", "done": done, "total": 20},
+            )
             time.sleep(0.01)
         store.finish(claimed.id, claimed.attempt, FAILED, reason="TEST", message="as wished")
 
     runner = threading.Thread(target=run)
     runner.start()
-    ended = place.client.jobs.wait(job["id"], on_event=lambda event: heard.append((event["seq"], event["kind"])))
+    ended = place.client.jobs.wait(
+        job["id"], on_event=lambda event: heard.append((event["seq"], event["kind"]))
+    )
     runner.join()
     assert (ended["status"], ended["reason"]) == ("FAILED", "TEST")
     assert [kind for _, kind in heard].count("progress") == 20
@@ -192,7 +227,9 @@ def test_events_are_heard_once_each_until_the_end(place: Place) -> None:
 # What the network does, by a transport that does it.
 
 
-def played(*answers: Callable[[httpx.Request], httpx.Response]) -> tuple[Client, list[httpx.Request]]:
+def played(
+    *answers: Callable[[httpx.Request], httpx.Response],
+) -> tuple[Client, list[httpx.Request]]:
     """A client to which the answers are given one after the other, and the requests it made."""
     asked: list[httpx.Request] = []
 
@@ -248,7 +285,9 @@ def test_all_that_makes_something_bears_a_key_of_its_own(tmp_path: Path) -> None
 
 def test_a_deletion_whose_answer_was_lost_is_done() -> None:
     def gone(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(404, json={"kind": "NotFound", "code": "NOT_FOUND", "detail": "there is no job"})
+        return httpx.Response(
+            404, json={"kind": "NotFound", "code": "NOT_FOUND", "detail": "there is no job"}
+        )
 
     client, asked = played(lost, gone)
     client.jobs.delete("job_1")
@@ -266,12 +305,19 @@ def test_the_service_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) ->
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
 
-    def later(status: int, seconds: int, **problem: Any) -> Callable[[httpx.Request], httpx.Response]:
+    def later(
+        status: int, seconds: int, **problem: Any
+    ) -> Callable[[httpx.Request], httpx.Response]:
         return lambda _: httpx.Response(status, headers={"Retry-After": f"{seconds}"}, **problem)
 
     limited = {"kind": "Unavailable", "code": "RATE_LIMIT", "detail": "too often"}
     for _ in range(20):
-        client, _asked = played(later(429, 7, json=limited), later(503, 3, text="a proxy"), later(429, 2, text="a proxy"), job_made)
+        client, _asked = played(
+            later(429, 7, json=limited),
+            later(503, 3, text="a proxy"),
+            later(429, 2, text="a proxy"),
+            job_made,
+        )
         assert client.jobs.submit(dataset="d", model="m")["id"] == "job_1"
     by_try = [waited[place::3] for place in range(3)]
     for told, waits in zip((7, 3, 2), by_try, strict=True):
@@ -291,12 +337,23 @@ def test_the_service_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) ->
 def test_jobs_are_listed_by_what_they_are(place: Place) -> None:
     client = place.client
     ids = [
-        client.jobs.submit(dataset="ready", model=f"list{n % 2}", name=f"listed {n}", timeout_seconds=60)["id"] for n in range(6)
+        client.jobs.submit(
+            dataset="ready", model=f"list{n % 2}", name=f"listed {n}", timeout_seconds=60
+        )["id"]
+        for n in range(6)
     ]
     client.jobs.stop(ids[2])
-    assert [job["id"] for job in client.jobs.list(model="list0", page=2)] == [ids[4], ids[2], ids[0]]
-    assert [job["id"] for job in client.jobs.list(model="list0", status=["STOPPED", "FAILED"])] == [ids[2]]
-    assert [job["timeout_seconds"] for job in client.jobs.list(name="listed 3", kind="train")] == [60]
+    assert [job["id"] for job in client.jobs.list(model="list0", page=2)] == [
+        ids[4],
+        ids[2],
+        ids[0],
+    ]
+    assert [job["id"] for job in client.jobs.list(model="list0", status=["STOPPED", "FAILED"])] == [
+        ids[2]
+    ]
+    assert [job["timeout_seconds"] for job in client.jobs.list(name="listed 3", kind="train")] == [
+        60
+    ]
     assert list(client.jobs.list(created_before="2000-01-01T00:00:00Z")) == []
     for job_id in ids:
         client.jobs.stop(job_id)
@@ -318,7 +375,10 @@ def test_a_log_is_followed_to_its_end(place: Place) -> None:
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(Unavailable, match="xcray serve"), Client("http://127.0.0.1:9", retries=0) as client:
+    with (
+        pytest.raises(Unavailable, match="xcray serve"),
+        Client("http://127.0.0.1:9", retries=0) as client,
+    ):
         client.health()
     for url in ("127.0.0.1:8000", "ftp://x", "http://", "x"):
         with pytest.raises(InputError, match="not a URL"):
@@ -328,10 +388,18 @@ def test_nobody_there() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (httpx.Response(502, text="<html>Bad Gateway</html>", headers={"Retry-After": "61"}), Unavailable),
+        (
+            httpx.Response(502, text="<html>Bad Gateway</html>", headers={"Retry-After": "61"}),
+            Unavailable,
+        ),
         (httpx.Response(403, json=["no"]), InputError),
         (httpx.Response(500, json={"kind": "excerpt", "code": "X", "detail": "y"}), XcrayError),
-        (httpx.Response(503, json={"kind": "Corrupt", "code": "CORRUPT", "detail": "y", "message": "z"}), Corrupt),
+        (
+            httpx.Response(
+                503, json={"kind": "Corrupt", "code": "CORRUPT", "detail": "y", "message": "z"}
+            ),
+            Corrupt,
+        ),
     ],
 )
 def test_answers_of_others_are_errors_too(answer: httpx.Response, kind: type[XcrayError]) -> None:
@@ -344,7 +412,9 @@ def test_answers_of_others_are_errors_too(answer: httpx.Response, kind: type[Xcr
 def test_a_broken_stream_is_taken_up_after_the_last_event() -> None:
     def part(*blocks: str) -> Callable[[httpx.Request], httpx.Response]:
         headers = {"Content-Type": "text/event-stream"}
-        return lambda _: httpx.Response(200, text="retry: 1000\n\n" + "".join(blocks), headers=headers)
+        return lambda _: httpx.Response(
+            200, text="retry: 1000\n\n" + "".join(blocks), headers=headers
+        )
 
     def event(seq: int) -> str:
         return f'id: {seq}\nevent: progress\ndata: {{"time": "t", "done": {seq}}}\n\n'
@@ -366,5 +436,14 @@ def test_success_has_a_result(place: Place) -> None:
     job = place.client.jobs.submit(dataset="ready", model="m", priority=100)
     claimed = store.claim("test", lease_seconds=60)
     assert claimed is not None
-    store.finish(claimed.id, claimed.attempt, SUCCEEDED, result={"model": "m", "version": 1, "measures": {"P@1": 0.5}})
-    assert place.client.jobs.wait(job["id"])["result"] == {"model": "m", "version": 1, "measures": {"P@1": 0.5}}
+    store.finish(
+        claimed.id,
+        claimed.attempt,
+        SUCCEEDED,
+        result={"model": "m", "version": 1, "measures": {"P@1": 0.5}},
+    )
+    assert place.client.jobs.wait(job["id"])["result"] == {
+        "model": "m",
+        "version": 1,
+        "measures": {"P@1": 0.5},
+    }

@@ -10,7 +10,16 @@ from benchmarks import corruption
 def test_no_damage_goes_unseen(tmp_path: Path) -> None:
     found = corruption.run(tmp_path, 300, seed=1)
     assert found["unseen"] == {}
-    kinds = {"truncated", "lengthened", "zero page", "emptied", "removed", "exchanged", "another model's", "NaN"}
+    kinds = {
+        "truncated",
+        "lengthened",
+        "zero page",
+        "emptied",
+        "removed",
+        "exchanged",
+        "another model's",
+        "NaN",
+    }
     assert kinds | {"wrong version", "wrong shape", "flip"} == set(found["damages"])
     assert found["damages"]["flip"] == 300
 

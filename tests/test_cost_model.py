@@ -34,7 +34,10 @@ def test_the_rates_are_those_of_least_squares_with_weights_and_a_ridge():
         clipped = np.clip(seconds[i], foreseen / 8.0, foreseen * 8.0)
         model.learn(terms[i], seconds[i])
         keep = 1.0 - 1.0 / MEMORY
-        rows, goals = [math.sqrt(keep) * row for row in rows], [math.sqrt(keep) * goal for goal in goals]
+        rows, goals = (
+            [math.sqrt(keep) * row for row in rows],
+            [math.sqrt(keep) * goal for goal in goals],
+        )
         rows.append(z[i] * math.sqrt(share / foreseen))
         goals.append(clipped * math.sqrt(share / foreseen))
         guessed, took = keep * guessed + share * z[i].sum(), keep * took + share * clipped
@@ -74,7 +77,11 @@ def test_terms_that_never_differ_keep_the_proportions_of_the_guess():
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.lists(st.floats(0, 1e15), min_size=3, max_size=3), st.floats(allow_nan=True, allow_infinity=True)), max_size=40
+        st.tuples(
+            st.lists(st.floats(0, 1e15), min_size=3, max_size=3),
+            st.floats(allow_nan=True, allow_infinity=True),
+        ),
+        max_size=40,
     )
 )
 def test_rates_stay_positive_and_finite_whatever_is_learned(facts):
@@ -143,4 +150,7 @@ def test_drift_is_the_part_of_the_cost_that_moved_between_terms():
     backlog = Backlog([0, 1], [[1.0, 0.0], [0.0, 1.0]], [1.0, 1.0])
     assert backlog.drift([5.0, 5.0]) == 0.0
     assert backlog.drift([3.0, 1.0]) == pytest.approx(0.25)
-    assert Backlog([0, 1], [[1.0, 0.0], [0.0, 1.0]], [1.0, 1.0], values=[1, 2]).drift([3.0, 1.0]) == 0.0
+    assert (
+        Backlog([0, 1], [[1.0, 0.0], [0.0, 1.0]], [1.0, 1.0], values=[1, 2]).drift([3.0, 1.0])
+        == 0.0
+    )

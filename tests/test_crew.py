@@ -34,7 +34,9 @@ class Moving(SerialTeam):
 
     def _start(self, workers: tuple[str, ...]) -> None:
         """Those that it began with, at first."""
-        super()._start(workers if self._lives or not set(self._began) < set(workers) else self._began)
+        super()._start(
+            workers if self._lives or not set(self._began) < set(workers) else self._began
+        )
 
     def leaving(self) -> dict[str, float]:
         """As the test says."""
@@ -58,7 +60,10 @@ class Tell:
     """Does something once, when so many epochs are done; notes what was said, and who worked after it."""
 
     def __init__(self, epoch: float, act: Any) -> None:
-        self._epoch, self._act, self.notes, self.workers = epoch, act, list[str](), set[str]()
+        self._epoch = epoch
+        self._act = act
+        self.notes = list[str]()
+        self.workers = set[str]()
 
     def tell(self, standing: Any) -> None:
         """See `Standing`."""
@@ -86,7 +91,9 @@ def run(folder: Any, team: Moving, tell: Tell, order: str = "ring", **changes: A
 
 @pytest.mark.parametrize("order", ["ring", "sync"])
 @pytest.mark.parametrize("seconds", [inf, 1e6, NOW], ids=["whenever", "later", "now"])
-def test_a_node_that_is_about_to_go_is_left_with_a_checkpoint_and_no_bit_changes(alone, tmp_path, order, seconds):
+def test_a_node_that_is_about_to_go_is_left_with_a_checkpoint_and_no_bit_changes(
+    alone, tmp_path, order, seconds
+):
     """In time: at the end of the stretch; where it would come too late, in the middle of it. Nothing counts as lost."""
     team = Moving(ToyWork(), 3)
     tell = Tell(2.3, lambda: team.going.update({"worker-1": seconds}))
@@ -183,11 +190,17 @@ def test_without_a_number_the_processors_of_a_joined_cluster_count(tiny, tmp_pat
     spec = TrainSpec(str(tiny.path), solver="dsmlr", pool="ray", ray_address="10.0.0.1:6379")
 
     def workers(spec: TrainSpec, **more: Any) -> int:
-        return way_of(Setting(spec, tiny, make_solver("dsmlr", dict(spec.params)), tmp_path, "job", **more)).workers
+        return way_of(
+            Setting(spec, tiny, make_solver("dsmlr", dict(spec.params)), tmp_path, "job", **more)
+        ).workers
 
     assert workers(spec) == 6
     assert workers(replace(spec, params={"shards": 4})) == 4
     assert asked == ["10.0.0.1:6379"] * 2
     assert workers(replace(spec, workers=3)) == 3
-    assert workers(spec, cluster=False) == workers(replace(spec, ray_address=None)) == min(cores(), 2 * cores())
+    assert (
+        workers(spec, cluster=False)
+        == workers(replace(spec, ray_address=None))
+        == min(cores(), 2 * cores())
+    )
     assert len(asked) == 2

@@ -18,7 +18,9 @@ from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.train import curves
 from xcray.train.curves import LEAST, Answers, fit, fitted, frequency_bins
 
-FEW = st.lists(st.tuples(st.integers(-8, 8).map(lambda n: n / 4), st.booleans()), min_size=1, max_size=40)
+FEW = st.lists(
+    st.tuples(st.integers(-8, 8).map(lambda n: n / 4), st.booleans()), min_size=1, max_size=40
+)
 
 
 def sigmoid(x: Any) -> Any:
@@ -26,7 +28,13 @@ def sigmoid(x: Any) -> Any:
 
 
 def simulated(
-    rng: np.random.Generator, rows: int, *, by_bin: float = 0.0, by_place: float = 0.0, k: int = 10, labels: int = 200
+    rng: np.random.Generator,
+    rows: int,
+    *,
+    by_bin: float = 0.0,
+    by_place: float = 0.0,
+    k: int = 10,
+    labels: int = 200,
 ) -> tuple[Answers, Any, Any]:
     """Answers whose truth is known: P(right) = sigmoid(2 score - 1 + by_bin [frequent label] + by_place [first place]).
 
@@ -81,7 +89,9 @@ def test_the_floor_is_what_a_perfect_forecast_shows(rng: np.random.Generator) ->
     assert metrics.ece_floor(told) == pytest.approx(shown, rel=0.06)
 
 
-@pytest.mark.parametrize("wrong", [([0.5, 1.2], [True, True]), ([0.5, np.nan], [True, True]), ([-0.1], [False])])
+@pytest.mark.parametrize(
+    "wrong", [([0.5, 1.2], [True, True]), ([0.5, np.nan], [True, True]), ([-0.1], [False])]
+)
 def test_what_is_no_probability_is_refused(wrong: tuple[Any, Any]) -> None:
     with pytest.raises(ParameterError, match="0 to 1"):
         metrics.ece(*wrong)
@@ -138,7 +148,9 @@ def test_thin_bins_are_merged(rng: np.random.Generator) -> None:
             for b in range(int(bins.max()) + 1):
                 own = part.right[bins[part.labels] == b]
                 assert int(bins.max()) == 0 or min(own.sum(), (~own).sum()) >= LEAST
-    assert frequency_bins(answers, counts, 8, (1, 2)).max() == 0  # 60 first places: no two curves have 50 right ones each
+    assert (
+        frequency_bins(answers, counts, 8, (1, 2)).max() == 0
+    )  # 60 first places: no two curves have 50 right ones each
 
 
 # the choice
@@ -161,7 +173,10 @@ def test_frequency_and_place_are_found(rng: np.random.Generator) -> None:
     assert np.abs(told - true).mean() < 0.03
     assert metrics.ece(told[:, :1], fresh.right[:, :1]) < 2.5 * metrics.ece_floor(told[:, :1])
     plain = fitted(answers, np.zeros_like(found.bins), ())
-    assert metrics.brier(told, fresh.right) < metrics.brier(plain.of(fresh.labels, fresh.scores), fresh.right) - 0.005
+    assert (
+        metrics.brier(told, fresh.right)
+        < metrics.brier(plain.of(fresh.labels, fresh.scores), fresh.right) - 0.005
+    )
     assert np.abs(truth - found.of(answers.labels, answers.scores)).mean() < 0.03
 
 
@@ -174,7 +189,9 @@ def test_too_few_right_answers(rng: np.random.Generator) -> None:
     answers, counts, _ = simulated(rng, 300)
     right = np.zeros_like(answers.right)
     right[: LEAST - 1, 0] = True
-    with pytest.raises(InputError, match=f"{LEAST - 1} held-out answers are right, calibration needs {LEAST}") as caught:
+    with pytest.raises(
+        InputError, match=f"{LEAST - 1} held-out answers are right, calibration needs {LEAST}"
+    ) as caught:
         fit(answers._replace(right=right), counts)
     assert caught.value.code == "TOO_FEW_ANSWERS"
     right[LEAST - 1, 0] = True
@@ -194,19 +211,25 @@ def test_of_reads_the_curve_of_bin_and_place(rng: np.random.Generator) -> None:
         for i, j in np.ndindex(labels.shape):
             group = 0 if filtered else 1 if j == 0 else 2
             lo, hi = found.starts[2 * group + found.bins[labels[i, j]] :][:2]
-            expected = naive.read(found.scores[lo:hi].tolist(), found.probabilities[lo:hi].tolist(), scores[i, j])
+            expected = naive.read(
+                found.scores[lo:hi].tolist(), found.probabilities[lo:hi].tolist(), scores[i, j]
+            )
             assert told[i, j] == pytest.approx(expected, abs=1e-12)
     assert found.of(np.zeros((0, 5), int), np.zeros((0, 5))).shape == (0, 5)
     with pytest.raises(ShapeMismatch, match="rows x places"):
         found.of(labels[0], scores[0])
 
 
-def test_a_probability_does_not_depend_on_how_many_labels_are_asked_for(rng: np.random.Generator) -> None:
+def test_a_probability_does_not_depend_on_how_many_labels_are_asked_for(
+    rng: np.random.Generator,
+) -> None:
     answers, counts, _ = simulated(rng, 500, by_place=1.0)
     found = fit(answers, counts)
     whole = found.of(answers.labels, answers.scores)
     for k in (1, 3):
-        np.testing.assert_array_equal(found.of(answers.labels[:, :k], answers.scores[:, :k]), whole[:, :k])
+        np.testing.assert_array_equal(
+            found.of(answers.labels[:, :k], answers.scores[:, :k]), whole[:, :k]
+        )
 
 
 def test_a_higher_score_is_never_less_likely(rng: np.random.Generator) -> None:
@@ -246,12 +269,23 @@ def test_there_and_back(tmp_path: Any) -> None:
         ({"scores": np.array([1.0, 1, 0, -2, 2, -1, 0, 3, 0, -1, 1])}, "ascend"),
         ({"scores": np.array([-1.0, np.inf, 0, -2, 2, -1, 0, 3, 0, -1, 1])}, "ascend"),
         ({"scores": np.array([-1.0, 1, np.nan, -2, 2, -1, 0, 3, 0, -1, 1])}, "ascend"),
-        ({"probabilities": np.array([0.3, 0.1, 0.5, 0.2, 0.9, 0.1, 0.4, 0.8, 0.7, 0.0, 1.0])}, "fall"),
-        ({"probabilities": np.array([0.1, 0.3, 0.5, 0.2, 0.9, 0.1, 0.4, 0.8, 0.7, 0.0, 1.5])}, "0 to 1"),
-        ({"probabilities": np.array([0.1, 0.3, np.nan, 0.2, 0.9, 0.1, 0.4, 0.8, 0.7, 0.0, 1.0])}, "0 to 1"),
+        (
+            {"probabilities": np.array([0.3, 0.1, 0.5, 0.2, 0.9, 0.1, 0.4, 0.8, 0.7, 0.0, 1.0])},
+            "fall",
+        ),
+        (
+            {"probabilities": np.array([0.1, 0.3, 0.5, 0.2, 0.9, 0.1, 0.4, 0.8, 0.7, 0.0, 1.5])},
+            "0 to 1",
+        ),
+        (
+            {"probabilities": np.array([0.1, 0.3, np.nan, 0.2, 0.9, 0.1, 0.4, 0.8, 0.7, 0.0, 1.0])},
+            "0 to 1",
+        ),
     ],
 )
-def test_curves_that_can_not_be_are_seen_on_reading(tmp_path: Any, changes: dict[str, Any], says: str) -> None:
+def test_curves_that_can_not_be_are_seen_on_reading(
+    tmp_path: Any, changes: dict[str, Any], says: str
+) -> None:
     calibration(**changes).save(tmp_path / CALIBRATION)
     with pytest.raises(Corrupt, match=says):
         Calibration.load(tmp_path / CALIBRATION, 4)

@@ -24,7 +24,9 @@ X, Y = csr_from(A), pattern_from(B)
 def write(path: Path, step: int = 20, test: int = 7, **names: Any) -> Dataset:
     with DatasetWriter(path, name="small") as writer:
         for start in range(0, 50, step):
-            writer.add("train", csr_from(A[start : start + step]), pattern_from(B[start : start + step]))
+            writer.add(
+                "train", csr_from(A[start : start + step]), pattern_from(B[start : start + step])
+            )
         if test:
             writer.add("test", csr_from(A[:test]), pattern_from(B[:test]))
         return writer.finish(source={"format": "made"}, **names)
@@ -79,8 +81,12 @@ def test_names_and_text_travel_with_the_set(tmp_path: Path) -> None:
     texts = ["red apples", "green apples", "red wine"]
     pipeline = TextPipeline.fit(texts)
     with DatasetWriter(tmp_path / "t", name="t") as writer:
-        writer.add("train", pipeline.transform(texts), pattern_from(np.array([[1, 0], [1, 0], [0, 1]])))
-        ds = writer.finish(source={}, label_names=["fruit", "drink"], feature_names=pipeline.terms, text=pipeline)
+        writer.add(
+            "train", pipeline.transform(texts), pattern_from(np.array([[1, 0], [1, 0], [0, 1]]))
+        )
+        ds = writer.finish(
+            source={}, label_names=["fruit", "drink"], feature_names=pipeline.terms, text=pipeline
+        )
     assert ds.label_names.to_pylist() == ["fruit", "drink"]
     assert ds.feature_names.to_pylist() == ["apples", "green", "red", "wine"]
     assert ds.text is not None
@@ -91,7 +97,11 @@ def test_widths_may_exceed_what_occurs(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "wide", name="wide", n_features=100, n_labels=20) as writer:
         writer.add("train", X, Y)
         ds = writer.finish(source={})
-    assert (ds.train.X.shape, ds.train.XT.shape, ds.train.YT.shape) == ((50, 100), (100, 50), (20, 50))
+    assert (ds.train.X.shape, ds.train.XT.shape, ds.train.YT.shape) == (
+        (50, 100),
+        (100, 50),
+        (20, 50),
+    )
 
 
 def test_sizes_that_disagree(tmp_path: Path) -> None:
@@ -100,7 +110,10 @@ def test_sizes_that_disagree(tmp_path: Path) -> None:
             writer.add("train", X, Y)
         with pytest.raises(ShapeMismatch, match="no training rows"):
             writer.finish(source={})
-    with pytest.raises(ShapeMismatch, match="50 rows, Y has 3"), DatasetWriter(tmp_path / "bad", name="bad") as writer:
+    with (
+        pytest.raises(ShapeMismatch, match="50 rows, Y has 3"),
+        DatasetWriter(tmp_path / "bad", name="bad") as writer,
+    ):
         writer.add("train", X, pattern_from(B[:3]))
     with pytest.raises(ShapeMismatch, match="2 label names for 9"):
         write(tmp_path / "bad", label_names=["a", "b"])

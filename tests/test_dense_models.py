@@ -21,12 +21,19 @@ from xcray.model.model import Model, write_model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 
-SOME = [*sorted(NARROW.keys() - set(LARGE)), "dense_spread_out", "denormal_spread_out", "nearly_tied_spread_out"]
+SOME = [
+    *sorted(NARROW.keys() - set(LARGE)),
+    "dense_spread_out",
+    "denormal_spread_out",
+    "nearly_tied_spread_out",
+]
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_hard_cases_by_plain_rows(name: str) -> None:
-    compared, wrong = check(FAMILIES[name](np.random.default_rng(11)), np.random.default_rng(12), by_rows)
+    compared, wrong = check(
+        FAMILIES[name](np.random.default_rng(11)), np.random.default_rng(12), by_rows
+    )
     assert compared >= 40
     assert wrong == []
 
@@ -34,17 +41,26 @@ def test_hard_cases_by_plain_rows(name: str) -> None:
 def full(n_labels: int, n_features: int, share: float = 1.0, seed: int = 0) -> tuple[CSR, Any]:
     """Weights with this share of all cells, and biases."""
     rng = np.random.default_rng(seed)
-    W = np.where(rng.random((n_labels, n_features)) < share, rng.normal(size=(n_labels, n_features)), 0)
+    W = np.where(
+        rng.random((n_labels, n_features)) < share, rng.normal(size=(n_labels, n_features)), 0
+    )
     return csr_from(W.astype(np.float32)), rng.normal(size=n_labels).astype(np.float32)
 
 
 def rows(n: int, n_features: int, share: float, seed: int = 1) -> CSR:
     """Rows with this share of all cells."""
     rng = np.random.default_rng(seed)
-    return csr_from(np.where(rng.random((n, n_features)) < share, rng.normal(size=(n, n_features)), 0).astype(np.float32))
+    return csr_from(
+        np.where(rng.random((n, n_features)) < share, rng.normal(size=(n, n_features)), 0).astype(
+            np.float32
+        )
+    )
 
 
-@pytest.mark.parametrize(("n_labels", "share", "dense"), [(300, 1.0, True), (300, 0.5, True), (300, 0.2, False), (40, 0.1, True)])
+@pytest.mark.parametrize(
+    ("n_labels", "share", "dense"),
+    [(300, 1.0, True), (300, 0.5, True), (300, 0.2, False), (40, 0.1, True)],
+)
 def test_the_way_is_chosen_by_what_there_is(n_labels: int, share: float, dense: bool) -> None:
     W, b = full(n_labels, 50, share)
     index = SearchIndex.build(W, b)
@@ -59,7 +75,9 @@ def test_the_way_is_chosen_by_what_there_is(n_labels: int, share: float, dense: 
 @pytest.mark.parametrize("n_labels", [1, 3, 15, 16, 17, 300])
 @pytest.mark.parametrize("n_features", [1, 3, 4, 5, 31])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_every_shape_gives_the_bits_of_the_lists(n_labels: int, n_features: int, share: float) -> None:
+def test_every_shape_gives_the_bits_of_the_lists(
+    n_labels: int, n_features: int, share: float
+) -> None:
     W, b = full(n_labels, n_features)
     X = rows(7, n_features, share)
     one, two = SearchIndex.build(W, b, dense=True), SearchIndex.build(W, b, dense=False)
@@ -70,7 +88,9 @@ def test_every_shape_gives_the_bits_of_the_lists(n_labels: int, n_features: int,
         assert found.exact.all()
     for index in (one, two):
         told = Normaliser(index).of(X, threads=2)
-        np.testing.assert_allclose(told, naive_sum.log_normaliser(naive.all_scores(X, W, b)), rtol=1e-13, atol=1e-13)
+        np.testing.assert_allclose(
+            told, naive_sum.log_normaliser(naive.all_scores(X, W, b)), rtol=1e-13, atol=1e-13
+        )
 
 
 def test_a_deadline_that_is_too_short_is_kept() -> None:
@@ -87,8 +107,20 @@ def test_a_deadline_that_is_too_short_is_kept() -> None:
 @pytest.mark.parametrize(("n_labels", "n_features"), [(63, 80), (10, 784)])
 def test_from_the_file_to_the_reply(n_labels: int, n_features: int, tmp_path: Path) -> None:
     W, b = full(n_labels, n_features)
-    names = {"label_names": [f"c{i}" for i in range(n_labels)], "feature_names": [f"f{j}" for j in range(n_features)]}
-    write_model(tmp_path / "staged", W=W, b=b, solver="ds-mlr", params={}, dataset_hash="d", link="softmax", **names)
+    names = {
+        "label_names": [f"c{i}" for i in range(n_labels)],
+        "feature_names": [f"f{j}" for j in range(n_features)],
+    }
+    write_model(
+        tmp_path / "staged",
+        W=W,
+        b=b,
+        solver="ds-mlr",
+        params={},
+        dataset_hash="d",
+        link="softmax",
+        **names,
+    )
     model = Model.open(tmp_path / "staged", verify=True)
     assert model.search.dense is not None
     X = rows(20, n_features, 0.5)
@@ -104,10 +136,14 @@ def test_from_the_file_to_the_reply(n_labels: int, n_features: int, tmp_path: Pa
     app.state.rooms.registry.publish("dense", model.path)
     instances = [{"values": row} for row in X.to_scipy().toarray().tolist()]
     with client_of(app) as http:
-        reply = http.post("/v1/models/dense:predict", json={"instances": instances, "probabilities": True})
+        reply = http.post(
+            "/v1/models/dense:predict", json={"instances": instances, "probabilities": True}
+        )
         assert reply.status_code == 200, reply.text
     found = reply.json()["predictions"]
-    assert [one["labels"] for one in found] == [[f"c{j}" for j in row] for row in expected.labels.tolist()]
+    assert [one["labels"] for one in found] == [
+        [f"c{j}" for j in row] for row in expected.labels.tolist()
+    ]
     assert [one["scores"] for one in found] == expected.scores.tolist()
     assert [one["probabilities"] for one in found] == predictor.probabilities(answer).tolist()
 

@@ -44,7 +44,9 @@ def test_blocks_are_delivered_in_order_with_their_counts(alone):
 def test_the_bits_do_not_depend_on_workers_or_the_barrier(alone, tmp_path, team, workers, order):
     ran = trained(tmp_path, team, workers, plan=plan_of(order=order))
     assert ran.bits == alone.bits
-    assert [entry["objective"] for entry in ran.told.history] == [entry["objective"] for entry in alone.told.history]
+    assert [entry["objective"] for entry in ran.told.history] == [
+        entry["objective"] for entry in alone.told.history
+    ]
 
 
 def test_workers_that_do_not_see_the_data_get_it_from_the_driver(alone, tmp_path):
@@ -69,8 +71,16 @@ def test_shards_that_move_at_every_rest_change_no_bit(alone, tmp_path, monkeypat
 def test_nomad_visits_every_cell_once_a_lap(tmp_path, order, hybrid):
     """The toy itself asserts that no block comes twice in a lap."""
     spans = []
-    ran = trained(tmp_path, "threads", 3, plan=plan_of(order=order, hybrid=hybrid, seed=5), record=spans.append)
-    assert [block.lo for block in ran.blocks] == [LABELS * j // GRID.blocks for j in range(GRID.blocks)]
+    ran = trained(
+        tmp_path,
+        "threads",
+        3,
+        plan=plan_of(order=order, hybrid=hybrid, seed=5),
+        record=spans.append,
+    )
+    assert [block.lo for block in ran.blocks] == [
+        LABELS * j // GRID.blocks for j in range(GRID.blocks)
+    ]
     assert len({span.task.id for span in spans}) == len(spans)
     assert {span.outcome for span in spans} == {DONE}
 
@@ -83,10 +93,14 @@ def test_the_history_tells_each_rest(alone):
     losses = newest["objective"] - 0.5 * Toy().lam * squared
     assert losses > 0.0
     assert newest["held_out"] == 0.125 * GRID.shards
-    assert (newest["P@1"], newest["P@2"]) == pytest.approx((2 / 3, 1 / 3))  # the toy's answer to the first of three rows is wrong
+    assert (newest["P@1"], newest["P@2"]) == pytest.approx(
+        (2 / 3, 1 / 3)
+    )  # the toy's answer to the first of three rows is wrong
     assert 0.0 < newest["macro-F1"] < newest["micro-F1"] == 2 / 3
     assert alone.told.objective == newest["objective"]
-    assert all(earlier["seconds"] <= later["seconds"] for earlier, later in pairwise(alone.told.history))
+    assert all(
+        earlier["seconds"] <= later["seconds"] for earlier, later in pairwise(alone.told.history)
+    )
 
 
 def test_without_watched_rows_nothing_is_held_out(tmp_path):
@@ -108,7 +122,9 @@ def test_going_back_is_going_on_from_the_rest_before(alone, tmp_path, seconds):
         *((1, 1.0, False), (2, 1.0, False), (3, 1.0, True), (3, 0.5, True)),
         *((3, 0.25, False), (4, 0.25, False), (5, 0.25, False), (6, 0.25, False)),
     ]
-    assert [entry["objective"] for entry in ran.told.history[:3]] == [entry["objective"] for entry in alone.told.history[:3]]
+    assert [entry["objective"] for entry in ran.told.history[:3]] == [
+        entry["objective"] for entry in alone.told.history[:3]
+    ]
     assert ran.bits != alone.bits
     assert ran.bits == trained(tmp_path / "again", "serial", 3, work).bits
 
@@ -137,7 +153,9 @@ trained(Path(sys.argv[1]), "threads", 2, ToyWork(Toy(pause=0.05)), plan_of(check
 
 
 def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(alone, tmp_path):
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[1])
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[1]
+    )
     ends = time.monotonic() + 300.0
     while not list(tmp_path.glob("rest-00000[2-5]")):
         assert time.monotonic() < ends, "no rest came"
@@ -155,7 +173,8 @@ class Halt:
     """Sets the stop flag when so many rests were told of, in the middle of the stretch after."""
 
     def __init__(self, rests: int) -> None:
-        self.stop, self._rests = StopFlag(), rests
+        self.stop = StopFlag()
+        self._rests = rests
 
     def tell(self, standing) -> None:
         """See `Standing`."""
@@ -164,7 +183,9 @@ class Halt:
             self.stop.set()
 
 
-def stopped_at(folder: Path, rests: int, team: str = "serial", work: ToyWork | None = None, **changes) -> None:
+def stopped_at(
+    folder: Path, rests: int, team: str = "serial", work: ToyWork | None = None, **changes
+) -> None:
     """A training that is stopped in the middle of a stretch."""
     halt = Halt(rests)
     with pytest.raises(Stopped):
@@ -177,10 +198,17 @@ def test_a_stop_at_any_rest_and_a_resume_change_no_bit(alone, tmp_path, rests, s
     """Also when no checkpoint was due: the last rest is saved on the way out."""
     stopped_at(tmp_path, rests, checkpoint_seconds=seconds)
     entries = []
-    ran = trained(tmp_path, "threads", 3, tell=lambda standing: entries.append(standing.newest.get("epoch", 0)))
+    ran = trained(
+        tmp_path,
+        "threads",
+        3,
+        tell=lambda standing: entries.append(standing.newest.get("epoch", 0)),
+    )
     assert entries[0] >= rests
     assert ran.bits == alone.bits
-    assert [each["objective"] for each in ran.told.history] == [each["objective"] for each in alone.told.history]
+    assert [each["objective"] for each in ran.told.history] == [
+        each["objective"] for each in alone.told.history
+    ]
 
 
 @pytest.mark.parametrize("ahead", [0.0, 0.4])
@@ -212,7 +240,9 @@ def test_a_stop_is_heard_within_a_visit(tmp_path):
     with pytest.raises(Stopped):
         trained(tmp_path, "threads", 2, work, stop=stop)
     timer.join()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("xcray-worker")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("xcray-worker")
+    ]
 
 
 def test_what_ended_is_told_again_and_nothing_is_delivered(alone, tmp_path):
@@ -270,7 +300,10 @@ class Lossy:
     """Loses workers of a team of this process, each in the middle of the stretch after a number of rests."""
 
     def __init__(self, team, losses: dict[int, str], things: bool) -> None:
-        self.team, self.notes, self._losses, self._things = team, [], dict(losses), things
+        self.team = team
+        self.notes = []
+        self._losses = dict(losses)
+        self._things = things
 
     def tell(self, standing) -> None:
         """See `Standing`."""
@@ -286,7 +319,14 @@ def test_losses_change_no_bit(alone, tmp_path, seconds, things):
     """Without a checkpoint it begins anew; with one it goes on from there."""
     work, spans = ToyWork(Toy(pause=0.002)), []
     lossy = Lossy(ThreadTeam(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, things)
-    ran = trained(tmp_path, lossy.team, work=work, plan=plan_of(checkpoint_seconds=seconds), tell=lossy.tell, record=spans.append)
+    ran = trained(
+        tmp_path,
+        lossy.team,
+        work=work,
+        plan=plan_of(checkpoint_seconds=seconds),
+        tell=lossy.tell,
+        record=spans.append,
+    )
     assert ran.bits == alone.bits
     assert ran.told.lost >= 3
     assert [entry["epoch"] for entry in ran.told.history] == [1, 2, 3, 4, 5, 6]
@@ -352,14 +392,21 @@ def test_what_a_solver_raises_is_raised(tmp_path, monkeypatch):
 def test_when_the_time_is_up_the_last_rest_is_delivered(alone, tmp_path, rests, monkeypatch):
     """The clock of the loop jumps when so many rests are there."""
     jump = [0.0]
-    monkeypatch.setattr("xcray.execution.rotate.time.monotonic", lambda real=descents.time.monotonic: real() + jump[0])
+    monkeypatch.setattr(
+        "xcray.execution.rotate.time.monotonic",
+        lambda real=descents.time.monotonic: real() + jump[0],
+    )
 
     def tell(standing):
         if standing.newest.get("epoch", 0) == rests and standing.epoch > rests:
             jump[0] = 1e6
 
     ran = trained(tmp_path, plan=plan_of(max_seconds=1e5), tell=tell)
-    assert (ran.told.epochs, len(ran.told.history), ran.told.reason) == (rests, rests, "the time of 100000 s was up")
+    assert (ran.told.epochs, len(ran.told.history), ran.told.reason) == (
+        rests,
+        rests,
+        "the time of 100000 s was up",
+    )
     assert ran.told.objective == alone.told.history[rests - 1]["objective"]
     assert len(ran.blocks) == GRID.blocks
 

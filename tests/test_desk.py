@@ -27,7 +27,8 @@ class Model:
     """Computes what it is given; notes with whom, and in which thread; takes `row_seconds` a row."""
 
     def __init__(self, clock: Clock, row_seconds: float = 0.0001) -> None:
-        self.clock, self.row_seconds = clock, row_seconds
+        self.clock = clock
+        self.row_seconds = row_seconds
         self.calls: list[list[Any]] = []
         self.threads: list[bool] = []
         self.go = threading.Event()
@@ -46,7 +47,12 @@ class Model:
 
 
 def run(
-    story: Callable[[Desk, Model], Awaitable[None]], *, threads: int = 1, rows: int = 8, seconds: float = 0.002, **how: Any
+    story: Callable[[Desk, Model], Awaitable[None]],
+    *,
+    threads: int = 1,
+    rows: int = 8,
+    seconds: float = 0.002,
+    **how: Any,
 ) -> Model:
     """Play a story at a desk."""
     clock = Clock()
@@ -85,7 +91,9 @@ def test_what_comes_in_one_turn_is_one_call_and_kinds_are_kept_apart() -> None:
         await desk.compute("a", "warm", model)
         await desk.compute("b", "warm", model)
         kinds = ["a", "b", "a", "a", "b"]
-        found = await asyncio.gather(*(desk.compute(kind, f"{kind}{i}", model) for i, kind in enumerate(kinds)))
+        found = await asyncio.gather(
+            *(desk.compute(kind, f"{kind}{i}", model) for i, kind in enumerate(kinds))
+        )
         assert found == [f"answer to {kind}{i}" for i, kind in enumerate(kinds)]
 
     assert run(story).calls[2:] == [["a0", "a2", "a3"], ["b1", "b4"]]
@@ -130,12 +138,23 @@ def test_those_that_wait_for_a_thread_are_taken_together() -> None:
         model.reached = threading.Semaphore(0)
         first = asyncio.create_task(desk.compute("k", "first", model, weight=30.0))
         await reached(model)
-        others = [asyncio.create_task(desk.compute("k", i, model, weight=21.0, joins=i != 1)) for i in range(6)]
+        others = [
+            asyncio.create_task(desk.compute("k", i, model, weight=21.0, joins=i != 1))
+            for i in range(6)
+        ]
         await asyncio.sleep(0)
         model.go.set()
-        assert await asyncio.gather(first, *others) == ["answer to first", *(f"answer to {i}" for i in range(6))]
+        assert await asyncio.gather(first, *others) == [
+            "answer to first",
+            *(f"answer to {i}" for i in range(6)),
+        ]
 
-    assert run(story, row_seconds=0.0021, seconds=0.0021 * 20).calls[1:] == [["first"], [0, 2, 3, 4], [1], [5]]
+    assert run(story, row_seconds=0.0021, seconds=0.0021 * 20).calls[1:] == [
+        ["first"],
+        [0, 2, 3, 4],
+        [1],
+        [5],
+    ]
 
 
 def test_cheap_ones_pass_by_a_busy_thread() -> None:
@@ -156,7 +175,9 @@ def test_cheap_ones_pass_by_a_busy_thread() -> None:
 def test_a_fault_stays_with_its_request() -> None:
     async def story(desk: Desk, model: Model) -> None:
         await desk.compute("k", "warm", model)
-        found = await asyncio.gather(*(desk.compute("k", each, model) for each in ("a", "bad", "c")), return_exceptions=True)
+        found = await asyncio.gather(
+            *(desk.compute("k", each, model) for each in ("a", "bad", "c")), return_exceptions=True
+        )
         assert [str(each) for each in found] == ["answer to a", "bad row", "answer to c"]
         assert isinstance(found[1], ValueError)
 

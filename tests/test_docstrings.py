@@ -20,7 +20,16 @@ SOURCES = sorted((ROOT / "xcray").rglob("*.py"))
 TICKED = re.compile(r"(?<!`)`([a-z_](?:[a-z0-9_]*[a-z0-9])?)`(?!`)")  # not `job_`: a prefix
 DESCRIBED = re.compile(r"^\s*([a-z_][a-z0-9_]*(?:, [a-z_][a-z0-9_]*)*): \S")
 FOREIGN = {"extra"}  # parameters of the standard library that docstrings speak of: logging's extra
-WORDS = {"default", "example", "examples", "note", "raises", "reference", "returns", "units"}  # may begin a line with a colon
+WORDS = {
+    "default",
+    "example",
+    "examples",
+    "note",
+    "raises",
+    "reference",
+    "returns",
+    "units",
+}  # may begin a line with a colon
 
 Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -47,7 +56,12 @@ def parameters(node: Defined) -> set[str]:
     if isinstance(node, ast.ClassDef):
         return set()
     a = node.args
-    named = [*a.posonlyargs, *a.args, *a.kwonlyargs, *(extra for extra in (a.vararg, a.kwarg) if extra)]
+    named = [
+        *a.posonlyargs,
+        *a.args,
+        *a.kwonlyargs,
+        *(extra for extra in (a.vararg, a.kwarg) if extra),
+    ]
     return {argument.arg for argument in named}
 
 
@@ -55,17 +69,32 @@ def members(node: ast.ClassDef | None) -> set[str]:
     """Fields, methods and attributes of a class, with the parameters of its constructor."""
     if node is None:
         return set()
-    out = {n.target.id for n in ast.walk(node) if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    out = {
+        n.target.id
+        for n in ast.walk(node)
+        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+    }
     out |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-    out |= {t.id for n in node.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+    out |= {
+        t.id
+        for n in node.body
+        if isinstance(n, ast.Assign)
+        for t in n.targets
+        if isinstance(t, ast.Name)
+    }
     for method in (n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)):
-        out |= {method.name} | (parameters(method) if method.name in {"__init__", "__new__"} else set())
+        out |= {method.name} | (
+            parameters(method) if method.name in {"__init__", "__new__"} else set()
+        )
     return out
 
 
 def inherits(node: ast.ClassDef) -> bool:
     """Whether members may come from a base class."""
-    return any(ast.unparse(base) not in {"NamedTuple", "Protocol", "ABC", "Generic", "Exception"} for base in node.bases)
+    return any(
+        ast.unparse(base) not in {"NamedTuple", "Protocol", "ABC", "Generic", "Exception"}
+        for base in node.bases
+    )
 
 
 def module_names(tree: ast.Module) -> set[str]:
@@ -85,7 +114,11 @@ def module_names(tree: ast.Module) -> set[str]:
 
 def house_names() -> set[str]:
     """Public names of the whole house: modules, functions, classes, methods, fields."""
-    out = {path.stem for path in SOURCES} | {path.parent.name for path in SOURCES} | set(dir(builtins))
+    out = (
+        {path.stem for path in SOURCES}
+        | {path.parent.name for path in SOURCES}
+        | set(dir(builtins))
+    )
     for path in SOURCES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for thing in public(tree):
@@ -111,8 +144,15 @@ def unknown_names(tree: ast.Module, house: set[str] = HOUSE) -> list[str]:
     for thing in public(tree):
         known = near | parameters(thing.node) | members(thing.owner)
         known |= members(thing.node) if isinstance(thing.node, ast.ClassDef) else set()
-        gone = [name for name in TICKED.findall(ast.get_docstring(thing.node) or "") if name not in known]
-        out += [f"line {thing.node.lineno}: {thing.name} speaks of `{name}`, which does not exist" for name in gone]
+        gone = [
+            name
+            for name in TICKED.findall(ast.get_docstring(thing.node) or "")
+            if name not in known
+        ]
+        out += [
+            f"line {thing.node.lineno}: {thing.name} speaks of `{name}`, which does not exist"
+            for name in gone
+        ]
     return out
 
 
@@ -128,18 +168,31 @@ def undescribed(tree: ast.Module) -> list[str]:
     for thing in public(tree):
         if isinstance(thing.node, ast.ClassDef) and inherits(thing.node):
             continue
-        known = WORDS | (members(thing.node) if isinstance(thing.node, ast.ClassDef) else parameters(thing.node) | returned(thing))
+        known = WORDS | (
+            members(thing.node)
+            if isinstance(thing.node, ast.ClassDef)
+            else parameters(thing.node) | returned(thing)
+        )
         for line in (ast.get_docstring(thing.node) or "").splitlines()[1:]:
             if found := DESCRIBED.match(line):
                 gone = [name for name in found[1].split(", ") if name not in known]
-                out += [f"line {thing.node.lineno}: {thing.name} describes {name!r}, which it does not have" for name in gone]
+                out += [
+                    f"line {thing.node.lineno}: {thing.name} describes {name!r}, which it does not have"
+                    for name in gone
+                ]
     return out
 
 
 def returned(thing: Thing) -> set[str]:
     """Names a function returns, or sets: `alpha, w` of `return alpha, w`."""
-    steps = [node.value for node in ast.walk(thing.node) if isinstance(node, ast.Return) and node.value is not None]
-    return {n.id for value in steps for n in ast.walk(value) if isinstance(n, ast.Name)} | strings(thing.node)
+    steps = [
+        node.value
+        for node in ast.walk(thing.node)
+        if isinstance(node, ast.Return) and node.value is not None
+    ]
+    return {n.id for value in steps for n in ast.walk(value) if isinstance(n, ast.Name)} | strings(
+        thing.node
+    )
 
 
 LAWS = (missing, unknown_names, undescribed)

@@ -67,7 +67,9 @@ class Crowd:
             while not self.ending.is_set():
                 try:
                     self.told[str(http.post("/v1/models/docs:predict", json=BODY).status_code)] += 1
-                except httpx.ConnectError:  # nobody listens any more: refused before it was sent, another replica takes it
+                except (
+                    httpx.ConnectError
+                ):  # nobody listens any more: refused before it was sent, another replica takes it
                     self.told["refused"] += 1
                     return
                 except httpx.HTTPError as error:
@@ -84,7 +86,10 @@ def may_be_reset() -> set[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if admit_no_more(listener):
             return set()
-    without.say("filters of sockets (SO_ATTACH_FILTER)", "clients who connect in the very instant of an end may be reset")
+    without.say(
+        "filters of sockets (SO_ATTACH_FILTER)",
+        "clients who connect in the very instant of an end may be reset",
+    )
     return {"ReadError", "RemoteProtocolError"}
 
 
@@ -92,7 +97,12 @@ def slow_upload(url: str) -> socket.socket:
     """An upload of which half has been sent."""
     address = httpx.URL(url)
     connection = socket.create_connection((address.host, address.port or 80), timeout=PATIENCE)
-    lines = ("POST /v1/uploads HTTP/1.1", f"Host: {address.host}", "Content-Type: application/octet-stream", "Content-Length: 1000")
+    lines = (
+        "POST /v1/uploads HTTP/1.1",
+        f"Host: {address.host}",
+        "Content-Type: application/octet-stream",
+        "Content-Length: 1000",
+    )
     connection.sendall("\r\n".join([*lines, "", ""]).encode() + b"x" * 500)
     return connection
 
@@ -101,12 +111,33 @@ def slow_upload(url: str) -> socket.socket:
 def test_sigterm_fails_nobody_who_was_let_in(tmp_path: Path, workers: int) -> None:
     home = tmp_path / "home"
     publish(Registry(home / "models"), "docs", tmp_path / "staged")
-    command = [sys.executable, "-c", SERVE, "serve", "--home", str(home), "--port", "0", "--workers", str(workers)]
-    environment = {**os.environ, "XCRAY_DRAIN_SECONDS": f"{DRAIN}", "XCRAY_DISK_RESERVE_BYTES": "0", "XCRAY_PRELOAD": '["docs"]'}
+    command = [
+        sys.executable,
+        "-c",
+        SERVE,
+        "serve",
+        "--home",
+        str(home),
+        "--port",
+        "0",
+        "--workers",
+        str(workers),
+    ]
+    environment = {
+        **os.environ,
+        "XCRAY_DRAIN_SECONDS": f"{DRAIN}",
+        "XCRAY_DISK_RESERVE_BYTES": "0",
+        "XCRAY_PRELOAD": '["docs"]',
+    }
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        url = until(lambda: (home / "serve.json").is_file() and json.loads((home / "serve.json").read_text())["url"])
+        url = until(
+            lambda: (
+                (home / "serve.json").is_file()
+                and json.loads((home / "serve.json").read_text())["url"]
+            )
+        )
         until(lambda: asked(url, "/readyz").json()["ready"])
         crowd = Crowd(url)
         crowd.start()
@@ -114,13 +145,17 @@ def test_sigterm_fails_nobody_who_was_let_in(tmp_path: Path, workers: int) -> No
             until(lambda: crowd.told["200"] >= 20)
             process.send_signal(signal.SIGTERM)
             unready = until(lambda: (answer := asked(url, "/readyz")).status_code == 503 and answer)
-            assert unready.json()["reasons"][0] == "DRAINING"  # a second worker may still be loading: MODELS
+            assert (
+                unready.json()["reasons"][0] == "DRAINING"
+            )  # a second worker may still be loading: MODELS
             assert unready.headers["connection"] == "close"
             assert asked(url, "/healthz").status_code == 200  # alive: nothing to restart
             at_signal = crowd.told["200"]
             until(lambda: crowd.told["200"] > at_signal)  # still answered meanwhile
             process.send_signal(signal.SIGTERM)  # whoever routes has seen it: the drain may end
-            until(lambda: crowd.told["refused"])  # nobody new is let in any more, and the upload is not whole yet
+            until(
+                lambda: crowd.told["refused"]
+            )  # nobody new is let in any more, and the upload is not whole yet
             upload.sendall(b"x" * 500)
             assert upload.recv(65_536).startswith(b"HTTP/1.1 201")
         assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
@@ -145,7 +180,9 @@ def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path) -> None:
     app.state.rooms.store.close()
 
 
-def test_a_drain_ends_by_itself_when_its_seconds_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_ends_by_itself_when_its_seconds_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app, later = create_app(settings_for(tmp_path / "home", drain_seconds=600.0)), [0.0]
     now = time.monotonic
     monkeypatch.setattr("xcray.service.server.time.monotonic", lambda: now() + later[0])
@@ -162,7 +199,9 @@ def test_a_drain_ends_by_itself_when_its_seconds_are_over(tmp_path: Path, monkey
     app.state.rooms.store.close()
 
 
-def test_who_is_connected_and_has_not_asked_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_connected_and_has_not_asked_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its client may be on a busy machine: it has a connection, as far as it knows, and must not be told that it has none."""
     monkeypatch.setattr("xcray.service.server.LATE", PATIENCE)
     app, ready = create_app(settings_for(tmp_path / "home")), threading.Event()

@@ -16,7 +16,14 @@ from xcray.kernels import softmax as kernel
 from xcray.solvers import quasi_newton
 from xcray.solvers.cell import SLICE
 from xcray.solvers.dsmlr import DSMLRSolver, Grid, Rest, Step
-from xcray.solvers.multinomial import Shard, shard_of, shard_rows, targets_of, total_weight, with_constant
+from xcray.solvers.multinomial import (
+    Shard,
+    shard_of,
+    shard_rows,
+    targets_of,
+    total_weight,
+    with_constant,
+)
 
 N, D, K = 40, 7, 6
 
@@ -35,7 +42,9 @@ def problem(seed: int = 0, dense: bool = False):
 
 def shard(X, Y, c, rows=None, dense: bool = False) -> Shard:
     """Rows as the solver takes them."""
-    return multinomial.shard_of(X, Y, c, np.arange(len(X)) if rows is None else rows, sparse=not dense)
+    return multinomial.shard_of(
+        X, Y, c, np.arange(len(X)) if rows is None else rows, sparse=not dense
+    )
 
 
 def passed(solver, local, block, verb, epoch=1, rate=1.0):
@@ -47,7 +56,10 @@ def blocks_of(W, n_blocks):
     """Weights in blocks, without state."""
     ends = [K * j // n_blocks for j in range(n_blocks + 1)]
     start = DSMLRSolver().start
-    return [start(lo, hi, D)._replace(W=np.ascontiguousarray(W[:, lo:hi], np.float32)) for lo, hi in itertools.pairwise(ends)]
+    return [
+        start(lo, hi, D)._replace(W=np.ascontiguousarray(W[:, lo:hi], np.float32))
+        for lo, hi in itertools.pairwise(ends)
+    ]
 
 
 def test_exponentials_are_near_and_bounded():
@@ -64,7 +76,9 @@ def test_the_split_objective_is_the_objective_where_b_is_exact():
     X, Y, c = problem()
     W = np.random.default_rng(1).normal(size=(D, K))
     b = naive.exact_b(W, X)
-    assert naive.split_objective(W, b, X, Y, c, 0.1) == pytest.approx(multinomial.objective(W, X, Y, c, 0.1), rel=1e-12)
+    assert naive.split_objective(W, b, X, Y, c, 0.1) == pytest.approx(
+        multinomial.objective(W, X, Y, c, 0.1), rel=1e-12
+    )
     worse = naive.split_objective(W, b + 0.1, X, Y, c, 0.1)
     assert worse > naive.split_objective(W, b, X, Y, c, 0.1)  # exact b is the best b
 
@@ -79,7 +93,9 @@ def test_the_terms_of_eq_13_are_the_gradients_of_those_of_eq_12():
             up, down = W.copy(), W.copy()
             up[j, k] += step
             down[j, k] -= step
-            numeric[j] = (naive.term(up, b, X, Y, c, lam, i, k) - naive.term(down, b, X, Y, c, lam, i, k)) / (2 * step)
+            numeric[j] = (
+                naive.term(up, b, X, Y, c, lam, i, k) - naive.term(down, b, X, Y, c, lam, i, k)
+            ) / (2 * step)
         assert naive.term_gradient(W, b, X, Y, c, lam, i, k) == pytest.approx(numeric, abs=1e-8)
 
 
@@ -87,7 +103,12 @@ def test_the_terms_of_eq_13_are_the_gradients_of_those_of_eq_12():
 @pytest.mark.parametrize("n_blocks", [1, 4])
 def test_a_lap_of_sums_makes_b_and_the_loss_exact(dense, n_blocks):
     X, Y, c = problem(dense=dense)
-    W = np.random.default_rng(3).normal(scale=5.0, size=(D, K)).astype(np.float32).astype(np.float64)
+    W = (
+        np.random.default_rng(3)
+        .normal(scale=5.0, size=(D, K))
+        .astype(np.float32)
+        .astype(np.float64)
+    )
     solver = DSMLRSolver()
     local = solver.local(shard(X, Y, c, dense=dense), 3, Grid(1, n_blocks), None)
     told = [passed(solver, local, block, "sum")[1] for block in blocks_of(W, n_blocks)]
@@ -100,13 +121,23 @@ def test_a_lap_of_sums_makes_b_and_the_loss_exact(dense, n_blocks):
 
 def test_sums_that_would_overflow_do_not():
     X, Y, c = problem()
-    W = np.random.default_rng(3).normal(scale=3000.0, size=(D, K)).astype(np.float32).astype(np.float64)
+    W = (
+        np.random.default_rng(3)
+        .normal(scale=3000.0, size=(D, K))
+        .astype(np.float32)
+        .astype(np.float64)
+    )
     solver = DSMLRSolver()
     local = solver.local(shard(X, Y, c), 0, Grid(1, 3), None)
     for block in blocks_of(W, 3):
         passed(solver, local, block, "sum")
     assert local.rows.b == pytest.approx(-logsumexp(X @ W, axis=1), rel=1e-5)
-    after, _ = passed(solver, local, solver.start(0, 2, D)._replace(W=np.full((D, 2), 3000.0, np.float32)), "update")
+    after, _ = passed(
+        solver,
+        local,
+        solver.start(0, 2, D)._replace(W=np.full((D, 2), 3000.0, np.float32)),
+        "update",
+    )
     assert np.isfinite(after.W).all()
 
 
@@ -115,7 +146,10 @@ def test_gathered_gradients_are_those_of_the_objective(dense):
     X, Y, c = problem(dense=dense)
     W = np.random.default_rng(4).normal(size=(D, K)).astype(np.float32).astype(np.float64)
     solver, halves = DSMLRSolver(), (np.arange(0, 25), np.arange(25, N))
-    locals_ = [solver.local(shard(X, Y, c, rows, dense), s, Grid(2, 2), None) for s, rows in enumerate(halves)]
+    locals_ = [
+        solver.local(shard(X, Y, c, rows, dense), s, Grid(2, 2), None)
+        for s, rows in enumerate(halves)
+    ]
     for verb in ("sum", "curvature"):
         blocks = blocks_of(W, 2)
         for local in locals_:
@@ -161,13 +195,18 @@ def test_an_epoch_takes_the_whole_norm_once():
 def test_batches_of_dense_rows_step_against_their_gradient():
     X, Y, c = problem(7, dense=True)
     W = np.random.default_rng(7).normal(size=(D, K)).astype(np.float32)
-    h, G = np.ones(D, np.float32), multinomial.gradient(W.astype(np.float64), X, Y, c, 0.0).astype(np.float32)
+    h, G = (
+        np.ones(D, np.float32),
+        multinomial.gradient(W.astype(np.float64), X, Y, c, 0.0).astype(np.float32),
+    )
     norm = frozen(np.full(D, 0.01), np.float32)
     after = W.copy()
     kernel.batch_step(G, N, after, h, kernel.Rule(np.float32(0.5), norm, np.float32(1.0), True))
     size = 0.5 / np.sqrt(1.0 + (G.astype(np.float64) ** 2).sum(axis=1))
     assert h == pytest.approx(1.0 + (G.astype(np.float64) ** 2).sum(axis=1), rel=1e-6)
-    assert after == pytest.approx((W - size[:, None] * G) / (1 + size[:, None] * 0.01 * N), rel=1e-5)
+    assert after == pytest.approx(
+        (W - size[:, None] * G) / (1 + size[:, None] * 0.01 * N), rel=1e-5
+    )
 
 
 def test_the_best_labels_of_watched_rows_are_kept_across_blocks():
@@ -208,7 +247,9 @@ def test_a_visit_stops_between_slices():
     local = solver.local(shard(X, Y, c), 0, Grid(1, 1), None)
     for verb in ("both", "sum", "gradient"):
         with pytest.raises(Stopped):
-            solver.step(local, solver.start(0, K, D), Step(verb, 1, 1.0), owned=False, stopped=lambda: True)
+            solver.step(
+                local, solver.start(0, K, D), Step(verb, 1, 1.0), owned=False, stopped=lambda: True
+            )
     assert SLICE < 1e9  # a slice is a part of a second
 
 
@@ -230,8 +271,14 @@ def test_rows_without_labels_are_left_out_and_targets_add_up():
     assert total == 6.0
     assert found.rows.tolist() == [0, 2, 3]
     assert found.weights.tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6])
-    assert np.asarray(found.targets.to_scipy().sum(axis=1)).ravel().tolist() == pytest.approx([1.0] * 3)
-    assert found.X.to_scipy().toarray().tolist() == [[0, 1, 2, 0.5], [6, 7, 8, 0.5], [9, 10, 11, 0.5]]
+    assert np.asarray(found.targets.to_scipy().sum(axis=1)).ravel().tolist() == pytest.approx(
+        [1.0] * 3
+    )
+    assert found.X.to_scipy().toarray().tolist() == [
+        [0, 1, 2, 0.5],
+        [6, 7, 8, 0.5],
+        [9, 10, 11, 0.5],
+    ]
     assert targets_of(Y).data.tolist() == pytest.approx([0.5, 0.5, 1.0, 1 / 3, 1 / 3, 1 / 3])
     assert with_constant(X, 0.0) is X
 
@@ -255,7 +302,9 @@ def test_the_grid_gives_every_worker_two_shards_and_blocks_that_travel():
     solver = DSMLRSolver()
     assert solver.grid(10_000, 500, 1_000, 4) == Grid(8, 8)
     assert solver.grid(3, 2, 1_000, 4) == Grid(3, 2)
-    assert solver.grid(10_000, 20, 1_000, 4) == Grid(8, 4)  # blocks of less than a SIMD register are not worth it
+    assert solver.grid(10_000, 20, 1_000, 4) == Grid(
+        8, 4
+    )  # blocks of less than a SIMD register are not worth it
     assert solver.grid(10**6, 33_225, 1_348_182, 4).blocks == 2670  # of 64 MB
     assert DSMLRSolver(shards=5, blocks=3).grid(10_000, 500, 1_000, 4) == Grid(5, 3)
 
@@ -280,12 +329,19 @@ def test_the_judge_lets_exact_gradients_take_over_and_ends():
     solver = DSMLRSolver(finish=0.05, tolerance=1e-3)
     assert solver.judge([rest(1, 1.0), rest(2, 0.9)]).turn is None
     assert solver.judge([rest(1, 1.0), rest(2, 0.97)]).turn == "enter"
-    assert "less than 0.001" in DSMLRSolver(pairs=0, tolerance=1e-3).judge([rest(1, 1.0), rest(2, 0.9995)]).stop
+    assert (
+        "less than 0.001"
+        in DSMLRSolver(pairs=0, tolerance=1e-3).judge([rest(1, 1.0), rest(2, 0.9995)]).stop
+    )
     assert solver.judge([rest(1, 1.0), rest(500, 0.9)]).stop == "all 500 epochs are done"
     base = [rest(1, 1.0), rest(2, 0.97)]
     trial = {"length": 1.0, "slope": -0.1}
     assert solver.judge([*base, rest(3, 0.9, **trial)])[:4] == (1.0, None, False, "accept")
-    assert solver.judge([*base, rest(3, 0.9699999, **trial)])[2:] == (True, "retry", 0.5)  # less than Armijo asks for
+    assert solver.judge([*base, rest(3, 0.9699999, **trial)])[2:] == (
+        True,
+        "retry",
+        0.5,
+    )  # less than Armijo asks for
     assert solver.judge([*base, rest(3, float("nan"), **trial)])[2:] == (True, "retry", 0.5)
     stuck = solver.judge([*base, rest(3, 1.0, length=1e-4, slope=-0.1)])
     assert stuck.back
@@ -297,7 +353,9 @@ def test_the_judge_lets_exact_gradients_take_over_and_ends():
 
 def test_the_judge_hears_of_held_out_rows():
     solver = DSMLRSolver(patience=2)
-    falling = [rest(i + 1, 1.0 / (i + 1), held_out=loss) for i, loss in enumerate((3.0, 2.0, 2.1, 2.2))]
+    falling = [
+        rest(i + 1, 1.0 / (i + 1), held_out=loss) for i, loss in enumerate((3.0, 2.0, 2.1, 2.2))
+    ]
     assert "held-out" in solver.judge(falling).stop
     assert solver.judge(falling[:3]).stop is None
     assert DSMLRSolver().judge(falling).stop is None
@@ -329,19 +387,29 @@ def test_split_vectors_take_the_direction_of_the_two_loops(m, whole):
     curve = rng.uniform(0.5, 2.0, (D, K))
     g, S = rng.normal(size=(D, K)), rng.normal(size=(m, D, K))
     Y = S * curve
-    M = np.linalg.inv(C + 100 * 0.01 * np.eye(D)) if whole else np.diag((C + 100 * 0.01) ** -quasi_newton.POWER)
+    M = (
+        np.linalg.inv(C + 100 * 0.01 * np.eye(D))
+        if whole
+        else np.diag((C + 100 * 0.01) ** -quasi_newton.POWER)
+    )
     memories = []
     for lo, hi in itertools.pairwise(ends):
-        part = quasi_newton.begin(lo, hi, np.zeros((D, hi - lo), np.float32), np.float32(g[:, lo:hi]), np.float32(C), 0.01)
+        part = quasi_newton.begin(
+            lo, hi, np.zeros((D, hi - lo), np.float32), np.float32(g[:, lo:hi]), np.float32(C), 0.01
+        )
         pairs = [tuple(np.float32(each[:, lo:hi]) for each in vectors) for vectors in (S, Y)]
         memories.append(part._replace(S=pairs[0], Y=pairs[1]))
-    coefs, slope = quasi_newton.coefficients(quasi_newton.total([quasi_newton.products(each) for each in memories]))
+    coefs, slope = quasi_newton.coefficients(
+        quasi_newton.total([quasi_newton.products(each) for each in memories])
+    )
     aims = [quasi_newton.aimed(each, coefs) for each in memories]
     want = naive.two_loops(g, S, Y, M)
     assert np.hstack([each.aim for each in aims]) == pytest.approx(want, rel=2e-4, abs=2e-4)
     assert slope == pytest.approx((g * want).sum(), rel=1e-4)
     assert slope < 0.0
-    assert np.hstack([quasi_newton.moved(each, 0.5) for each in aims]) == pytest.approx(0.5 * want, rel=1e-3, abs=2e-4)
+    assert np.hstack([quasi_newton.moved(each, 0.5) for each in aims]) == pytest.approx(
+        0.5 * want, rel=1e-3, abs=2e-4
+    )
 
 
 def test_a_memory_keeps_the_last_pairs_and_travels_as_a_block():
@@ -354,14 +422,18 @@ def test_a_memory_keeps_the_last_pairs_and_travels_as_a_block():
     assert memory.S[-1] == pytest.approx(points[4] - points[3])
     assert memory.Y[-1] == pytest.approx(1.5 * (points[4] - points[3]), rel=1e-5)
     again = quasi_newton.memory_of(quasi_newton.as_weights(memory))
-    for one, other in zip(again[2:6] + again.S + again.Y, memory[2:6] + memory.S + memory.Y, strict=True):
+    for one, other in zip(
+        again[2:6] + again.S + again.Y, memory[2:6] + memory.S + memory.Y, strict=True
+    ):
         assert one is other
 
 
 def test_pairs_without_curvature_are_passed_over():
     rng = np.random.default_rng(21)
     g, s = rng.normal(size=(D, 2)).astype(np.float32), rng.normal(size=(D, 2)).astype(np.float32)
-    memory = quasi_newton.begin(0, 2, np.zeros_like(g), g, np.ones(D, np.float32), 1e-9)._replace(S=(s,), Y=(-s,))
+    memory = quasi_newton.begin(0, 2, np.zeros_like(g), g, np.ones(D, np.float32), 1e-9)._replace(
+        S=(s,), Y=(-s,)
+    )
     coefs, slope = quasi_newton.coefficients(quasi_newton.products(memory))
     assert quasi_newton.aimed(memory, coefs).aim == pytest.approx(-g, rel=1e-4)
     assert slope == pytest.approx(-float((g.astype(np.float64) ** 2).sum()), rel=1e-5)
@@ -380,7 +452,9 @@ def test_steps_alone_come_near_the_optimum_without_tuning(steps, mode):
         for verb in solver.laps(1, False):
             for s, local in enumerate(locals_):
                 for j in range(2):
-                    blocks[j] = solver.step(local, blocks[j], Step(verb, epoch, 1.0), owned=s > 0)[0]
+                    blocks[j] = solver.step(local, blocks[j], Step(verb, epoch, 1.0), owned=s > 0)[
+                        0
+                    ]
     W = np.hstack([block.W for block in blocks]).astype(np.float64)
     best = multinomial.objective(multinomial.solve(X, Y, c, 0.01), X, Y, c, 0.01)
     assert best < multinomial.objective(W, X, Y, c, 0.01) < 1.05 * best

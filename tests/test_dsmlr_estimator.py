@@ -22,10 +22,14 @@ from xcray.estimators import DSMLR
 from xcray.solvers.dsmlr import DSMLRSolver
 
 EXACT = "asks for 1e-7 of equality, more than `tolerance` promises (see the test of sample weights for what it does)"
-EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": EXACT for kind in ("dense", "sparse")}
+EXPECTED = {
+    f"check_sample_weight_equivalence_on_{kind}_data": EXACT for kind in ("dense", "sparse")
+}
 
 
-@parametrize_with_checks([DSMLR()], expected_failed_checks=lambda estimator: EXPECTED, xfail_strict=False)
+@parametrize_with_checks(
+    [DSMLR()], expected_failed_checks=lambda estimator: EXPECTED, xfail_strict=False
+)
 def test_scikit_learns_contract(estimator, check):
     check(estimator)
 
@@ -47,14 +51,20 @@ def classes():
 
 def test_its_parameters_are_the_solvers():
     solver = {field.name: field.default for field in dataclasses.fields(DSMLRSolver)}
-    own = {name: each.default for name, each in inspect.signature(DSMLR.__init__).parameters.items() if name != "self"}
+    own = {
+        name: each.default
+        for name, each in inspect.signature(DSMLR.__init__).parameters.items()
+        if name != "self"
+    }
     assert own == {**solver, "n_jobs": None}
     assert clone(DSMLR(lam=0.3)).get_params()["lam"] == 0.3
 
 
 def test_one_model_for_any_number_of_threads_and_any_form_of_input(many):
     X, Y = many
-    models = [DSMLR(n_jobs=n).fit(X, Y) for n in (None, 2, 3)] + [DSMLR().fit(X.toarray(), Y.toarray())]
+    models = [DSMLR(n_jobs=n).fit(X, Y) for n in (None, 2, 3)] + [
+        DSMLR().fit(X.toarray(), Y.toarray())
+    ]
     assert len({(model.coef_.data.tobytes(), model.intercept_.tobytes()) for model in models}) == 1
     assert models[0].history_[-1]["epoch"] == models[0].n_iter_
     assert models[0].history_[-1]["objective"] == models[0].objective_
@@ -79,20 +89,27 @@ def test_labels_of_a_row_are_those_whose_equal_shares_are_nearest(many):
     assert sp.issparse(given)
     for p, row in zip(model.predict_proba(X), given.toarray(), strict=True):
         best = np.argsort(-p, kind="stable")
-        shares = [np.where(np.isin(np.arange(len(p)), best[:m]), 1.0 / m, 0.0) for m in range(1, len(p) + 1)]
+        shares = [
+            np.where(np.isin(np.arange(len(p)), best[:m]), 1.0 / m, 0.0)
+            for m in range(1, len(p) + 1)
+        ]
         nearest = min(shares, key=lambda share: np.sum((p - share) ** 2))
         assert np.sum((p - row / row.sum()) ** 2) == pytest.approx(np.sum((p - nearest) ** 2))
     counts = np.asarray(Y.sum(axis=1)).ravel()
     right = np.asarray(given.multiply(Y).sum(axis=1)).ravel()
     assert (right / np.maximum(counts, 1)).mean() > 0.6
-    assert model.score(X, Y) == pytest.approx(np.mean([Y[i, j] for i, j in enumerate(model.predict_top_k(X, 1).labels[:, 0])]))
+    assert model.score(X, Y) == pytest.approx(
+        np.mean([Y[i, j] for i, j in enumerate(model.predict_top_k(X, 1).labels[:, 0])])
+    )
 
 
 def test_it_agrees_with_scikit_learns_own(classes):
     X, y = classes
     lam = 1e-3
     model = DSMLR(lam=lam, tolerance=1e-6, epochs=300).fit(X, y)
-    other = LogisticRegression(C=1.0 / (lam * len(y)), fit_intercept=False, tol=1e-10, max_iter=2000).fit(X, y)
+    other = LogisticRegression(
+        C=1.0 / (lam * len(y)), fit_intercept=False, tol=1e-10, max_iter=2000
+    ).fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X), other.predict_proba(X), atol=0.03)
     assert model.score(X, y) == pytest.approx(other.score(X, y), abs=0.01)
 
@@ -100,7 +117,10 @@ def test_it_agrees_with_scikit_learns_own(classes):
 def test_sample_weights_count_rows(classes):
     """Weight 2 is a row twice, weight 0 is no row: the same optimum, within what `tolerance` allows."""
     X, y = classes
-    weights, rows = np.r_[np.zeros(40), np.full(60, 2.0), np.ones(200)], np.r_[np.arange(40, 100), np.arange(40, 300)]
+    weights, rows = (
+        np.r_[np.zeros(40), np.full(60, 2.0), np.ones(200)],
+        np.r_[np.arange(40, 100), np.arange(40, 300)],
+    )
     how = {"lam": 1e-3, "tolerance": 1e-6, "epochs": 300}
     weighted, repeated = DSMLR(**how).fit(X, y, weights), DSMLR(**how).fit(X[rows], y[rows])
     assert weighted.objective_ == pytest.approx(repeated.objective_, rel=1e-2)
@@ -110,7 +130,12 @@ def test_sample_weights_count_rows(classes):
 def test_searches_and_pipelines(classes):
     X, y = classes
     names = np.array(["a", "b", "c", "d"])[y]
-    search = GridSearchCV(make_pipeline(Normalizer(), DSMLR()), {"dsmlr__lam": [1e-4, 10.0]}, cv=3, scoring="neg_log_loss")
+    search = GridSearchCV(
+        make_pipeline(Normalizer(), DSMLR()),
+        {"dsmlr__lam": [1e-4, 10.0]},
+        cv=3,
+        scoring="neg_log_loss",
+    )
     search.fit(X, names)
     assert search.best_params_["dsmlr__lam"] == 1e-4
     assert set(search.predict(X)) <= {"a", "b", "c", "d"}

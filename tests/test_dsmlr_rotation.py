@@ -23,8 +23,12 @@ def objective(model: Model, X: CSR, Y: Pattern, bias: float = 1.0) -> float:
     targets = Y.to_scipy().toarray().astype(np.float64)[keep]
     targets /= targets.sum(axis=1, keepdims=True)
     top = scores.max(axis=1)
-    losses = top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - (targets * scores).sum(axis=1)
-    return float(losses.mean() + 0.5 * LAM * ((model.W**2).sum() + ((model.bias / bias) ** 2).sum()))
+    losses = (
+        top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - (targets * scores).sum(axis=1)
+    )
+    return float(
+        losses.mean() + 0.5 * LAM * ((model.W**2).sum() + ((model.bias / bias) ** 2).sum())
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,9 @@ def alone(tiny, tmp_path_factory) -> Model:
 
 
 def test_the_objective_told_is_that_of_the_model(tiny, alone):
-    assert alone.told.objective == pytest.approx(objective(alone, tiny.train.X, tiny.train.Y), rel=1e-5)
+    assert alone.told.objective == pytest.approx(
+        objective(alone, tiny.train.X, tiny.train.Y), rel=1e-5
+    )
     falls = [entry["objective"] for entry in alone.told.history]
     assert falls == sorted(falls, reverse=True)
     assert falls[-1] < 0.9 * np.log(tiny.n_labels)
@@ -53,13 +59,22 @@ def test_what_watched_rows_say_is_true(tiny, alone):
     assert newest["held_out"] == pytest.approx(plain, rel=1e-5)
 
 
-@pytest.mark.parametrize(("team", "workers", "order"), [("serial", 2, "sync"), ("threads", 2, "ring"), ("threads", 3, "sync")])
+@pytest.mark.parametrize(
+    ("team", "workers", "order"),
+    [("serial", 2, "sync"), ("threads", 2, "ring"), ("threads", 3, "sync")],
+)
 def test_bits_depend_on_grid_data_and_seed_alone(tiny, alone, tmp_path, team, workers, order):
-    assert trained_dsmlr(tiny, tmp_path, team, workers, order=order).block.digest() == alone.block.digest()
+    assert (
+        trained_dsmlr(tiny, tmp_path, team, workers, order=order).block.digest()
+        == alone.block.digest()
+    )
 
 
 def test_rows_from_the_driver_are_those_of_the_directory(tiny, alone, tmp_path):
-    assert trained_dsmlr(tiny, tmp_path, "threads", 2, directory=False).block.digest() == alone.block.digest()
+    assert (
+        trained_dsmlr(tiny, tmp_path, "threads", 2, directory=False).block.digest()
+        == alone.block.digest()
+    )
 
 
 def test_another_seed_is_another_run(tiny, alone, tmp_path):
@@ -88,7 +103,9 @@ MERGED, TWO = ({"mode": mode, "rest_every": 4} for mode in ("both", "two"))
 
 
 @pytest.mark.parametrize(
-    "changes", [MERGED, TWO, {"order": "uniform"}, {"order": "shortest"}, {**MERGED, "order": "uniform"}], ids=str
+    "changes",
+    [MERGED, TWO, {"order": "uniform"}, {"order": "shortest"}, {**MERGED, "order": "uniform"}],
+    ids=str,
 )
 def test_other_orders_and_one_lap_an_epoch_or_two_come_to_the_same(tiny, long, tmp_path, changes):
     """Between rests, b of the merged form is a lap behind."""
@@ -100,7 +117,9 @@ def test_other_orders_and_one_lap_an_epoch_or_two_come_to_the_same(tiny, long, t
 def test_the_merged_form_goes_another_way_in_fewer_laps(tiny, tmp_path):
     merged, two = ([], [])
     objectives = [
-        trained_dsmlr(tiny, tmp_path / how["mode"], epochs=4, pairs=0, record=spans.append, **how).told.objective
+        trained_dsmlr(
+            tiny, tmp_path / how["mode"], epochs=4, pairs=0, record=spans.append, **how
+        ).told.objective
         for spans, how in ((merged, MERGED), (two, TWO))
     ]
     assert objectives[0] != objectives[1]
@@ -116,15 +135,28 @@ def finished(tiny, tmp_path_factory) -> Model:
     return trained_dsmlr(tiny, tmp_path_factory.mktemp("exact"), **EXACT)
 
 
-def test_exact_gradients_take_over_and_the_objective_told_is_that_of_the_model(tiny, finished, long):
-    assert [entry["epoch"] for entry in finished.told.history if "length" in entry] == list(range(3, 10))
-    assert finished.told.objective == pytest.approx(objective(finished, tiny.train.X, tiny.train.Y), rel=1e-5)
+def test_exact_gradients_take_over_and_the_objective_told_is_that_of_the_model(
+    tiny, finished, long
+):
+    assert [entry["epoch"] for entry in finished.told.history if "length" in entry] == list(
+        range(3, 10)
+    )
+    assert finished.told.objective == pytest.approx(
+        objective(finished, tiny.train.X, tiny.train.Y), rel=1e-5
+    )
     assert finished.told.objective < long * 1.001
 
 
-@pytest.mark.parametrize(("team", "workers", "order"), [("serial", 3, "sync"), ("threads", 2, "ring")])
-def test_exact_gradients_have_the_same_bits_on_any_workers(tiny, finished, tmp_path, team, workers, order):
-    assert trained_dsmlr(tiny, tmp_path, team, workers, order=order, **EXACT).block.digest() == finished.block.digest()
+@pytest.mark.parametrize(
+    ("team", "workers", "order"), [("serial", 3, "sync"), ("threads", 2, "ring")]
+)
+def test_exact_gradients_have_the_same_bits_on_any_workers(
+    tiny, finished, tmp_path, team, workers, order
+):
+    assert (
+        trained_dsmlr(tiny, tmp_path, team, workers, order=order, **EXACT).block.digest()
+        == finished.block.digest()
+    )
 
 
 @pytest.mark.parametrize("epoch", [2.2, 5.2])
@@ -137,13 +169,18 @@ def test_a_stop_among_exact_gradients_and_a_resume_change_no_bit(tiny, finished,
 
     with pytest.raises(Stopped):
         trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, tell=tell, **EXACT)
-    assert trained_dsmlr(tiny, tmp_path, "serial", 2, **EXACT).block.digest() == finished.block.digest()
+    assert (
+        trained_dsmlr(tiny, tmp_path, "serial", 2, **EXACT).block.digest()
+        == finished.block.digest()
+    )
 
 
 def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypatch):
     """Delivered is the point that was accepted last, not the one that was being looked at."""
     jump = [0.0]
-    monkeypatch.setattr("xcray.execution.rotate.time.monotonic", lambda real=time.monotonic: real() + jump[0])
+    monkeypatch.setattr(
+        "xcray.execution.rotate.time.monotonic", lambda real=time.monotonic: real() + jump[0]
+    )
 
     def tell(standing):
         if standing.epoch > 5.2:
@@ -152,7 +189,9 @@ def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypa
     model = trained_dsmlr(tiny, tmp_path, tell=tell, max_seconds=1e5, **EXACT)
     assert model.told.epochs == 5
     assert model.told.objective == finished.told.history[4]["objective"]
-    assert model.told.objective == pytest.approx(objective(model, tiny.train.X, tiny.train.Y), rel=1e-5)
+    assert model.told.objective == pytest.approx(
+        objective(model, tiny.train.X, tiny.train.Y), rel=1e-5
+    )
 
 
 def test_dense_rows_go_round_as_well(tiny, tmp_path, rng):
@@ -178,7 +217,9 @@ def test_shards_are_all_rows_with_labels_once(tiny):
 @pytest.mark.parametrize("watch", [0, 7, 10**6])
 def test_some_rows_are_watched_or_none(tiny, watch):
     train, test = tiny.train, tiny.test
-    rows = rows_of(train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0, watch=watch)
+    rows = rows_of(
+        train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0, watch=watch
+    )
     seen = [rows.cut(shard)[1] for shard in range(GRID.shards)]
     if not watch:
         assert seen == [None] * GRID.shards
@@ -192,6 +233,10 @@ def test_a_directory_of_other_content_is_not_taken(tiny):
     rows = rows_of(tiny.train.X, tiny.train.Y, None, None, grid=GRID, seed=0, bias=0.0)
     right = ShardWork(DSMLRSolver(), rows.how, tiny.n_features, str(tiny.path), tiny.content_hash)
     assert isinstance(right.open(), Rows)
-    for wrong in (("", ""), (str(tiny.path), "0" * 64), ("/nowhere/to/be/found", tiny.content_hash)):
+    for wrong in (
+        ("", ""),
+        (str(tiny.path), "0" * 64),
+        ("/nowhere/to/be/found", tiny.content_hash),
+    ):
         assert ShardWork(DSMLRSolver(), rows.how, tiny.n_features, *wrong).open() is None
     assert ShardWork(DSMLRSolver(), rows.how, tiny.n_features).open() is None

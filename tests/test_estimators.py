@@ -20,10 +20,14 @@ from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers.ppdsparse import PPDSparseSolver
 
 EXACT = "asks for 1e-7 of equality, more than a certified gap of 1e-4 promises (see the test of sample weights for what it does)"
-EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": EXACT for kind in ("dense", "sparse")}
+EXPECTED = {
+    f"check_sample_weight_equivalence_on_{kind}_data": EXACT for kind in ("dense", "sparse")
+}
 
 
-@parametrize_with_checks([PPDSparse(eps=1e-4)], expected_failed_checks=lambda estimator: EXPECTED, xfail_strict=False)
+@parametrize_with_checks(
+    [PPDSparse(eps=1e-4)], expected_failed_checks=lambda estimator: EXPECTED, xfail_strict=False
+)
 def test_scikit_learns_contract(estimator, check):
     check(estimator)
 
@@ -37,7 +41,9 @@ def sparse_problem():
 
 def test_same_bits_as_the_solver_for_any_number_of_threads(sparse_problem):
     X, Y = problem(31, n=240, d=60, k=10)
-    block = PPDSparseSolver().solve(PPDSparseSolver().load(X, transpose(X), transpose_pattern(Y)), np.arange(10, dtype=np.int32))
+    block = PPDSparseSolver().solve(
+        PPDSparseSolver().load(X, transpose(X), transpose_pattern(Y)), np.arange(10, dtype=np.int32)
+    )
     for n_jobs in (None, 2, -1):
         model = PPDSparse(n_jobs=n_jobs).fit(*sparse_problem)
         assert (model.coef_.data == block.W.data).all()
@@ -46,7 +52,11 @@ def test_same_bits_as_the_solver_for_any_number_of_threads(sparse_problem):
 
 def test_sparse_and_dense_inputs_give_one_model(sparse_problem):
     X, Y = sparse_problem
-    models = [PPDSparse().fit(x, y) for x in (X, X.toarray(), X.tocsc()) for y in (Y, Y.toarray(), Y.tocoo())]
+    models = [
+        PPDSparse().fit(x, y)
+        for x in (X, X.toarray(), X.tocsc())
+        for y in (Y, Y.toarray(), Y.tocoo())
+    ]
     assert len({model.coef_.data.tobytes() for model in models}) == 1
 
 
@@ -54,17 +64,27 @@ def test_predictions_agree_with_each_other_and_with_the_product(sparse_problem):
     X, Y = sparse_problem
     model = PPDSparse().fit(X, Y)
     scores = model.decision_function(X)
-    assert np.allclose(scores, X.toarray().astype(float) @ model.coef_.toarray().T.astype(float) + model.intercept_, atol=1e-9)
+    assert np.allclose(
+        scores,
+        X.toarray().astype(float) @ model.coef_.toarray().T.astype(float) + model.intercept_,
+        atol=1e-9,
+    )
     assert ((scores > 0) == (model.predict(X).toarray() == 1)).all()
     top = model.predict_top_k(X, 3)
     assert np.sort(scores, axis=1)[:, ::-1][:, :3] == pytest.approx(top.scores, abs=1e-9)
-    assert model.score(X, Y) == pytest.approx(np.mean([Y[i, top.labels[i, 0]] for i in range(X.shape[0])]))
+    assert model.score(X, Y) == pytest.approx(
+        np.mean([Y[i, top.labels[i, 0]] for i in range(X.shape[0])])
+    )
 
 
 def test_clone_pipeline_and_search(sparse_problem):
     X, Y = sparse_problem
     assert clone(PPDSparse(lam=0.3)).get_params()["lam"] == 0.3
-    search = GridSearchCV(make_pipeline(Normalizer(), PPDSparse()), {"ppdsparse__lam": [0.01, 10.0], "ppdsparse__C": [1.0]}, cv=3)
+    search = GridSearchCV(
+        make_pipeline(Normalizer(), PPDSparse()),
+        {"ppdsparse__lam": [0.01, 10.0], "ppdsparse__C": [1.0]},
+        cv=3,
+    )
     search.fit(X, Y)
     assert search.best_params_["ppdsparse__lam"] == 0.01
     assert search.predict(X).shape == Y.shape
@@ -72,7 +92,14 @@ def test_clone_pipeline_and_search(sparse_problem):
 
 
 def test_text_to_names():
-    texts = ["rows of a csv file", "read csv rows", "send mail over smtp", "smtp mail server", "zip archive", "write a zip file"]
+    texts = [
+        "rows of a csv file",
+        "read csv rows",
+        "send mail over smtp",
+        "smtp mail server",
+        "zip archive",
+        "write a zip file",
+    ]
     names = np.array(["csv", "csv", "smtp", "smtp", "zip", "zip"])
     model = make_pipeline(TfidfVectorizer(), PPDSparse()).fit(texts, names)
     assert model.predict(["a csv file", "mail", "zip"]).tolist() == ["csv", "smtp", "zip"]
@@ -102,7 +129,10 @@ def test_sample_weights_count_rows(sparse_problem):
     X, Y = sparse_problem
     weights = np.r_[np.zeros(40), np.full(60, 2.0), np.ones(140)]
     rows = np.r_[np.arange(40, 100), np.arange(40, 240)]
-    weighted, repeated = PPDSparse(eps=1e-7).fit(X, Y, weights), PPDSparse(eps=1e-7).fit(X[rows], Y[rows])
+    weighted, repeated = (
+        PPDSparse(eps=1e-7).fit(X, Y, weights),
+        PPDSparse(eps=1e-7).fit(X[rows], Y[rows]),
+    )
     assert np.allclose(weighted.coef_.toarray(), repeated.coef_.toarray(), atol=5e-3)
     assert np.allclose(weighted.records_["primal"], repeated.records_["primal"], rtol=1e-5)
     with pytest.raises(ValueError, match="at least one non-zero"):

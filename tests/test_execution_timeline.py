@@ -5,13 +5,31 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from xcray.execution.timeline import DONE, DUPLICATE, LOST, SCHEMA, Span, Timeline, balance, read_streams
+from xcray.execution.timeline import (
+    DONE,
+    DUPLICATE,
+    LOST,
+    SCHEMA,
+    Span,
+    Timeline,
+    balance,
+    read_streams,
+)
 from xcray.schedule.messages import Task
 
 
-def span(number: int, *, worker: str = "a", started: float = 0.0, seconds: float = 1.0, outcome: str = DONE) -> Span:
+def span(
+    number: int,
+    *,
+    worker: str = "a",
+    started: float = 0.0,
+    seconds: float = 1.0,
+    outcome: str = DONE,
+) -> Span:
     """One batch of two labels."""
-    return Span(worker, Task(number, (2 * number, 2 * number + 1), 0.5, 1), started, seconds, outcome)
+    return Span(
+        worker, Task(number, (2 * number, 2 * number + 1), 0.5, 1), started, seconds, outcome
+    )
 
 
 def test_every_row_comes_back_and_attempts_have_numbers(tmp_path):
@@ -101,4 +119,8 @@ def test_rows_name_the_node_of_their_worker_and_older_streams_are_read_as_well(t
             row = dict.fromkeys(former.names) | {"worker": "c", "labels": [1]}
             writer.write_batch(pa.RecordBatch.from_pylist([row], former))
     rows = read_streams(tmp_path).to_pylist()
-    assert [(row["worker"], row["node"]) for row in rows] == [("a", "10.0.0.1/abc"), ("b", ""), ("c", "")]
+    assert [(row["worker"], row["node"]) for row in rows] == [
+        ("a", "10.0.0.1/abc"),
+        ("b", ""),
+        ("c", ""),
+    ]

@@ -37,9 +37,23 @@ SMALL = ("F3", "F4", "F8", "F11", "F12", "F17", "F21", "F25")
 
 def played(row: str, place: Path) -> tuple[int, dict[str, Any], str]:
     """Exit status, figures and output of a row."""
-    words = [sys.executable, "-m", "tests.faults", row, "--runs", "1", "--small", "--json", str(place / "figures.json")]
+    words = [
+        sys.executable,
+        "-m",
+        "tests.faults",
+        row,
+        "--runs",
+        "1",
+        "--small",
+        "--json",
+        str(place / "figures.json"),
+    ]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-    return done.returncode, json.loads((place / "figures.json").read_text()), done.stdout[-3000:] + done.stderr[-3000:]
+    return (
+        done.returncode,
+        json.loads((place / "figures.json").read_text()),
+        done.stdout[-3000:] + done.stderr[-3000:],
+    )
 
 
 @pytest.mark.slow
@@ -117,9 +131,14 @@ def test_what_is_lost_doubled_or_wrong_is_found(home: Home, tmp_path: Path) -> N
     ledger.close()
 
 
-def test_a_result_without_its_model_is_found_and_an_ended_job_is_well(home: Home, tmp_path: Path) -> None:
+def test_a_result_without_its_model_is_found_and_an_ended_job_is_well(
+    home: Home, tmp_path: Path
+) -> None:
     store, ledger = JobStore(home.store_url), Ledger(tmp_path / "ledger")
-    for status, result in ((FAILED, None), (SUCCEEDED, {"model": "m", "version": 1, "sha256": "0" * 64})):
+    for status, result in (
+        (FAILED, None),
+        (SUCCEEDED, {"model": "m", "version": 1, "sha256": "0" * 64}),
+    ):
         job, _ = store.submit({}, name=status.lower())
         store.claim("me", lease_seconds=60)
         store.finish(job.id, 1, status, result=result)
@@ -141,7 +160,10 @@ def test_a_row_without_an_injected_fault_is_not_kept() -> None:
 
 
 def test_the_table_is_written_between_the_marks_of_a_page(tmp_path: Path) -> None:
-    page, figures = tmp_path / "page.md", Figures("F3", "a fault", "a way", runs=5, recovery=[1.0, 3.0], redone=[0.25])
+    page, figures = (
+        tmp_path / "page.md",
+        Figures("F3", "a fault", "a way", runs=5, recovery=[1.0, 3.0], redone=[0.25]),
+    )
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
     table.into(page, [figures.as_dict()], runs=5, small=True)
     text = page.read_text()

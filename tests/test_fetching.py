@@ -52,7 +52,12 @@ def canary() -> Iterator[Canary]:
 
 # {port} is the canary's. The first are refused as they are written, by whatever the operator lists...
 WRITTEN: Final = (
-    *("http://127.0.0.1:{port}/a", "https://127.0.0.1:{port}/a", "http://localhost:{port}/a", "http://[::1]:{port}/a"),
+    *(
+        "http://127.0.0.1:{port}/a",
+        "https://127.0.0.1:{port}/a",
+        "http://localhost:{port}/a",
+        "http://[::1]:{port}/a",
+    ),
     *(
         "http://0:{port}/a",
         "http://2130706433:{port}/a",
@@ -66,9 +71,24 @@ WRITTEN: Final = (
         "http://[fd00::1]/a",
         "//127.0.0.1:{port}/a",
     ),
-    *("file:///etc/passwd", "file://localhost/etc/passwd", "gopher://127.0.0.1:{port}/_x", "ftp://127.0.0.1:{port}/a", "data:,x"),
-    *("dict://127.0.0.1:{port}/", "s3://bucket/a", "simplecache::http://127.0.0.1:{port}/a", "zip://a::http://127.0.0.1:{port}/a"),
-    *("https://data.example@127.0.0.1:{port}/sets/a", "https://user:pass@data.example/sets/a", "HTTPS://data.example/sets/a"),
+    *(
+        "file:///etc/passwd",
+        "file://localhost/etc/passwd",
+        "gopher://127.0.0.1:{port}/_x",
+        "ftp://127.0.0.1:{port}/a",
+        "data:,x",
+    ),
+    *(
+        "dict://127.0.0.1:{port}/",
+        "s3://bucket/a",
+        "simplecache::http://127.0.0.1:{port}/a",
+        "zip://a::http://127.0.0.1:{port}/a",
+    ),
+    *(
+        "https://data.example@127.0.0.1:{port}/sets/a",
+        "https://user:pass@data.example/sets/a",
+        "HTTPS://data.example/sets/a",
+    ),
     *(
         "https://data.example.evil.example/sets/a",
         "https://data.example:{port}/sets/a",
@@ -79,12 +99,34 @@ WRITTEN: Final = (
         "https://data.example/sets/%2e%2e/secret",
         "https://data.example/sets/%252e%252e/secret",
     ),
-    *("https://data.example/sets/a\r\nHost: evil", "https://data.example/sets/a b", "https://data.example/sets/\u2025/a", "", " "),
-    *("https://data.example/sets/..\\secret", "https://data.example/sets/a#b", "https://data.example/sets/a::b", "a" * 3000),
+    *(
+        "https://data.example/sets/a\r\nHost: evil",
+        "https://data.example/sets/a b",
+        "https://data.example/sets/\u2025/a",
+        "",
+        " ",
+    ),
+    *(
+        "https://data.example/sets/..\\secret",
+        "https://data.example/sets/a#b",
+        "https://data.example/sets/a::b",
+        "a" * 3000,
+    ),
 )
 # ... and these by what their host turns out to be, though the operator lists it.
 HOSTS: Final = (
-    *("127.0.0.1", "localhost", "0", "2130706433", "0x7f.1", "127.1", "10.0.0.1", "172.16.0.1", "192.168.0.1", "169.254.169.254"),
+    *(
+        "127.0.0.1",
+        "localhost",
+        "0",
+        "2130706433",
+        "0x7f.1",
+        "127.1",
+        "10.0.0.1",
+        "172.16.0.1",
+        "192.168.0.1",
+        "169.254.169.254",
+    ),
     *("100.64.0.1", "198.18.0.1", "192.0.2.1", "224.0.0.1", "255.255.255.255", "240.0.0.1"),
 )
 
@@ -129,7 +171,15 @@ def test_listed_hosts_must_be_public(canary: Canary, own_home: Path, host: str) 
             "fd12::1",
             "ff02::1",
         ),
-        *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "2002:7f00:1::", "64:ff9b::7f00:1", "64:ff9b::a00:1", "100.64.0.1", "no address"),
+        *(
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "2002:7f00:1::",
+            "64:ff9b::7f00:1",
+            "64:ff9b::a00:1",
+            "100.64.0.1",
+            "no address",
+        ),
     ],
 )
 def test_addresses_that_are_not_the_worlds(address: str) -> None:
@@ -141,7 +191,9 @@ def test_addresses_of_the_world(address: str) -> None:
     assert is_public(address)
 
 
-def test_all_addresses_of_a_name_count_and_it_is_looked_up_once(canary: Canary, own_home: Path) -> None:
+def test_all_addresses_of_a_name_count_and_it_is_looked_up_once(
+    canary: Canary, own_home: Path
+) -> None:
     asked: list[str] = []
     prefix = f"http://rebound.example:{canary.port}/"
 
@@ -166,7 +218,9 @@ class Files(BaseHTTPRequestHandler):
             self.send_header("Location", self.server.elsewhere)  # type: ignore[attr-defined]
             self.end_headers()
             return
-        body = b'{"text": "a", "labels": ["b"]}\n' * (3 if self.path.startswith("/sets/a.jsonl") else 10_000)
+        body = b'{"text": "a", "labels": ["b"]}\n' * (
+            3 if self.path.startswith("/sets/a.jsonl") else 10_000
+        )
         self.send_response(404 if self.path == "/sets/none" else 200)
         if self.path == "/sets/zipped":
             self.send_header("Content-Encoding", "gzip")
@@ -212,7 +266,12 @@ def test_what_is_no_file_is_not_taken(own_home: Path, canary: Canary) -> None:
     with files(f"http://127.0.0.1:{canary.port}/") as server:
         prefix = f"http://data.example:{server.server_port}/sets/"
         mine = settings(own_home, prefix, dataset_uris_private=True, upload_bytes=10_000)
-        for name, code in (("moved", "URI_ANSWER"), ("none", "URI_ANSWER"), ("zipped", "URI_ANSWER"), ("large", "BODY_TOO_LARGE")):
+        for name, code in (
+            ("moved", "URI_ANSWER"),
+            ("none", "URI_ANSWER"),
+            ("zipped", "URI_ANSWER"),
+            ("large", "BODY_TOO_LARGE"),
+        ):
             with pytest.raises(InputError) as caught:
                 list(fetch(prefix + name, mine, resolved))
             assert caught.value.code == code, name
@@ -224,7 +283,9 @@ def test_what_is_no_file_is_not_taken(own_home: Path, canary: Canary) -> None:
     assert canary.came == 0
 
 
-@pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"])
+@pytest.mark.parametrize(
+    "begun", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"]
+)
 def test_what_comes_too_slowly_is_given_up(own_home: Path, begun: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ended = threading.Event()
@@ -267,7 +328,9 @@ def test_prefixes_name_a_host_whole(own_home: Path) -> None:
 def test_the_route_takes_listed_files_and_leaves_nothing_of_others(own_home: Path) -> None:
     with files() as server:
         prefix = f"http://localhost:{server.server_port}/sets/"
-        app = create_app(settings(own_home, prefix, dataset_uris_private=True), check_spec=lambda spec: spec)
+        app = create_app(
+            settings(own_home, prefix, dataset_uris_private=True), check_spec=lambda spec: spec
+        )
 
         async def asked() -> None:
             body = {"name": "docs", "format": "jsonl", "uri": f"{prefix}a.jsonl"}

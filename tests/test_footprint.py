@@ -40,7 +40,13 @@ CORE = {
     "markdown_it",
     "mdurl",
 }
-CORE |= {"shellingham", "typing_extensions", "typing_inspection", "annotated_types", "annotated_doc"}
+CORE |= {
+    "shellingham",
+    "typing_extensions",
+    "typing_inspection",
+    "annotated_types",
+    "annotated_doc",
+}
 BARE = f"""
 import sys
 from importlib.abc import MetaPathFinder
@@ -67,7 +73,9 @@ sys.path.insert(0, HERE)
 def bare(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process that finds the core libraries and xcray, and nothing else that is installed."""
     command = [sys.executable, "-c", BARE + code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=ROOT.parent)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=900, check=False, cwd=ROOT.parent
+    )
 
 
 @pytest.fixture
@@ -76,7 +84,16 @@ def model(tmp_path: Path) -> Path:
     text = TextPipeline.fit(TEXTS)
     W = csr_from(np.random.default_rng(0).normal(size=(3, text.n_features)).astype(np.float32))
     names = {"label_names": ["csv", "time", "café"], "feature_names": text.terms}
-    write_model(tmp_path / "model", W=W, b=[0.1, 0, 0], solver="made", params={}, dataset_hash="0", text=text, **names)
+    write_model(
+        tmp_path / "model",
+        W=W,
+        b=[0.1, 0, 0],
+        solver="made",
+        params={},
+        dataset_hash="0",
+        text=text,
+        **names,
+    )
     return tmp_path / "model"
 
 
@@ -109,7 +126,11 @@ print(json.dumps([answers, reason, sorted(asked), sorted(m for m in sys.modules 
 
 
 def test_a_core_install_trains_and_answers_on_the_command_line(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": f"{text} {i}", "labels": [text.split()[0]]}) for i in range(8) for text in TEXTS]
+    lines = [
+        json.dumps({"text": f"{text} {i}", "labels": [text.split()[0]]})
+        for i in range(8)
+        for text in TEXTS
+    ]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     code = """
 from xcray.cli.main import main
@@ -143,10 +164,16 @@ def test_what_lacks_an_extra_says_which(code: str, extra: str) -> None:
 def test_every_module_of_an_extra_is_told_apart() -> None:
     """The table of errors.py and pyproject.toml name the same: each extra brings what the table says it does."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    brought = {"sqlalchemy": "SQLAlchemy", "sklearn": "scikit-learn", "prometheus_client": "prometheus-client"}
+    brought = {
+        "sqlalchemy": "SQLAlchemy",
+        "sklearn": "scikit-learn",
+        "prometheus_client": "prometheus-client",
+    }
     for module, extra in EXTRAS.items():
         wanted = brought.get(module, module.replace("_", "-"))
-        assert wanted in {re.split(r"[\[>=<]", line)[0] for line in project["optional-dependencies"][extra]}
+        assert wanted in {
+            re.split(r"[\[>=<]", line)[0] for line in project["optional-dependencies"][extra]
+        }
     assert {re.split(r"[\[>=<]", line)[0] for line in project["dependencies"]} <= CORE
 
 
@@ -206,11 +233,19 @@ def test_dense_rows_become_sparse_as_scipy_makes_them(kind: Any) -> None:
     dense = np.random.default_rng(3).integers(0, 3, (20, 7)) * 1.5
     dense[[0, 5, 19]] = 0
     for matrix in (dense, dense[:0], dense[:, :0], dense[3:4]):
-        given = matrix.tolist() if kind is list and matrix.size else matrix.astype(np.float64 if kind is list else kind)
-        theirs = sp.csr_matrix(matrix.astype(np.float64 if kind is list else kind), dtype=np.float32)
+        given = (
+            matrix.tolist()
+            if kind is list and matrix.size
+            else matrix.astype(np.float64 if kind is list else kind)
+        )
+        theirs = sp.csr_matrix(
+            matrix.astype(np.float64 if kind is list else kind), dtype=np.float32
+        )
         for found in (csr_from(given), csr_from(theirs)):
             assert found.shape == theirs.shape
-            for one, other in zip(found[:3], (theirs.indptr, theirs.indices, theirs.data), strict=True):
+            for one, other in zip(
+                found[:3], (theirs.indptr, theirs.indices, theirs.data), strict=True
+            ):
                 np.testing.assert_array_equal(one, other)
         ones = pattern_from(given)
         np.testing.assert_array_equal(ones.indptr, theirs.indptr)

@@ -98,7 +98,13 @@ def good(spec: Any, *, out: Path, **_: Any) -> TrainResult:
 def test_a_deaf_training_is_stopped_and_ended_with_its_process(store: JobStore, home: Home) -> None:
     job = claimed(store)
     ends = Ends(begun=lambda: store.request_stop(job.id))
-    run_attempt(store, home, job.id, 1, **{**QUICK, "training": ends.deaf, "end_process": ends, "patience": 0.1})
+    run_attempt(
+        store,
+        home,
+        job.id,
+        1,
+        **{**QUICK, "training": ends.deaf, "end_process": ends, "patience": 0.1},
+    )
     assert store.get(job.id).status == STOPPED
     assert set(ends.codes) == {70}
     moves = [e.data["status"] for e in store.events(job.id) if e.kind == "status"]
@@ -118,10 +124,16 @@ def test_a_deaf_training_gives_its_job_back_at_sigterm(store: JobStore, home: Ho
 @pytest.mark.parametrize("deaf", [False, True])
 def test_running_time_is_limited_over_all_attempts(store: JobStore, home: Home, deaf: bool) -> None:
     job, ends = claimed(store, timeout_seconds=3000.0), Ends()
-    store.heartbeat(job.id, 1, lease_seconds=60, ran_seconds=2999.9)  # an attempt before used most of it
+    store.heartbeat(
+        job.id, 1, lease_seconds=60, ran_seconds=2999.9
+    )  # an attempt before used most of it
     store.release(job.id, 1)
     store.claim("test", lease_seconds=60)
-    how: dict[str, Any] = {"training": ends.deaf, "end_process": ends, "patience": 0.1} if deaf else {"training": attentive}
+    how: dict[str, Any] = (
+        {"training": ends.deaf, "end_process": ends, "patience": 0.1}
+        if deaf
+        else {"training": attentive}
+    )
     run_attempt(store, home, job.id, 2, **{**QUICK, **how})
     failed = store.get(job.id)
     assert (failed.status, failed.reason) == (FAILED, "TIMEOUT")
@@ -129,10 +141,14 @@ def test_running_time_is_limited_over_all_attempts(store: JobStore, home: Home, 
     assert bool(ends.codes) == deaf
     store.resume(job.id)
     assert store.claim("test", lease_seconds=60).attempt == 3
-    assert run_attempt(store, home, job.id, 3, training=good, **QUICK) == SUCCEEDED  # with as much time again
+    assert (
+        run_attempt(store, home, job.id, 3, training=good, **QUICK) == SUCCEEDED
+    )  # with as much time again
 
 
-def test_a_job_that_must_have_ended_by_now_fails(store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_must_have_ended_by_now_fails(
+    store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, now = claimed(store, expires_seconds=3600), time.time
 
     def training(*_: Any, **more: Any) -> TrainResult:
@@ -181,11 +197,22 @@ def test_a_fenced_attempt_that_publishes_says_nothing_and_is_ended(
         ends.deaf()
 
     monkeypatch.setattr(PublishDesk, "publish", stuck)
-    assert run_attempt(store, home, job.id, 1, **{**QUICK, "training": good, "end_process": ends, "patience": 0.05}) == FENCED
+    assert (
+        run_attempt(
+            store,
+            home,
+            job.id,
+            1,
+            **{**QUICK, "training": good, "end_process": ends, "patience": 0.05},
+        )
+        == FENCED
+    )
     assert (store.get(job.id).status, store.get(job.id).attempt) == (RUNNING, 2)
 
 
-def test_who_stood_still_asks_before_it_goes_on(store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_stood_still_asks_before_it_goes_on(
+    store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All threads of a stopped process stand still; the one that works may be the first to go on, with another's job in hand."""
     job, after = claimed(store), []
 
@@ -205,7 +232,9 @@ def test_who_stood_still_asks_before_it_goes_on(store: JobStore, home: Home, mon
     assert not after
 
 
-def test_a_store_that_takes_no_writes_delays_no_stop(store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_takes_no_writes_delays_no_stop(
+    store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, free, caught = claimed(store), threading.Event(), threading.Event()
     real = store.heartbeat
 
@@ -227,7 +256,9 @@ def test_a_store_that_takes_no_writes_delays_no_stop(store: JobStore, home: Home
     assert run_attempt(store, home, job.id, 1, training=training, **QUICK) == STOPPED
 
 
-def test_trouble_with_the_store_is_no_stop(store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trouble_with_the_store_is_no_stop(
+    store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, looks, real = claimed(store), [], store.find_job
 
     def flaky(job_id: str) -> Job | None:
@@ -260,7 +291,9 @@ end_with_children(70)
 
 
 def test_a_process_ends_with_all_that_came_from_it(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", CHILDREN], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILDREN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     with process:
         assert process.stdout is not None
         assert process.stdin is not None
@@ -335,7 +368,10 @@ def test_a_heart_bounds_the_log_of_its_job(store: JobStore, home: Home) -> None:
         wait_for(lambda: path.stat().st_size < 20_000)
         return good(spec, **more)
 
-    assert run_attempt(store, home, job.id, 1, training=training, log=Bound(path, 20_000), **QUICK) == SUCCEEDED
+    assert (
+        run_attempt(store, home, job.id, 1, training=training, log=Bound(path, 20_000), **QUICK)
+        == SUCCEEDED
+    )
 
 
 def test_a_beat_counts_running_time_once(store: JobStore) -> None:

@@ -15,7 +15,10 @@ from xcray.schedule.homes import homes_by_speed
 
 def slowest(costs, speeds, homes):
     """Seconds until the last worker is done."""
-    return max(sum(cost for cost, home in zip(costs, homes, strict=True) if home == name) / rate for name, rate in speeds.items())
+    return max(
+        sum(cost for cost, home in zip(costs, homes, strict=True) if home == name) / rate
+        for name, rate in speeds.items()
+    )
 
 
 def least(costs, speeds):
@@ -23,7 +26,10 @@ def least(costs, speeds):
     inner = combinations_with_replacement(range(len(costs) + 1), len(speeds) - 1)
     ways = ([0, *cuts, len(costs)] for cuts in inner)
     rates = list(speeds.values())
-    return min(max(sum(costs[a:b]) / rate for (a, b), rate in zip(pairwise(cuts), rates, strict=True)) for cuts in ways)
+    return min(
+        max(sum(costs[a:b]) / rate for (a, b), rate in zip(pairwise(cuts), rates, strict=True))
+        for cuts in ways
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -35,14 +41,18 @@ def test_no_cut_is_better(n_shards, n_workers, seed):
     speeds = {f"w{w}": random.choice([1.0, 0.25, 0.01 + random.random()]) for w in range(n_workers)}
     homes = homes_by_speed(costs, speeds)
     assert len(homes) == n_shards
-    assert [name for name in speeds if name in homes] == list(dict.fromkeys(homes))  # consecutive, in the order of speeds
+    assert [name for name in speeds if name in homes] == list(
+        dict.fromkeys(homes)
+    )  # consecutive, in the order of speeds
     assert sum(a != b for a, b in pairwise(homes)) == len(set(homes)) - 1
     assert slowest(costs, speeds, homes) == pytest.approx(least(costs, speeds), rel=1e-9)
 
 
 def test_alike_workers_share_alike():
     assert homes_by_speed([1.0] * 6, dict.fromkeys("abc", 2.0)) == tuple("aabbcc")
-    assert homes_by_speed([1.0] * 4, dict.fromkeys("abc", 1.0)) == tuple("abbc")  # not aabb and nothing for c
+    assert homes_by_speed([1.0] * 4, dict.fromkeys("abc", 1.0)) == tuple(
+        "abbc"
+    )  # not aabb and nothing for c
 
 
 def test_a_worker_four_times_slower_gets_a_quarter_of_the_shards():
@@ -62,12 +72,20 @@ def test_many_shards_and_workers_of_any_speed_come_near_the_ideal():
     random = Random(0)
     costs = [0.5 + random.random() for _ in range(4000)]
     speeds = {f"w{w}": 0.2 + random.random() for w in range(200)}
-    assert slowest(costs, speeds, homes_by_speed(costs, speeds)) <= 1.05 * sum(costs) / sum(speeds.values())
+    assert slowest(costs, speeds, homes_by_speed(costs, speeds)) <= 1.05 * sum(costs) / sum(
+        speeds.values()
+    )
 
 
 @pytest.mark.parametrize(
     ("costs", "speeds"),
-    [([], {"a": 1.0}), ([1.0], {}), ([1.0], {"a": 0.0}), ([-1.0], {"a": 1.0}), ([float("nan")], {"a": 1.0})],
+    [
+        ([], {"a": 1.0}),
+        ([1.0], {}),
+        ([1.0], {"a": 0.0}),
+        ([-1.0], {"a": 1.0}),
+        ([float("nan")], {"a": 1.0}),
+    ],
 )
 def test_what_cannot_be_is_refused(costs, speeds):
     with pytest.raises(ParameterError, match="give costs >= 0 and speeds > 0"):

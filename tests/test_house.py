@@ -37,16 +37,43 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
 )
 SIDEWAYS = {("data", "kernels")}  # the one door between rooms of a floor
-ONLY = {"client": {"errors", "arrays", "files"}}  # a client is a guest: it speaks HTTP and knows no other room
-LAZY_ROOMS = {"xcray", "cli"}  # may import rooms late, so that `import xcray` and `xcray --help` start at once
-LAZY_DOORS = {("train", "execution"), ("bulk", "execution")}  # the Ray pool is the one part of them that needs Ray
+ONLY = {
+    "client": {"errors", "arrays", "files"}
+}  # a client is a guest: it speaks HTTP and knows no other room
+LAZY_ROOMS = {
+    "xcray",
+    "cli",
+}  # may import rooms late, so that `import xcray` and `xcray --help` start at once
+LAZY_DOORS = {
+    ("train", "execution"),
+    ("bulk", "execution"),
+}  # the Ray pool is the one part of them that needs Ray
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 HEAVY = ("ray", "fastapi", "uvicorn", "sklearn", "matplotlib", "scipy", "numba")
-CODE_FORMATS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+CODE_FORMATS = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "shelve",
+    "marshal",
+}
 # joined here, because this file is read too
-KILLERS = ["".join(word) for word in (("pk", "ill"), ("kill", "all"), ("task", "kill"), ("ray ", "stop"))]
-RUNNERS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system", "os.popen"}
+KILLERS = [
+    "".join(word) for word in (("pk", "ill"), ("kill", "all"), ("task", "kill"), ("ray ", "stop"))
+]
+RUNNERS = {
+    "eval",
+    "exec",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+    "os.system",
+    "os.popen",
+}
 SKIPS = {"skip", "skipif", "xfail", "importorskip"}
 UNDECIDED = ["".join(word) for word in (("TO", "DO"), ("FIX", "ME"), ("X", "XX"))]
 LONGEST_FUNCTION, LONGEST_FILE, LONGEST_KERNELS = 60, 400, 600
@@ -77,12 +104,22 @@ def xcray_imports(tree: ast.AST, inside: bool = False, typing: bool = False) -> 
     """Every import of xcray in a tree, also late ones and those for type checkers."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(node.lineno, a.name, None, inside, typing) for a in node.names if a.name.split(".")[0] == "xcray")
-        elif isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] == "xcray"):
+            yield from (
+                Import(node.lineno, a.name, None, inside, typing)
+                for a in node.names
+                if a.name.split(".")[0] == "xcray"
+            )
+        elif isinstance(node, ast.ImportFrom) and (
+            node.level or (node.module or "").split(".")[0] == "xcray"
+        ):
             module = "." * node.level + (node.module or "")
             yield from (Import(node.lineno, module, a.name, inside, typing) for a in node.names)
         late = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        yield from xcray_imports(node, late, typing or (isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING")))
+        yield from xcray_imports(
+            node,
+            late,
+            typing or (isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING")),
+        )
 
 
 def target_of(found: Import) -> str:
@@ -102,17 +139,25 @@ def offence_of(room: str, found: Import) -> str | None:
     if goal not in FLOOR_OF:
         return f"{goal} has no floor; add it to FLOORS"
     if found.inside and room not in LAZY_ROOMS and (room, goal) not in LAZY_DOORS:
-        return f"imports {goal} inside a function; only {sorted(LAZY_ROOMS)} may, for their start-up"
+        return (
+            f"imports {goal} inside a function; only {sorted(LAZY_ROOMS)} may, for their start-up"
+        )
     if goal == room or (room, goal) in SIDEWAYS:
         return None
     if goal not in ONLY.get(room, {goal}):
         return f"{room} may import only {sorted(ONLY[room])}, not {goal}"
-    return None if FLOOR_OF[goal] > FLOOR_OF[room] else f"{room} imports {goal}, which is not below it"
+    return (
+        None if FLOOR_OF[goal] > FLOOR_OF[room] else f"{room} imports {goal}, which is not below it"
+    )
 
 
 def upward(tree: ast.Module, room: str) -> list[str]:
     """Offences against the floors."""
-    return [f"line {found.line}: {why}" for found in xcray_imports(tree) if (why := offence_of(room, found))]
+    return [
+        f"line {found.line}: {why}"
+        for found in xcray_imports(tree)
+        if (why := offence_of(room, found))
+    ]
 
 
 def dotted(node: ast.AST) -> str:
@@ -134,14 +179,26 @@ def code_from_bytes(tree: ast.Module) -> list[str]:
     out = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            out += [f"line {node.lineno}: imports {name}" for name in names if name.split(".")[0] in CODE_FORMATS]
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+            )
+            out += [
+                f"line {node.lineno}: imports {name}"
+                for name in names
+                if name.split(".")[0] in CODE_FORMATS
+            ]
         elif isinstance(node, ast.Call):
             name = dotted(node.func)
-            pickled = any(k.arg == "allow_pickle" and constant(k.value) is not False for k in node.keywords)
+            pickled = any(
+                k.arg == "allow_pickle" and constant(k.value) is not False for k in node.keywords
+            )
             if name in RUNNERS or pickled:
                 out.append(f"line {node.lineno}: calls {name}{'(allow_pickle)' if pickled else ''}")
-            out += [f"line {node.lineno}: starts a shell" for k in node.keywords if k.arg == "shell"]
+            out += [
+                f"line {node.lineno}: starts a shell" for k in node.keywords if k.arg == "shell"
+            ]
     return out
 
 
@@ -157,7 +214,9 @@ def swallowed(tree: ast.Module) -> list[str]:
         if isinstance(node, ast.ExceptHandler):
             silent = all(isinstance(step, ast.Pass) or is_remark(step) for step in node.body)
             if silent or node.type is None:
-                out.append(f"line {node.lineno}: an except that {'does nothing' if silent else 'names no class'}")
+                out.append(
+                    f"line {node.lineno}: an except that {'does nothing' if silent else 'names no class'}"
+                )
         elif isinstance(node, ast.Call) and dotted(node.func).endswith("suppress"):
             wide = [dotted(a) for a in node.args if dotted(a) in {"Exception", "BaseException"}]
             out += [f"line {node.lineno}: suppresses every {name}" for name in wide]
@@ -166,9 +225,19 @@ def swallowed(tree: ast.Module) -> list[str]:
 
 def too_long(tree: ast.Module) -> list[str]:
     """Functions that do not fit a screen; a kernel's loop may."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lengths = [(f.name, f.lineno, (f.end_lineno or f.lineno) - f.lineno + 1) for f in functions if not kernel_decorators(f)]
-    return [f"line {line}: {name} has {n} lines, more than {LONGEST_FUNCTION}" for name, line, n in lengths if n > LONGEST_FUNCTION]
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    lengths = [
+        (f.name, f.lineno, (f.end_lineno or f.lineno) - f.lineno + 1)
+        for f in functions
+        if not kernel_decorators(f)
+    ]
+    return [
+        f"line {line}: {name} has {n} lines, more than {LONGEST_FUNCTION}"
+        for name, line, n in lengths
+        if n > LONGEST_FUNCTION
+    ]
 
 
 def kernel_decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
@@ -185,23 +254,38 @@ def kernel_options(tree: ast.Module) -> list[str]:
             keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
             given = {k.arg: constant(k.value) for k in keywords}
             if not (given.get("nogil") is True and given.get("cache") is True):
-                out.append(f"line {function.lineno}: kernel {function.name} without nogil=True, cache=True")
+                out.append(
+                    f"line {function.lineno}: kernel {function.name} without nogil=True, cache=True"
+                )
             if given.get("fastmath"):
-                out.append(f"line {function.lineno}: kernel {function.name} with fastmath: sums must keep their order")
+                out.append(
+                    f"line {function.lineno}: kernel {function.name} with fastmath: sums must keep their order"
+                )
     return out
 
 
 def skipped_tests(tree: ast.Module) -> list[str]:
     """Tests that may not run."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in SKIPS]
-    return [f"line {node.lineno}: {dotted(node)}" for node in calls if dotted(node).startswith("pytest.")]
+    calls = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in SKIPS
+    ]
+    return [
+        f"line {node.lineno}: {dotted(node)}"
+        for node in calls
+        if dotted(node).startswith("pytest.")
+    ]
 
 
 def bad_words(text: str) -> list[str]:
     """Killing by name, open questions, places of one machine."""
     machine = ["".join(word) for word in (("/wo", "rk/"), ("/ro", "ot/"), ("/tmp", "/xc"))]
     lines = enumerate(text.splitlines(), 1)
-    return [f"line {number}: {word!r}" for number, line in lines for word in (*KILLERS, *UNDECIDED, *machine) if word in line]
+    return [
+        f"line {number}: {word!r}"
+        for number, line in lines
+        for word in (*KILLERS, *UNDECIDED, *machine)
+        if word in line
+    ]
 
 
 PACKAGE_LAWS: dict[str, Callable[[ast.Module], list[str]]] = {
@@ -245,21 +329,31 @@ def test_imports_run_downward_only() -> None:
 
 
 def test_every_room_has_a_floor() -> None:
-    rooms = {path.stem for path in PACKAGE.glob("*.py")} | {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    rooms = {path.stem for path in PACKAGE.glob("*.py")} | {
+        path.parent.name for path in PACKAGE.glob("*/__init__.py")
+    }
     assert rooms - {"__init__"} <= set(FLOOR_OF)
 
 
 def test_no_two_files_import_each_other() -> None:
     modules = {module_of(path): path for path in SOURCES}
-    graph = {name: sorted(neighbours(name, path, set(modules))) for name, path in modules.items() if name != "xcray"}
+    graph = {
+        name: sorted(neighbours(name, path, set(modules)))
+        for name, path in modules.items()
+        if name != "xcray"
+    }
     assert circle(graph) == []
 
 
 def neighbours(name: str, path: Path, modules: set[str]) -> set[str]:
     """The files a file imports, whole names first: `from xcray.data import text` means xcray.data.text."""
-    imports = (f for f in xcray_imports(parse(path)) if not f.typing)  # types may speak of each other
+    imports = (
+        f for f in xcray_imports(parse(path)) if not f.typing
+    )  # types may speak of each other
     found = [f for f in imports if f.module != "xcray" or f.name in FLOOR_OF]
-    goals = {f"{f.module}.{f.name}" if f"{f.module}.{f.name}" in modules else target_of(f) for f in found}
+    goals = {
+        f"{f.module}.{f.name}" if f"{f.module}.{f.name}" in modules else target_of(f) for f in found
+    }
     return goals - {name}
 
 
@@ -283,21 +377,36 @@ def circle(graph: dict[str, list[str]]) -> list[str]:
 
 def kernel_imports(tree: ast.Module) -> set[str]:
     """The kernel files that a kernel file takes functions from, by name."""
-    return {f.module.split(".")[-1] for f in xcray_imports(tree) if f.module.startswith("xcray.kernels.")}
+    return {
+        f.module.split(".")[-1]
+        for f in xcray_imports(tree)
+        if f.module.startswith("xcray.kernels.")
+    }
 
 
 def built_on(tree: ast.Module) -> dict[str, str]:
     """What a kernel file says those files hold: name -> first eight digits of their SHA-256."""
-    told = (s.value for s in tree.body if isinstance(s, ast.Assign) and [dotted(t) for t in s.targets] == ["BUILT_ON"])
+    told = (
+        s.value
+        for s in tree.body
+        if isinstance(s, ast.Assign) and [dotted(t) for t in s.targets] == ["BUILT_ON"]
+    )
     return {name: digits for value in told for name, digits in ast.literal_eval(value).items()}
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "kernels").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "kernels").glob("*.py")), ids=lambda path: path.stem
+)
 def test_kernels_know_what_they_are_built_on(path: Path) -> None:
     """Numba's disk cache sees changes of one file only. So a file names the content of those it calls, and changes with them."""
     tree = parse(path)
-    found = {name: hashlib.sha256((PACKAGE / f"kernels/{name}.py").read_bytes()).hexdigest()[:8] for name in kernel_imports(tree)}
-    assert built_on(tree) == found, f"{path.name} must hold: BUILT_ON = {json.dumps(dict(sorted(found.items())))}"
+    found = {
+        name: hashlib.sha256((PACKAGE / f"kernels/{name}.py").read_bytes()).hexdigest()[:8]
+        for name in kernel_imports(tree)
+    }
+    assert built_on(tree) == found, (
+        f"{path.name} must hold: BUILT_ON = {json.dumps(dict(sorted(found.items())))}"
+    )
 
 
 @pytest.mark.parametrize("law", sorted(PACKAGE_LAWS))
@@ -306,25 +415,37 @@ def test_law_holds_in_every_file(law: str) -> None:
 
 
 def test_no_test_can_be_skipped() -> None:
-    paths = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path not in (Path(__file__), MAY_SKIP)]
+    paths = [
+        path
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path not in (Path(__file__), MAY_SKIP)
+    ]
     assert not collect(lambda path: skipped_tests(parse(path)), paths)
-    assert len(skipped_tests(parse(MAY_SKIP))) == 1  # without PostgreSQL's binaries nothing can be tested on it
+    assert (
+        len(skipped_tests(parse(MAY_SKIP))) == 1
+    )  # without PostgreSQL's binaries nothing can be tested on it
 
 
 def test_no_bad_words_anywhere() -> None:
-    assert not collect(lambda path: bad_words(path.read_text(encoding="utf-8", errors="replace")), TEXTS)
+    assert not collect(
+        lambda path: bad_words(path.read_text(encoding="utf-8", errors="replace")), TEXTS
+    )
 
 
 def test_files_can_be_read_in_one_sitting() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
-    limits = {path: LONGEST_KERNELS if path.parent.name == "kernels" else LONGEST_FILE for path in SOURCES}
+    limits = {
+        path: LONGEST_KERNELS if path.parent.name == "kernels" else LONGEST_FILE for path in SOURCES
+    }
     assert not {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > limits[path]}
 
 
 def modules_after(code: str) -> set[str]:
     """What a fresh interpreter has loaded after running `code`, top-level names and xcray's rooms."""
     shown = f"import sys\n{code}\nprint(*(m for m in sys.modules if '.' not in m or m.startswith('xcray.')))"
-    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", shown], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     return set(done.stdout.split())
 
 
@@ -334,7 +455,10 @@ def test_the_face_is_light() -> None:
 
 def test_predicting_needs_neither_ray_nor_trainers() -> None:
     loaded = modules_after("import xcray\nxcray.Predictor\nxcray.Model")
-    trainers = {f"xcray.{room}" for room in ("solvers", "execution", "train", "estimators", "jobs", "service")}
+    trainers = {
+        f"xcray.{room}"
+        for room in ("solvers", "execution", "train", "estimators", "jobs", "service")
+    }
     assert "xcray.predict" in loaded
     assert not loaded & {"ray", "fastapi", "sklearn", *trainers}
 

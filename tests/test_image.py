@@ -40,7 +40,13 @@ DOCKER = ROOT / "deploy" / "docker"
 DOCKERFILE = DOCKER / "Dockerfile"
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 EXTRAS = ("serve", "postgres", "telemetry", "sklearn", "ray", "ray-serve")
-BESIDE_SETTINGS = {"XCRAY_KERNELS", "XCRAY_CPU", "XCRAY_BLAS", "XCRAY_IMAGE", "XCRAY_WORKER_CPUS"}  # of the image, of compose.yaml
+BESIDE_SETTINGS = {
+    "XCRAY_KERNELS",
+    "XCRAY_CPU",
+    "XCRAY_BLAS",
+    "XCRAY_IMAGE",
+    "XCRAY_WORKER_CPUS",
+}  # of the image, of compose.yaml
 CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
 
 
@@ -48,7 +54,9 @@ def statements(path: Path) -> list[tuple[str, str]]:
     """The statements of a Dockerfile, with their continued lines: [("FROM", "${PYTHON_IMAGE} AS packages"), ...]."""
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
     lines = re.sub(r"\\\n", " ", text).splitlines()
-    return [(line.split()[0].upper(), line.split(None, 1)[1].strip()) for line in lines if line.strip()]
+    return [
+        (line.split()[0].upper(), line.split(None, 1)[1].strip()) for line in lines if line.strip()
+    ]
 
 
 def given(path: Path, word: str) -> list[str]:
@@ -58,7 +66,11 @@ def given(path: Path, word: str) -> list[str]:
 
 def context() -> list[Path]:
     """The files of the checkout that `.dockerignore` lets go to the builder."""
-    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    rules = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     found = []
     for folder, folders, files in os.walk(ROOT):
         place = Path(folder).relative_to(ROOT)
@@ -98,7 +110,9 @@ def test_the_image_is_of_stages_and_ends_as_a_plain_user() -> None:
     assert words[-2:] == ["HEALTHCHECK", "CMD"]
     last = words[len(words) - words[::-1].index("FROM") :]
     assert "pip" not in " ".join(
-        rest for word, rest in statements(DOCKERFILE)[-len(last) :] if word == "RUN" and "install pip" in rest
+        rest
+        for word, rest in statements(DOCKERFILE)[-len(last) :]
+        if word == "RUN" and "install pip" in rest
     )
     assert given(DOCKERFILE, "STOPSIGNAL") == ["SIGTERM"]
 
@@ -113,24 +127,37 @@ def test_commands_of_the_image_are_commands_of_xcray() -> None:
 
 def test_what_is_copied_goes_to_the_builder_and_nothing_else() -> None:
     files = context()
-    sources = [word for rest in given(DOCKERFILE, "COPY") if "--from" not in rest for word in rest.split()[:-1]]
+    sources = [
+        word
+        for rest in given(DOCKERFILE, "COPY")
+        if "--from" not in rest
+        for word in rest.split()[:-1]
+    ]
     assert sources
     for source in sources:
         assert any(path == Path(source) or Path(source) in path.parents for path in files), source
     allowed = {"pyproject.toml", "README.md", "LICENSE", "xcray", "deploy"}
     assert {path.parts[0] for path in files} <= allowed
     assert {path.parts[1] for path in files if path.parts[0] == "deploy"} == {"docker"}
-    assert not [path for path in files if "__pycache__" in path.parts or path.suffix in (".nbi", ".nbc", ".pyc", ".db", ".key")]
+    assert not [
+        path
+        for path in files
+        if "__pycache__" in path.parts or path.suffix in (".nbi", ".nbc", ".pyc", ".db", ".key")
+    ]
     assert sum((ROOT / path).stat().st_size for path in files) < 8_000_000
 
 
 def test_hadolint_finds_nothing() -> None:
-    program = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    program = shutil.which("hadolint") or shutil.which(
+        "hadolint", path=str(Path(sys.executable).parent)
+    )
     if program is None:
         without.say("hadolint", "Dockerfiles were read by tests/test_image.py alone")
         return
     for path in (DOCKERFILE, ROOT / "deploy/ray/Dockerfile"):
-        ran = subprocess.run([program, str(path)], capture_output=True, text=True, timeout=600, check=False)
+        ran = subprocess.run(
+            [program, str(path)], capture_output=True, text=True, timeout=600, check=False
+        )
         assert (ran.returncode, ran.stdout) == (0, "")
 
 
@@ -163,21 +190,27 @@ def test_every_requirement_is_one_version_with_hashes_and_no_host(name: str) -> 
     assert "--index-url" not in text
     assert "--find-links" not in text
     for line in text.replace("\\\n", " ").splitlines():
-        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[^ ;]+( ;[^-]+)?\s+(--hash=sha256:[0-9a-f]{64}\s*)+", line), line[:80]
+        assert re.fullmatch(
+            r"[A-Za-z0-9_.-]+==[^ ;]+( ;[^-]+)?\s+(--hash=sha256:[0-9a-f]{64}\s*)+", line
+        ), line[:80]
 
 
 def test_what_is_pinned_is_what_the_project_asks_for() -> None:
     pinned = pins(DOCKER / "requirements.txt")
     for each in wanted(EXTRAS):
         version = str(pinned[canonicalize_name(each.name)].specifier).removeprefix("==")
-        assert each.specifier.contains(version), f"{each} but {version}: run deploy/docker/update-requirements"
+        assert each.specifier.contains(version), (
+            f"{each} but {version}: run deploy/docker/update-requirements"
+        )
     told = (DOCKER / "update-requirements").read_text()
     assert set(EXTRAS) <= set(re.findall(r"--extra ([a-z-]+)", told))
 
 
 def test_ray_in_the_image_is_what_the_chart_tells_kuberay() -> None:
     values = yaml.safe_load((ROOT / "helm/xcray/values.yaml").read_text())
-    assert str(pins(DOCKER / "requirements.txt")["ray"].specifier) == f"=={values['ray']['version']}"
+    assert (
+        str(pins(DOCKER / "requirements.txt")["ray"].specifier) == f"=={values['ray']['version']}"
+    )
 
 
 # compose and Ray's launcher
@@ -190,12 +223,22 @@ def composed() -> dict[str, Any]:
 
 
 def test_compose_is_valid_by_its_schema() -> None:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(COMPOSE),
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("name", ["postgres", "setup", "api", "runner", "ray-head", "ray-worker", "prometheus", "grafana"])
+@pytest.mark.parametrize(
+    "name",
+    ["postgres", "setup", "api", "runner", "ray-head", "ray-worker", "prometheus", "grafana"],
+)
 def test_each_service_of_compose_is_closed_in(name: str) -> None:
     service = composed()["services"][name]
     assert service["read_only"]
@@ -206,13 +249,25 @@ def test_each_service_of_compose_is_closed_in(name: str) -> None:
     published = service.get("ports", [])
     assert all(port.startswith("127.0.0.1:") for port in published)
     assert bool(published) == (name in ("api", "prometheus", "grafana"))
-    secrets = {key: value for key, value in service.get("environment", {}).items() if re.search("PASSWORD|TOKEN|SECRET|KEY", key)}
-    assert all(str(value).startswith("/run/secrets/") or key == "RAY_AUTH_MODE" for key, value in secrets.items())
+    secrets = {
+        key: value
+        for key, value in service.get("environment", {}).items()
+        if re.search("PASSWORD|TOKEN|SECRET|KEY", key)
+    }
+    assert all(
+        str(value).startswith("/run/secrets/") or key == "RAY_AUTH_MODE"
+        for key, value in secrets.items()
+    )
     assert service.get("healthcheck") or name in ("prometheus", "grafana")
 
 
 def test_what_compose_mounts_is_there() -> None:
-    mounted = [volume for service in composed()["services"].values() for volume in service.get("volumes", []) if volume[0] == "."]
+    mounted = [
+        volume
+        for service in composed()["services"].values()
+        for volume in service.get("volumes", [])
+        if volume[0] == "."
+    ]
     assert mounted
     for volume in mounted:
         assert (COMPOSE.parent / volume.split(":")[0]).exists(), volume
@@ -220,7 +275,9 @@ def test_what_compose_mounts_is_there() -> None:
     assert "/deploy/secrets/" in (ROOT / ".gitignore").read_text().split()
 
 
-@pytest.mark.parametrize("path", [COMPOSE, DOCKERFILE, ROOT / "deploy/ray/cluster.yaml"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [COMPOSE, DOCKERFILE, ROOT / "deploy/ray/cluster.yaml"], ids=lambda path: path.name
+)
 def test_settings_that_are_named_are_settings(path: Path) -> None:
     known = {f"XCRAY_{name.upper()}" for name in Settings.model_fields} | BESIDE_SETTINGS
     assert set(re.findall(r"\bXCRAY_[A-Z_]+", path.read_text())) <= known
@@ -246,7 +303,20 @@ def test_secrets_are_made_once_and_are_keys(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
     assert set(texts[0]) == set(composed()["secrets"])
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
-    assert cli.main(["keys", "create", "--scopes", "admin", "--secret-file", str(tmp_path / "secrets/admin_key"), "--json"]) == 0
+    assert (
+        cli.main(
+            [
+                "keys",
+                "create",
+                "--scopes",
+                "admin",
+                "--secret-file",
+                str(tmp_path / "secrets/admin_key"),
+                "--json",
+            ]
+        )
+        == 0
+    )
 
 
 def test_rays_launcher_takes_its_cluster() -> None:
@@ -257,7 +327,9 @@ def test_rays_launcher_takes_its_cluster() -> None:
     starts = [config["head_start_ray_commands"][-1], config["worker_start_ray_commands"][-1]]
     assert "--num-cpus=0" in starts[0]
     assert all("ray start" in start for start in starts)
-    assert {"--read-only", "--cap-drop=ALL", "--env=RAY_AUTH_MODE=token"} <= set(config["docker"]["run_options"])
+    assert {"--read-only", "--cap-drop=ALL", "--env=RAY_AUTH_MODE=token"} <= set(
+        config["docker"]["run_options"]
+    )
     with pytest.raises(Exception, match="max_workerz"):
         validate_config(prepare_config({**config, "max_workerz": 3}))
 
@@ -336,7 +408,10 @@ def test_a_home_that_is_not_ours_is_told_with_the_mend(tmp_path: Path) -> None:
     closed.mkdir(mode=0)
     ran = subprocess.run(
         [sys.executable, "-c", LOOK],
-        env={**{name: value for name, value in os.environ.items() if name != "XCRAY_HOME"}, "HOME": str(closed)},
+        env={
+            **{name: value for name, value in os.environ.items() if name != "XCRAY_HOME"},
+            "HOME": str(closed),
+        },
         capture_output=True,
         text=True,
         timeout=300,
@@ -379,7 +454,11 @@ def test_a_processor_that_can_not_run_the_kernels_is_told(monkeypatch: pytest.Mo
 
 def test_all_solvers_are_compiled() -> None:
     named = {SOLVERS[training.solver] for training in compiling.TRAININGS.values()}
-    assert [name for name, solver in SOLVERS.items() if not any(issubclass(solver, each) for each in named)] == []
+    assert [
+        name
+        for name, solver in SOLVERS.items()
+        if not any(issubclass(solver, each) for each in named)
+    ] == []
 
 
 # xcray health
@@ -395,7 +474,9 @@ def test_health_says_whether_the_service_lives(
         monkeypatch.setenv("XCRAY_PORT", port)
         monkeypatch.setenv("XCRAY_HOST", "0.0.0.0")
         assert cli.main(["health", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out.partition("\n")[2])["answers"] == {f"127.0.0.1:{port}": "200"}
+        assert json.loads(capsys.readouterr().out.partition("\n")[2])["answers"] == {
+            f"127.0.0.1:{port}": "200"
+        }
         monkeypatch.setenv("XCRAY_PORT", "0")
         monkeypatch.setenv("XCRAY_RUNNER_PORT", port)
         assert cli.main(["health", "--ready"]) == 0
@@ -403,7 +484,9 @@ def test_health_says_whether_the_service_lives(
     assert "nothing (ConnectionRefusedError)" in capsys.readouterr().out
 
 
-def test_health_of_what_is_no_service(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_of_what_is_no_service(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as silent:  # it takes the connection, and says nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -15,27 +15,39 @@ from xcray.errors import InputError, NotFound, ParameterError, ShapeMismatch
 from xcray.index.inverted import ROWS_A_CALL, InvertedIndex
 
 TINY = float(np.float32(1e-45))  # the smallest denormal
-VALUES = st.sampled_from([0.5, -0.5, 1.0, -1.0, 0.1, -0.3, 3e38, -3e38, TINY, -TINY, 1e-40, 0.0, -0.0, 1e-8, 7.25])
+VALUES = st.sampled_from(
+    [0.5, -0.5, 1.0, -1.0, 0.1, -0.3, 3e38, -3e38, TINY, -TINY, 1e-40, 0.0, -0.0, 1e-8, 7.25]
+)
 BIASES = st.sampled_from([0.0, -0.0, 1.0, -1.0, -1.0, 0.25, TINY, -3e38])
 
 
 def same(found: TopK, expected: TopK) -> None:
     """Equal labels and equal bits, the sign of zero included."""
     np.testing.assert_array_equal(found.labels, expected.labels)
-    np.testing.assert_array_equal(found.scores.view(np.int64), np.ascontiguousarray(expected.scores).view(np.int64))
+    np.testing.assert_array_equal(
+        found.scores.view(np.int64), np.ascontiguousarray(expected.scores).view(np.int64)
+    )
 
 
-def sparse(rng: np.random.Generator, rows: int, columns: int, density: float, values: Any = None) -> CSR:
+def sparse(
+    rng: np.random.Generator, rows: int, columns: int, density: float, values: Any = None
+) -> CSR:
     """A random matrix; values from a normal distribution, or drawn from a few, which makes ties."""
     cells = rng.random((rows, columns)) < density
-    drawn = rng.normal(size=(rows, columns)) if values is None else rng.choice(values, (rows, columns))
+    drawn = (
+        rng.normal(size=(rows, columns)) if values is None else rng.choice(values, (rows, columns))
+    )
     return csr_from(np.where(cells, drawn, 0).astype(np.float32))
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[CSR, CSR, Any, int]:
     """Queries, weights, biases and k: small, signed, tied, empty, dense, denormal and huge."""
-    n, n_features, n_labels = draw(st.integers(0, 4)), draw(st.integers(1, 6)), draw(st.integers(1, 9))
+    n, n_features, n_labels = (
+        draw(st.integers(0, 4)),
+        draw(st.integers(1, 6)),
+        draw(st.integers(1, 9)),
+    )
 
     def matrix(rows: int) -> CSR:
         cells = [sorted(draw(st.sets(st.integers(0, n_features - 1)))) for _ in range(rows)]
@@ -79,7 +91,9 @@ def test_agrees_with_the_dense_product(rng: np.random.Generator) -> None:
     W, X = sparse(rng, 40, 30, 0.3), sparse(rng, 20, 30, 0.3)
     b = rng.normal(size=40).astype(np.float32)
     top = InvertedIndex.build(W, b).query(X, 40)
-    scores = X.to_scipy().toarray().astype(np.float64) @ W.to_scipy().toarray().astype(np.float64).T + b
+    scores = (
+        X.to_scipy().toarray().astype(np.float64) @ W.to_scipy().toarray().astype(np.float64).T + b
+    )
     np.testing.assert_allclose(top.scores, -np.sort(-scores, axis=1), rtol=0, atol=1e-12)
 
 
@@ -95,7 +109,9 @@ def test_by_hand() -> None:
 def test_untouched_labels_beat_touched_ones_with_negative_scores() -> None:
     n_labels = 100
     W = csr([0, 1] + [1] * (n_labels - 1), [0], [-2.0], 3)
-    top = InvertedIndex.build(W, np.zeros(n_labels, np.float32)).query(csr([0, 1], [0], [1.0], 3), 3)
+    top = InvertedIndex.build(W, np.zeros(n_labels, np.float32)).query(
+        csr([0, 1], [0], [1.0], 3), 3
+    )
     assert top.labels.tolist() == [[1, 2, 3]]
     assert top.scores.tolist() == [[0, 0, 0]]
 
@@ -112,12 +128,16 @@ def test_answers_do_not_depend_on_threads_or_batches(rng: np.random.Generator, r
             same(TopK(found.labels[i : i + 1], found.scores[i : i + 1]), alone[i])
 
 
-def test_scores_and_ranks_of_single_labels_are_those_of_the_search(rng: np.random.Generator) -> None:
+def test_scores_and_ranks_of_single_labels_are_those_of_the_search(
+    rng: np.random.Generator,
+) -> None:
     W, X = sparse(rng, 60, 30, 0.2, [0.5, -0.5, 0.1]), sparse(rng, 10, 30, 0.3)
     index = InvertedIndex.build(W, np.zeros(60, np.float32))
     top = index.query(X, 60)
     for i in range(10):
-        for place, (label, score) in enumerate(zip(top.labels[i].tolist(), top.scores[i].tolist(), strict=True), 1):
+        for place, (label, score) in enumerate(
+            zip(top.labels[i].tolist(), top.scores[i].tolist(), strict=True), 1
+        ):
             assert index.score(X, label, i) == score
             assert index.rank(X, label, i) == place
 
@@ -131,7 +151,9 @@ def test_a_view_of_rows_is_searched_as_itself(rng: np.random.Generator) -> None:
 
 
 def test_answers_are_read_only(rng: np.random.Generator) -> None:
-    top = InvertedIndex.build(sparse(rng, 5, 5, 0.5), np.zeros(5, np.float32)).query(sparse(rng, 2, 5, 0.5))
+    top = InvertedIndex.build(sparse(rng, 5, 5, 0.5), np.zeros(5, np.float32)).query(
+        sparse(rng, 2, 5, 0.5)
+    )
     assert top.labels.dtype == np.int32
     assert top.scores.dtype == np.float64
     assert not top.labels.flags.writeable
@@ -158,14 +180,19 @@ def raw(indptr: list[int], indices: list[int], data: list[float], n_cols: int = 
         (raw([0, 1], [0], [float("inf")]), InputError, "not finite"),
     ],
 )
-def test_rows_that_the_kernels_could_not_trust_are_refused(X: CSR, error: type[InputError], says: str) -> None:
+def test_rows_that_the_kernels_could_not_trust_are_refused(
+    X: CSR, error: type[InputError], says: str
+) -> None:
     index = InvertedIndex.build(raw([0, 1, 2], [0, 4], [1.0, 1.0]), np.zeros(2, np.float32))
     with pytest.raises(error, match=says):
         index.query(X)
 
 
 def test_options_out_of_range_are_refused() -> None:
-    index, X = InvertedIndex.build(raw([0, 1], [0], [1.0]), np.zeros(1, np.float32)), raw([0, 1], [0], [1.0])
+    index, X = (
+        InvertedIndex.build(raw([0, 1], [0], [1.0]), np.zeros(1, np.float32)),
+        raw([0, 1], [0], [1.0]),
+    )
     for options in ({"k": 0}, {"k": -1}, {"threads": 0}):
         with pytest.raises(ParameterError, match="at least 1"):
             index.query(X, **options)

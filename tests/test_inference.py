@@ -29,14 +29,21 @@ STRING, INTEGERS = {"type": "string"}, {"type": "array", "items": {"type": "inte
 
 def record(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
     """An object of the protocol."""
-    return {"type": "object", "required": [*required], "properties": {**required, **(optional or {})}}
+    return {
+        "type": "object",
+        "required": [*required],
+        "properties": {**required, **(optional or {})},
+    }
 
 
 TENSOR = record({"name": STRING, "datatype": STRING, "shape": INTEGERS})
 OUTPUT = record(
-    {"name": STRING, "datatype": STRING, "shape": INTEGERS}, {"data": {"type": "array"}, "parameters": {"type": "object"}}
+    {"name": STRING, "datatype": STRING, "shape": INTEGERS},
+    {"data": {"type": "array"}, "parameters": {"type": "object"}},
 )
-SERVER = record({"name": STRING, "version": STRING, "extensions": {"type": "array", "items": STRING}})
+SERVER = record(
+    {"name": STRING, "version": STRING, "extensions": {"type": "array", "items": STRING}}
+)
 MODEL = record(
     {
         "name": STRING,
@@ -51,8 +58,18 @@ REPLY = record(
     {"model_version": STRING, "id": STRING, "parameters": {"type": "object"}},
 )
 ERROR = record({"error": STRING})
-INDEX = {"type": "array", "items": record({"name": STRING, "state": STRING, "reason": STRING}, {"version": STRING})}
-DATATYPES = {"BOOL", *(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)), "FP16", "FP32", "FP64", "BYTES"}
+INDEX = {
+    "type": "array",
+    "items": record({"name": STRING, "state": STRING, "reason": STRING}, {"version": STRING}),
+}
+DATATYPES = {
+    "BOOL",
+    *(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)),
+    "FP16",
+    "FP32",
+    "FP64",
+    "BYTES",
+}
 SIZES = {"BOOL": "?", "INT64": "<i8", "FP64": "<f8"}
 
 
@@ -84,7 +101,10 @@ def text(*texts: str) -> dict[str, Any]:
 
 def sparse(indptr: list[int], indices: list[int], values: list[float]) -> list[dict[str, Any]]:
     parts = (("indptr", "INT64", indptr), ("indices", "INT32", indices), ("values", "FP32", values))
-    return [{"name": name, "datatype": datatype, "shape": [len(data)], "data": data} for name, datatype, data in parts]
+    return [
+        {"name": name, "datatype": datatype, "shape": [len(data)], "data": data}
+        for name, datatype, data in parts
+    ]
 
 
 def told(answer: httpx.Response) -> dict[str, Any]:
@@ -120,7 +140,9 @@ def elements(datatype: str, data: bytes) -> list[Any]:
     return out
 
 
-def v1(place: Place, model: str, instances: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
+def v1(
+    place: Place, model: str, instances: list[dict[str, Any]], **more: Any
+) -> list[dict[str, Any]]:
     answer = place.http.post(f"/v1/models/{model}:predict", json={"instances": instances, **more})
     assert answer.status_code == 200, answer.text
     return list(answer.json()["predictions"])
@@ -144,7 +166,10 @@ def test_health_and_metadata(place: Place) -> None:
         assert found["versions"] == versions
         assert {tensor["datatype"] for tensor in (*found["inputs"], *found["outputs"])} <= DATATYPES
         assert ("text" in [tensor["name"] for tensor in found["inputs"]]) == path.startswith("docs")
-        assert place.http.get(f"/v2/models/{path}/ready").json() == {"name": path.partition("/")[0], "ready": True}
+        assert place.http.get(f"/v2/models/{path}/ready").json() == {
+            "name": path.partition("/")[0],
+            "ready": True,
+        }
 
 
 def test_readiness_follows_the_service(place: Place) -> None:
@@ -160,7 +185,11 @@ def test_readiness_follows_the_service(place: Place) -> None:
 def test_texts_are_answered_as_by_v1(place: Place) -> None:
     body = {"id": "42", "inputs": [text(*TEXTS)], "parameters": {"top_k": 3}}
     answer = place.http.post(INFER, json=body)
-    assert (answer.json()["id"], answer.json()["model_name"], answer.json()["model_version"]) == ("42", "docs", "2")
+    assert (answer.json()["id"], answer.json()["model_name"], answer.json()["model_version"]) == (
+        "42",
+        "docs",
+        "2",
+    )
     found = told(answer)
     same(found, v1(place, "docs", [{"text": each} for each in TEXTS], top_k=3))
     model = place.rooms.predictors.get(wanted("docs")).predictor.model
@@ -204,7 +233,9 @@ def test_filters_and_outputs(place: Place) -> None:
         {"deny": ["csv"], "top_k": 2},
         {"allow": "csv", "deadline_ms": 600_000},
     ):
-        listed = {name: [value] if isinstance(value, str) else value for name, value in options.items()}
+        listed = {
+            name: [value] if isinstance(value, str) else value for name, value in options.items()
+        }
         found = told(place.http.post(INFER, json={"inputs": [text(*TEXTS)], "parameters": options}))
         same(found, v1(place, "docs", texts, **listed))
     for outputs in (["scores"], ["exact", "labels"], []):
@@ -212,15 +243,25 @@ def test_filters_and_outputs(place: Place) -> None:
         found = told(place.http.post(INFER, json=body))
         assert [*found] == outputs
         assert found.get("exact", [True]) == [True] * len(found.get("exact", [True]))
-    refused = place.http.post(INFER, json={"inputs": [text("a")], "outputs": [{"name": "probabilities"}]})
+    refused = place.http.post(
+        INFER, json={"inputs": [text("a")], "outputs": [{"name": "probabilities"}]}
+    )
     assert (refused.status_code, refused.json()["code"]) == (400, "NOT_CALIBRATED")
 
 
-def binary(inputs: list[dict[str, Any]], tensors: list[bytes], **more: Any) -> tuple[bytes, dict[str, str]]:
+def binary(
+    inputs: list[dict[str, Any]], tensors: list[bytes], **more: Any
+) -> tuple[bytes, dict[str, str]]:
     """A body with binary tensors, and its headers."""
-    named = [{**each, "parameters": {"binary_data_size": len(data)}} for each, data in zip(inputs, tensors, strict=True)]
+    named = [
+        {**each, "parameters": {"binary_data_size": len(data)}}
+        for each, data in zip(inputs, tensors, strict=True)
+    ]
     head = json.dumps({"inputs": named, **more}).encode()
-    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Inference-Header-Content-Length": str(len(head)),
+    }
     return head + b"".join(tensors), headers
 
 
@@ -230,13 +271,18 @@ def without_data(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_binary_tensors(place: Place) -> None:
     strings = b"".join(struct.pack("<I", len(each)) + each for each in (t.encode() for t in TEXTS))
-    body, headers = binary(without_data([text(*TEXTS)]), [strings], parameters={"binary_data_output": True, "top_k": 2})
+    body, headers = binary(
+        without_data([text(*TEXTS)]), [strings], parameters={"binary_data_output": True, "top_k": 2}
+    )
     answer = place.http.post(INFER, content=body, headers=headers)
     assert answer.headers["content-type"] == "application/octet-stream"
     same(told(answer), v1(place, "docs", [{"text": each} for each in TEXTS], top_k=2))
 
     inputs = sparse([0, 2, 3], [4, 0, 5], [0.1, 1.5, 3.25])
-    tensors = [np.array(each["data"], dtype).tobytes() for each, dtype in zip(inputs, ("<i8", "<i4", "<f4"), strict=True)]
+    tensors = [
+        np.array(each["data"], dtype).tobytes()
+        for each, dtype in zip(inputs, ("<i8", "<i4", "<f4"), strict=True)
+    ]
     outputs = [
         {"name": "labels"},
         {"name": "scores", "parameters": {"binary_data": True}},
@@ -279,7 +325,17 @@ def test_binary_tensors(place: Place) -> None:
         (sparse([0, 1], [1], [1e39]), "NOT_FINITE"),
         (sparse([0, 1], [True], [1.0]), "TYPE"),
         ([{"name": "dense", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}], "DIM"),
-        ([{"name": "dense", "datatype": "FP32", "shape": [1, 6], "data": [[1, 2, 3], [4, 5, 6]]}], "TENSOR_SHAPE"),
+        (
+            [
+                {
+                    "name": "dense",
+                    "datatype": "FP32",
+                    "shape": [1, 6],
+                    "data": [[1, 2, 3], [4, 5, 6]],
+                }
+            ],
+            "TENSOR_SHAPE",
+        ),
     ],
 )
 def test_wrong_tensors_are_refused(place: Place, inputs: list[dict[str, Any]], code: str) -> None:
@@ -302,12 +358,18 @@ def test_wrong_tensors_are_refused(place: Place, inputs: list[dict[str, Any]], c
         ([2**52], "right", "TENSOR_SIZE"),
     ],
 )
-def test_wrong_binary_sizes_are_refused(place: Place, sizes: list[int], told_length: str | None, code: str) -> None:
-    head = {"inputs": [{**without_data([text("a")])[0], "parameters": {"binary_data_size": sizes[0]}}]}
+def test_wrong_binary_sizes_are_refused(
+    place: Place, sizes: list[int], told_length: str | None, code: str
+) -> None:
+    head = {
+        "inputs": [{**without_data([text("a")])[0], "parameters": {"binary_data_size": sizes[0]}}]
+    }
     body = json.dumps(head).encode()
     headers = {"Content-Type": "application/octet-stream"}
     if told_length is not None:
-        headers["Inference-Header-Content-Length"] = str(len(body)) if told_length == "right" else told_length
+        headers["Inference-Header-Content-Length"] = (
+            str(len(body)) if told_length == "right" else told_length
+        )
     answer = place.http.post(INFER, content=body + b"\0\0\0\0", headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (400, code), answer.text
 
@@ -331,7 +393,10 @@ def test_wrong_strings_are_refused(place: Place, tensor: bytes, code: str) -> No
 
 
 def test_binary_numbers_must_be_finite(place: Place) -> None:
-    tensors = [np.array(data, dtype).tobytes() for data, dtype in (([0, 1], "<i8"), ([1], "<i4"), ([np.nan], "<f4"))]
+    tensors = [
+        np.array(data, dtype).tobytes()
+        for data, dtype in (([0, 1], "<i8"), ([1], "<i4"), ([np.nan], "<f4"))
+    ]
     body, headers = binary(without_data(sparse([0, 1], [1], [1.0])), tensors)
     answer = place.http.post("/v2/models/plain/infer", content=body, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (400, "NOT_FINITE")
@@ -351,17 +416,28 @@ def test_binary_numbers_must_be_finite(place: Place) -> None:
         ("/v2/nothing", {}, 404, "NO_SUCH_PATH"),
     ],
 )
-def test_errors_are_the_protocols(place: Place, path: str, body: dict[str, Any], status: int, code: str) -> None:
+def test_errors_are_the_protocols(
+    place: Place, path: str, body: dict[str, Any], status: int, code: str
+) -> None:
     answer = place.http.post(path, json=body)
     jsonschema.validate(answer.json(), ERROR)
-    assert (answer.status_code, answer.json()["code"], answer.json()["status"]) == (status, code, status), answer.text
+    assert (answer.status_code, answer.json()["code"], answer.json()["status"]) == (
+        status,
+        code,
+        status,
+    ), answer.text
 
 
 def test_bodies_are_bounded(place: Place) -> None:
     huge = place.rooms.settings.predict_body_bytes + 1
-    answer = place.http.post(INFER, content=b" " * huge, headers={"Content-Type": "application/json"})
+    answer = place.http.post(
+        INFER, content=b" " * huge, headers={"Content-Type": "application/json"}
+    )
     assert (answer.status_code, "error" in answer.json()) == (413, True)
-    assert place.http.post(INFER, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+    assert (
+        place.http.post(INFER, content=b"{}", headers={"Content-Type": "text/plain"}).status_code
+        == 415
+    )
 
 
 def test_the_model_repository(place: Place) -> None:
@@ -383,6 +459,15 @@ def test_the_model_repository(place: Place) -> None:
     assert done("unload", "docs", {"parameters": {"version": "2"}}) == 200
     assert index(ready=True) == {("docs", "1"): "READY"}
     assert place.http.post(INFER, json={"inputs": [text("a")]}).status_code == 200
-    assert done("load", "none") == done("unload", "none") == done("unload", "docs", {"parameters": {"version": "7"}}) == 404
-    assert done("load", "docs", {"parameters": {"version": "x"}}) == done("load", "docs", {"parameters": {"config": "{}"}}) == 400
+    assert (
+        done("load", "none")
+        == done("unload", "none")
+        == done("unload", "docs", {"parameters": {"version": "7"}})
+        == 404
+    )
+    assert (
+        done("load", "docs", {"parameters": {"version": "x"}})
+        == done("load", "docs", {"parameters": {"config": "{}"}})
+        == 400
+    )
     assert place.http.post("/v2/repository/index").status_code == 200

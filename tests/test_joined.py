@@ -148,7 +148,10 @@ def test_while_ray_is_away_its_jobs_wait_in_their_order_and_others_pass_them_by(
     supervisor.step()
     until(lambda: len(launcher.asked) == 4)
     assert [store.get(each).status for each in (first, second)] == [RUNNING, RUNNING]
-    events = [next(event.seq for event in store.events(each) if event.data.get("status") == RUNNING) for each in (first, second)]
+    events = [
+        next(event.seq for event in store.events(each) if event.data.get("status") == RUNNING)
+        for each in (first, second)
+    ]
     assert events == sorted(events)
     supervisor.stop()
 
@@ -169,7 +172,9 @@ def test_a_launch_that_finds_the_cluster_away_gives_the_job_its_place_back(store
     supervisor.stop()
 
 
-def test_what_goes_with_its_cluster_costs_no_attempt_and_is_bounded_all_the_same(store, monkeypatch):
+def test_what_goes_with_its_cluster_costs_no_attempt_and_is_bounded_all_the_same(
+    store, monkeypatch
+):
     """Four times gone of two allowed; once more in another way, and it counts as ever. What brings down each cluster ends, too."""
     job, launcher = submit(store, ON_RAY), Launches()
     supervisor = Supervisor(store, launcher, max_attempts=2)
@@ -194,7 +199,9 @@ def test_what_goes_with_its_cluster_costs_no_attempt_and_is_bounded_all_the_same
 def test_a_lease_that_runs_out_while_ray_is_shaken_costs_no_attempt(tmp_path):
     ahead = [0.0]
     store = JobStore(
-        f"sqlite:///{tmp_path / 'a.db'}", now=lambda: time.time() + ahead[0], steady=lambda: time.monotonic() + ahead[0]
+        f"sqlite:///{tmp_path / 'a.db'}",
+        now=lambda: time.time() + ahead[0],
+        steady=lambda: time.monotonic() + ahead[0],
     )
     with closing(store):
         here, there = submit(store, HERE), submit(store, ON_RAY)
@@ -256,7 +263,9 @@ def test_a_dashboard_that_hangs_does_not_hold_a_launch_for_ever(home, store, mon
 
 
 @pytest.mark.ray
-def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found_out(home, store, monkeypatch):
+def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found_out(
+    home, store, monkeypatch
+):
     """The second job's answer is lost: what Ray says of it counts."""
     monkeypatch.setattr(launch, "SUBMIT_PAUSE", 0.0)
     for _ in range(2):
@@ -264,7 +273,13 @@ def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found
     first, second = (store.claim("me", lease_seconds=60) for _ in range(2))
     refuses, takes = (500, b"no agent yet"), (200, b'{"job_id": "x", "submission_id": "x"}')
     known = json.dumps(
-        {"type": "SUBMISSION", "entrypoint": "x", "status": "RUNNING", "submission_id": "x", "job_id": None}
+        {
+            "type": "SUBMISSION",
+            "entrypoint": "x",
+            "status": "RUNNING",
+            "submission_id": "x",
+            "job_id": None,
+        }
     ).encode()
     with dashboard({**WELL, "/api/jobs/": refuses}) as (server, url):
         cluster = JoinedCluster(url.removeprefix("http://"), url)
@@ -281,6 +296,9 @@ def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found
         launcher.launch(first)
         assert len(tries) > 4
         tries.clear()
-        server.answers |= {"/api/jobs/": refuses, f"/api/jobs/{launch.submission_id(second)}": (200, known)}
+        server.answers |= {
+            "/api/jobs/": refuses,
+            f"/api/jobs/{launch.submission_id(second)}": (200, known),
+        }
         launcher.launch(second)
         assert launcher.runners() == [Ended(first.id, 1), Ended(second.id, 1)]

@@ -29,7 +29,9 @@ class Place(NamedTuple):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     home = tmp_path_factory.mktemp("json") / "home"
-    app = create_app(settings_for(home, predict_body_bytes=1_000_000, max_instances=64, max_top_k=100))
+    app = create_app(
+        settings_for(home, predict_body_bytes=1_000_000, max_instances=64, max_top_k=100)
+    )
     registry: Registry = app.state.rooms.registry
     text_model(home / "a")
     plain_model(home / "b")
@@ -73,16 +75,25 @@ def test_places_are_told(place: Place) -> None:
 
     cut = problem(b'{"instances":\n [}')
     assert (cut["line"], cut["column"]) == (2, 3)
-    two = problem(b'{"instances": [{"indices": [1], "values": [1.0]}, {"indices": [1, "x"], "values": [1.0, true]}]}')
-    assert [entry["loc"] for entry in two["errors"]] == ["instances[1].indices[1]", "instances[1].values[1]"]
+    two = problem(
+        b'{"instances": [{"indices": [1], "values": [1.0]}, {"indices": [1, "x"], "values": [1.0, true]}]}'
+    )
+    assert [entry["loc"] for entry in two["errors"]] == [
+        "instances[1].indices[1]",
+        "instances[1].values[1]",
+    ]
     assert two["detail"] == "instances[1].indices[1]: an integer was expected"
-    third = problem(b'{"instances": [{"values": [1, 2, 3, 4, 5, 6]}, {"indices": [1], "values": []}]}')
+    third = problem(
+        b'{"instances": [{"values": [1, 2, 3, 4, 5, 6]}, {"indices": [1], "values": []}]}'
+    )
     assert third["loc"] == "instances[1]"
 
 
 def test_nothing_of_the_body_is_repeated(place: Place) -> None:
     for case in CASES:
-        if MARK.encode() in case.content and case.code != "UNKNOWN_FIELD":  # a field's name is its place
+        if (
+            MARK.encode() in case.content and case.code != "UNKNOWN_FIELD"
+        ):  # a field's name is its place
             answer = place.http.post(case.path, content=case.content, headers=case.headers)
             assert MARK not in answer.text
 
@@ -122,17 +133,29 @@ def test_good_input_is_answered(place: Place) -> None:
     texts = place.http.post(PREDICT, json=asked).json()
     assert [sorted(one["labels"]) for one in texts["predictions"]] == [sorted(LABELS)] * 2
     assert all(one["scores"] == sorted(one["scores"], reverse=True) for one in texts["predictions"])
-    in_order = place.http.post(VECTOR, content=row("[1, 3]", "[1, -0.5e0]"), headers={"Content-Type": JSON}).json()
-    other_order = place.http.post(VECTOR, content=row("[3, 1]", "[-0.5, 1.0]"), headers={"Content-Type": f"{JSON}; charset=UTF-8"})
-    dense = place.http.post(VECTOR, json={"instances": [{"values": [0, 1.0, 0, -0.5, 0, 0]}]}).json()
+    in_order = place.http.post(
+        VECTOR, content=row("[1, 3]", "[1, -0.5e0]"), headers={"Content-Type": JSON}
+    ).json()
+    other_order = place.http.post(
+        VECTOR,
+        content=row("[3, 1]", "[-0.5, 1.0]"),
+        headers={"Content-Type": f"{JSON}; charset=UTF-8"},
+    )
+    dense = place.http.post(
+        VECTOR, json={"instances": [{"values": [0, 1.0, 0, -0.5, 0, 0]}]}
+    ).json()
     assert in_order == other_order.json() == dense
 
 
 WORST = {
     "objects": b'{"instances": [' + b",".join([b"{}"] * 300_000) + b"]}",
-    "numbers": b'{"instances": [{"indices": [0], "values": [' + b",".join([b"1.5"] * 240_000) + b"]}]}",
+    "numbers": b'{"instances": [{"indices": [0], "values": ['
+    + b",".join([b"1.5"] * 240_000)
+    + b"]}]}",
     "wrong numbers": b'{"instances": [{"indices": [' + b",".join([b"true"] * 190_000) + b"]}]}",
-    "wrong fields": b'{"instances": [{"text": "a"}], ' + b",".join(b'"%d": 1' % i for i in range(80_000)) + b"}",
+    "wrong fields": b'{"instances": [{"text": "a"}], '
+    + b",".join(b'"%d": 1' % i for i in range(80_000))
+    + b"}",
     "nested in options": b'{"instances": [' + b",".join([b'{"text": [[[[]]]]}'] * 50_000) + b"]}",
 }
 
@@ -145,7 +168,9 @@ def test_the_worst_bodies_are_refused_in_order(place: Place, worst: str) -> None
     assert len(answer.content) < 100_000
 
 
-def test_a_large_body_is_parsed_off_the_event_loop(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_body_is_parsed_off_the_event_loop(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The parser stands still until the test has heard from others meanwhile."""
     reached, go_on = threading.Event(), threading.Event()
 
@@ -161,7 +186,10 @@ def test_a_large_body_is_parsed_off_the_event_loop(place: Place, monkeypatch: py
     try:
         assert reached.wait(60)
         for _ in range(3):
-            assert httpx.get(f"{place.http.base_url}/healthz", trust_env=False, timeout=60).status_code == 200
+            assert (
+                httpx.get(f"{place.http.base_url}/healthz", trust_env=False, timeout=60).status_code
+                == 200
+            )
         assert sender.is_alive()
     finally:
         go_on.set()
@@ -172,7 +200,15 @@ def test_a_large_body_is_parsed_off_the_event_loop(place: Place, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a": [1, 2.5, "x", true, null, {"b": "\\u00e9\\ud83d\\ude00"}]}', "[]", '"[[[["', '"\\"[[["', "-0.0", "1E5"]
+    "text",
+    [
+        '{"a": [1, 2.5, "x", true, null, {"b": "\\u00e9\\ud83d\\ude00"}]}',
+        "[]",
+        '"[[[["',
+        '"\\"[[["',
+        "-0.0",
+        "1E5",
+    ],
 )
 def test_the_strict_parser_agrees_with_json_on_good_text(text: str) -> None:
     assert loads(text.encode()) == json.loads(text)
@@ -187,7 +223,15 @@ def test_brackets_in_strings_do_not_nest() -> None:
     assert caught.value.code == "JSON_DEPTH"
 
 
-@pytest.mark.parametrize("text", [b'"' + b"\\" * 200_001, b'"' + b'\\"' * 200_000, b'"a" "' * 100_000, b'{"' + b'\\"[' * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'"' + b"\\" * 200_001,
+        b'"' + b'\\"' * 200_000,
+        b'"a" "' * 100_000,
+        b'{"' + b'\\"[' * 100_000,
+    ],
+)
 def test_hostile_strings_take_linear_time(text: bytes) -> None:
     started = time.thread_time()  # of the processor: others that use it do not count
     with pytest.raises(BadJSON):

@@ -18,7 +18,15 @@ from xcray.client import Client
 from xcray.errors import InputError, ParameterError, Unavailable, XcrayError
 from xcray.jobs.keys import Key
 from xcray.jobs.store import JobStore
-from xcray.jobs.tokens import TOKEN, NewToken, check_limits, check_scopes, new_token, read_span, read_token
+from xcray.jobs.tokens import (
+    TOKEN,
+    NewToken,
+    check_limits,
+    check_scopes,
+    new_token,
+    read_span,
+    read_token,
+)
 from xcray.service.app import create_app
 from xcray.service.auditing import REFUSALS, Auditor
 from xcray.service.auth import ANYBODY, FRESH, STALE, TOUCH, Authenticator, Caller, Unauthorised
@@ -31,14 +39,25 @@ def test_a_token_has_256_bits_and_its_record_none_of_them() -> None:
     made = new_token()
     assert TOKEN.fullmatch(made.token)
     assert read_token(made.token) == (made.key_id, made.digest)
-    secret = made.token.rsplit("_", 1)[1] if made.token.count("_") == 2 else made.token.split("_", 2)[2]
+    secret = (
+        made.token.rsplit("_", 1)[1] if made.token.count("_") == 2 else made.token.split("_", 2)[2]
+    )
     assert len(secret) * 6 >= 256
     assert secret not in made.digest
     assert len({new_token().token for _ in range(100)}) == 100
 
 
 @pytest.mark.parametrize(
-    "token", ["", "xck_", "xck_a_b", "Bearer x", new_token().token[:-1], new_token().token + "a", "\u0660" * 68]
+    "token",
+    [
+        "",
+        "xck_",
+        "xck_a_b",
+        "Bearer x",
+        new_token().token[:-1],
+        new_token().token + "a",
+        "\u0660" * 68,
+    ],
 )
 def test_what_is_no_token_is_not_read(token: str) -> None:
     assert read_token(token) is None
@@ -47,8 +66,16 @@ def test_what_is_no_token_is_not_read(token: str) -> None:
 def test_scopes_limits_and_spans_are_checked() -> None:
     assert check_scopes(["submit", "read", "submit"]) == ["read", "submit"]
     assert read_span("90d") == 90 * 86_400
-    assert check_limits({"max_queued": 0, "upload_bytes": 5}) == {"max_queued": 0, "upload_bytes": 5}
-    for wrong in (lambda: check_scopes([]), lambda: check_scopes(["root"]), lambda: read_span("9 days"), lambda: read_span("0d")):
+    assert check_limits({"max_queued": 0, "upload_bytes": 5}) == {
+        "max_queued": 0,
+        "upload_bytes": 5,
+    }
+    for wrong in (
+        lambda: check_scopes([]),
+        lambda: check_scopes(["root"]),
+        lambda: read_span("9 days"),
+        lambda: read_span("0d"),
+    ):
         with pytest.raises(ParameterError):
             wrong()
     for limits in ({"speed": 1}, {"max_queued": -1}, {"max_queued": True}, {"max_queued": 1.5}):
@@ -77,10 +104,14 @@ class Keys:
         self.asked = self.touched = 0
         self.away = False
 
-    def add(self, scopes: tuple[str, ...] = ("read",), expires: float | None = None, **limits: int) -> NewToken:
+    def add(
+        self, scopes: tuple[str, ...] = ("read",), expires: float | None = None, **limits: int
+    ) -> NewToken:
         """A new key."""
         made = new_token()
-        self.records[made.digest] = Key(made.key_id, "mine", "n", scopes, made.digest, "", expires, None, None, dict(limits))
+        self.records[made.digest] = Key(
+            made.key_id, "mine", "n", scopes, made.digest, "", expires, None, None, dict(limits)
+        )
         return made
 
     def find_key(self, digest: str) -> Key | None:
@@ -105,14 +136,17 @@ class Keys:
 def request_with(*values: str) -> Request:
     """A request with these Authorization headers."""
     headers = [(b"authorization", value.encode("latin-1")) for value in values]
-    return Request({"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers})
+    return Request(
+        {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
+    )
 
 
 class Place:
     """An authenticator beside the things it works with."""
 
     def __init__(self, **how: Any) -> None:
-        self.keys, self.clock = Keys(), Clock()
+        self.keys = Keys()
+        self.clock = Clock()
         self.who = Authenticator(self.keys, steady=self.clock, now=self.clock, **how)
 
     async def ask(self, token: str) -> Caller:
@@ -137,7 +171,11 @@ def test_a_key_is_asked_about_once_while_it_is_fresh() -> None:
         for _ in range(50):
             assert await place.ask(made.token) is first
         assert place.keys.asked == asked
-        assert (first.tenant, first.key_id, first.limits.requests_per_minute) == ("mine", made.key_id, 7)
+        assert (first.tenant, first.key_id, first.limits.requests_per_minute) == (
+            "mine",
+            made.key_id,
+            7,
+        )
         assert first.may("read")
         assert first.may("models")
         assert not first.may("predict")
@@ -255,12 +293,21 @@ def test_what_is_no_key_is_refused_without_a_word_about_why() -> None:
         made, other = place.keys.add(), place.keys.add()
         swapped = f"{made.token[:24]}{other.token[24:]}"  # the id of one, the secret of another
         said = set()
-        for given in (f"Bearer {new_token().token}", f"Bearer {swapped}", f"Bearer {made.token[:-1]}", "Bearer "):
+        for given in (
+            f"Bearer {new_token().token}",
+            f"Bearer {swapped}",
+            f"Bearer {made.token[:-1]}",
+            "Bearer ",
+        ):
             with pytest.raises(Unauthorised) as caught:
                 await place.who(request_with(given))
             said.add(caught.value.message)
         assert len(said) == 1
-        for wrong in (("Basic YTpi",), (f"Bearer {made.token}", f"Bearer {made.token}"), (f"Bearer {'x' * 300}",)):
+        for wrong in (
+            ("Basic YTpi",),
+            (f"Bearer {made.token}", f"Bearer {made.token}"),
+            (f"Bearer {'x' * 300}",),
+        ):
             with pytest.raises(Unauthorised):
                 await place.who(request_with(*wrong))
         assert (await place.who(request_with(f"bearer {made.token}"))).key_id == made.key_id
@@ -302,11 +349,28 @@ def http(key: str, app: FastAPI) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_commands_make_list_and_revoke(key: str, own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = ["keys", "create", "--scopes", "predict,submit", "--tenant", "t", "--name", "ci", "--expires", "90d"]
+def test_commands_make_list_and_revoke(
+    key: str, own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [
+        "keys",
+        "create",
+        "--scopes",
+        "predict,submit",
+        "--tenant",
+        "t",
+        "--name",
+        "ci",
+        "--expires",
+        "90d",
+    ]
     assert main([*made, "--limit", "requests_per_minute=600", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["tenant"], told["scopes"], told["limits"]) == ("t", ["predict", "submit"], {"requests_per_minute": 600})
+    assert (told["tenant"], told["scopes"], told["limits"]) == (
+        "t",
+        ["predict", "submit"],
+        {"requests_per_minute": 600},
+    )
     assert main(["keys", "list", "--json"]) == 0
     shown = capsys.readouterr().out
     assert [each["name"] for each in json.loads(shown)["keys"]] == ["ops", "ci"]
@@ -314,14 +378,27 @@ def test_commands_make_list_and_revoke(key: str, own_home: Path, capsys: pytest.
     assert main(["keys", "revoke", told["id"], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["revoked"]
     store = own_home / "xcray.db"
-    assert all(told["key"].split("_", 2)[2].encode() not in path.read_bytes() for path in own_home.glob(f"{store.name}*"))
-    for wrong in (["--scopes", "root"], ["--scopes", "read", "--limit", "speed=1"], ["--scopes", "read", "--tenant", "../x"]):
+    assert all(
+        told["key"].split("_", 2)[2].encode() not in path.read_bytes()
+        for path in own_home.glob(f"{store.name}*")
+    )
+    for wrong in (
+        ["--scopes", "root"],
+        ["--scopes", "read", "--limit", "speed=1"],
+        ["--scopes", "read", "--tenant", "../x"],
+    ):
         assert main(["keys", "create", *wrong]) == 2
     assert main(["keys", "revoke", "key_none"]) != 0
 
 
 def test_routes_make_list_and_revoke(http: httpx.Client, app: FastAPI) -> None:
-    asked = {"name": "ci", "scopes": ["submit"], "tenant": "t", "expires_seconds": 3600, "limits": {"max_queued": 3}}
+    asked = {
+        "name": "ci",
+        "scopes": ["submit"],
+        "tenant": "t",
+        "expires_seconds": 3600,
+        "limits": {"max_queued": 3},
+    }
     made = http.post("/v1/keys", json=asked)
     assert made.status_code == 201
     found = made.json()
@@ -364,7 +441,9 @@ def test_admin_asks_for_any_tenant_others_do_not(http: httpx.Client, app: FastAP
     assert http.get("/v1/jobs?tenant=../../x").json()["code"] == "BAD_NAME"
 
 
-def test_changes_and_refusals_are_written_down(http: httpx.Client, app: FastAPI, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changes_and_refusals_are_written_down(
+    http: httpx.Client, app: FastAPI, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = {"Content-Type": "application/octet-stream", "X-Request-ID": "mine-1"}
     upload = http.post("/v1/uploads", content=b"{}", headers=content).json()["id"]
     job, _ = app.state.rooms.store.submit({}, name="n")
@@ -373,7 +452,12 @@ def test_changes_and_refusals_are_written_down(http: httpx.Client, app: FastAPI,
     assert http.post("/v1/jobs/job_none/stop").status_code == 404  # nothing changed
     assert http.get("/v1/jobs", headers={"Authorization": "Bearer no"}).status_code == 401
     entries = http.get("/v1/audit").json()["entries"]
-    assert [each["action"] for each in entries] == ["login.refused", "job.stop", "upload.create", "key.create"]
+    assert [each["action"] for each in entries] == [
+        "login.refused",
+        "job.stop",
+        "upload.create",
+        "key.create",
+    ]
     assert (entries[2]["request_id"], entries[2]["subject"]) == ("mine-1", "/v1/uploads")
     assert entries[1]["subject"] == f"/v1/jobs/{job.id}/stop"
     assert entries[1]["key_id"].startswith("key_")
@@ -403,7 +487,11 @@ def test_a_flood_of_strangers_is_counted_not_written() -> None:
     async def flood() -> None:
         clock = Clock()
         auditor = Auditor(Store(), 1000, clock)  # type: ignore[arg-type]  # the two methods it needs
-        scope = {"method": "GET", "path": "/v1/jobs\r\n\x1b[31m" + "x" * 1000, "client": ("10.0.0.1", 1)}
+        scope = {
+            "method": "GET",
+            "path": "/v1/jobs\r\n\x1b[31m" + "x" * 1000,
+            "client": ("10.0.0.1", 1),
+        }
         for _ in range(1000):
             await auditor.refused(scope, "no")
         clock.seconds += 60

@@ -24,15 +24,33 @@ from xcray.predict import Predictor
 from xcray.predict.labels import KEPT, positions
 from xcray.service.app import create_app
 
-NAMES = ["art", "set:odd", "music", "art", "law", "Ökologie", "", "math"]  # two labels of one name, one that looks like a set
+NAMES = [
+    "art",
+    "set:odd",
+    "music",
+    "art",
+    "law",
+    "Ökologie",
+    "",
+    "math",
+]  # two labels of one name, one that looks like a set
 
 
 @pytest.fixture
 def predictor(tmp_path: Path, rng: np.random.Generator) -> Predictor:
     """A random model with awkward names."""
     W = csr_from(rng.normal(size=(len(NAMES), 5)).astype(np.float32))
-    about: dict[str, Any] = {"solver": "ppdsparse", "params": {}, "dataset_hash": "d", "feature_names": list("abcde")}
-    return Predictor(write_model(tmp_path / "model", W=W, b=rng.normal(size=len(NAMES)), label_names=NAMES, **about))
+    about: dict[str, Any] = {
+        "solver": "ppdsparse",
+        "params": {},
+        "dataset_hash": "d",
+        "feature_names": list("abcde"),
+    }
+    return Predictor(
+        write_model(
+            tmp_path / "model", W=W, b=rng.normal(size=len(NAMES)), label_names=NAMES, **about
+        )
+    )
 
 
 @pytest.fixture
@@ -60,13 +78,22 @@ def test_there_and_back(registry: Registry) -> None:
     assert sets.names() == ["all"]
     with pytest.raises(NotFound, match="no set of labels 'safe'; there are: all"):
         sets.get("safe")
-    told = [(line["action"], line.get("set"), line.get("labels")) for line in registry.history("docs")][1:]
-    assert told == [("set_labels", "safe", 3), ("set_labels", "all", 1), ("set_labels", "safe", 1), ("delete_labels", "safe", None)]
+    told = [
+        (line["action"], line.get("set"), line.get("labels")) for line in registry.history("docs")
+    ][1:]
+    assert told == [
+        ("set_labels", "safe", 3),
+        ("set_labels", "all", 1),
+        ("set_labels", "safe", 1),
+        ("delete_labels", "safe", None),
+    ]
     assert registry.names() == ["docs"]
     assert registry.versions("docs") == [1]
 
 
-def test_what_is_parsed_is_kept_until_the_file_changes(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_parsed_is_kept_until_the_file_changes(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sets = registry.sets("docs")
     sets.put("safe", ["csv"])
     path = registry.root / "docs" / "sets" / "safe.json"
@@ -80,14 +107,24 @@ def test_what_is_parsed_is_kept_until_the_file_changes(registry: Registry, monke
 
 @pytest.mark.parametrize("wrong", ["", "../x", "UPPER", "a/b", ".hidden", "con", "x" * 65])
 def test_names_of_sets_are_names(registry: Registry, wrong: str) -> None:
-    for ask in (registry.sets("docs").get, registry.sets("docs").delete, lambda name: registry.sets("docs").put(name, ["csv"])):
+    for ask in (
+        registry.sets("docs").get,
+        registry.sets("docs").delete,
+        lambda name: registry.sets("docs").put(name, ["csv"]),
+    ):
         with pytest.raises(ParameterError, match="name of a set"):
             ask(wrong)
 
 
 def test_what_is_no_list_of_names(registry: Registry) -> None:
     sets: Any = registry.sets("docs")
-    for wrong, says in (([], "no label"), ("csv", "not one text"), ([1], "not 1"), ([None], "None"), ([""], "names of labels")):
+    for wrong, says in (
+        ([], "no label"),
+        ("csv", "not one text"),
+        ([1], "not 1"),
+        ([None], "None"),
+        ([""], "names of labels"),
+    ):
         with pytest.raises(ParameterError, match=says):
             sets.put("safe", wrong)
     with pytest.raises(NotFound, match="no model 'nobody'"):
@@ -106,10 +143,15 @@ def test_what_is_no_list_of_names(registry: Registry) -> None:
 
 
 def test_readers_see_whole_sets_while_they_change(registry: Registry) -> None:
-    sets, versions = registry.sets("docs"), [tuple(f"{n}-{i}" for i in range(200)) for n in range(4)]
+    sets, versions = (
+        registry.sets("docs"),
+        [tuple(f"{n}-{i}" for i in range(200)) for n in range(4)],
+    )
     sets.put("safe", versions[0])
     with ThreadPoolExecutor(3) as pool:
-        writing = pool.submit(lambda: [sets.put("safe", labels) for _ in range(5) for labels in versions])
+        writing = pool.submit(
+            lambda: [sets.put("safe", labels) for _ in range(5) for labels in versions]
+        )
         while not writing.done():
             assert sets("safe") in versions
         writing.result()
@@ -138,7 +180,11 @@ def test_filters_by_number_name_and_set(predictor: Predictor, rng: np.random.Gen
     assert numbers(["set:good"]) == [0, 2, 3]
     assert numbers(["set:good", "law", 6], ["art"]) == [2, 4, 6]
     assert numbers(None, ["set:bad", "set:good"]) == [1, 5, 6, 7]
-    assert numbers(["set:odd", "Ökologie", ""]) == [1, 5, 6]  # there is no set of that name, but a label
+    assert numbers(["set:odd", "Ökologie", ""]) == [
+        1,
+        5,
+        6,
+    ]  # there is no set of that name, but a label
     assert numbers(np.array([3, 1, 3])) == [1, 3]
     assert numbers(None, []) == everything
     kept["odd"] = ["math"]
@@ -181,7 +227,9 @@ def test_filters_that_say_nothing_or_name_nothing(predictor: Predictor) -> None:
         predictor.filter(LabelFilter.of(8, [1]), [2])
 
 
-def test_the_filters_made_last_are_remembered(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_filters_made_last_are_remembered(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = ["music"]
     first = predictor.filter(["law", "set:s"], [2], sets=lambda _: kept)
     assert predictor.filter(("set:s", "law"), [2], sets=lambda _: list(kept)) is first
@@ -192,12 +240,18 @@ def test_the_filters_made_last_are_remembered(predictor: Predictor, monkeypatch:
     assert (first.labels.tolist(), second.labels.tolist()) == ([4], [4, 7])
     for number in range(KEPT):
         predictor.filter([number % 8], [] if number < 8 else None)
-    assert predictor.filter(["law", "set:s"], [2], sets=lambda _: kept) is not second  # forgotten, not grown
+    assert (
+        predictor.filter(["law", "set:s"], [2], sets=lambda _: kept) is not second
+    )  # forgotten, not grown
 
 
 def test_positions_of_many_names(predictor: Predictor) -> None:
     found = positions(predictor.model, {"art", "math", "nobody", ""})
-    assert {name: at.tolist() for name, at in found.items()} == {"": [6], "art": [0, 3], "math": [7]}
+    assert {name: at.tolist() for name, at in found.items()} == {
+        "": [6],
+        "art": [0, 3],
+        "math": [7],
+    }
     assert positions(predictor.model, []) == {} == positions(predictor.model, ["nobody"])
 
 
@@ -214,11 +268,20 @@ def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert http.get("/v1/models/docs/sets").json() == {"sets": []}
         put = http.put("/v1/models/docs/sets/files", json={"labels": ["csv", "socket", "io"]})
         assert put.status_code == 200
-        assert (put.json()["labels"], put.json()["version"], put.json()["unknown"]) == (["csv", "socket", "io"], 2, ["socket"])
+        assert (put.json()["labels"], put.json()["version"], put.json()["unknown"]) == (
+            ["csv", "socket", "io"],
+            2,
+            ["socket"],
+        )
         assert http.get("/v1/models/docs/sets/files", params={"version": 1}).json()["unknown"] == []
         listed = http.get("/v1/models/docs/sets").json()["sets"]
         assert [(one["name"], one["n_labels"]) for one in listed] == [("files", 3)]
-        for body, status in (({}, 422), ({"labels": []}, 422), ({"labels": [1]}, 422), ({"labels": ["a"], "x": 1}, 422)):
+        for body, status in (
+            ({}, 422),
+            ({"labels": []}, 422),
+            ({"labels": [1]}, 422),
+            ({"labels": ["a"], "x": 1}, 422),
+        ):
             assert http.put("/v1/models/docs/sets/files", json=body).status_code == status
         assert http.put("/v1/models/nobody/sets/files", json={"labels": ["a"]}).status_code == 404
         assert http.get("/v1/models/docs/sets/none").json()["code"] == "NO_SET"
@@ -228,9 +291,13 @@ def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
             assert client.models.get_set("docs", "files", version=1)["version"] == 1
             assert client.models.put_set("docs", "one", ("json",))["labels"] == ["json"]
             client.models.delete_set("docs", "one")
-            found = client.predict("docs", [TEXTS[0]], top_k=4, allow=["set:files"])["predictions"][0]
+            found = client.predict("docs", [TEXTS[0]], top_k=4, allow=["set:files"])["predictions"][
+                0
+            ]
             assert sorted(found["labels"]) == ["csv", "io"]
-            found = client.predict("docs:1", [TEXTS[0]], top_k=4, deny=["set:files"], certificate=True)["predictions"][0]
+            found = client.predict(
+                "docs:1", [TEXTS[0]], top_k=4, deny=["set:files"], certificate=True
+            )["predictions"][0]
             assert found["labels"] == ["json"]
             assert found["certificate"]["exact"]
             with pytest.raises(NotFound):
@@ -245,14 +312,21 @@ def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         code, told = run("models", "sets", "list", "docs", "--json")
         assert (code, [one["name"] for one in json.loads(told)["sets"]]) == (0, ["files", "web"])
         told = run("predict", "docs", TEXTS[0], "-k", "4", "--allow", "set:web", "--json")[1]
-        assert sorted(one["label"] for one in json.loads(told)["predictions"][0]["labels"]) == ["json", "xml"]
+        assert sorted(one["label"] for one in json.loads(told)["predictions"][0]["labels"]) == [
+            "json",
+            "xml",
+        ]
         assert run("models", "sets", "delete", "docs", "web")[0] == 0
         assert run("models", "sets", "show", "docs", "web")[0] == 2
         assert run("models", "sets", "put", "docs", "web")[0] == 2
         assert http.delete("/v1/models/docs/sets/files").status_code == 204
         assert http.delete("/v1/models/docs/sets/files").status_code == 404
-    directory = str(registry.resolve("docs:1"))  # a version's directory knows the sets of its name, without any server
+    directory = str(
+        registry.resolve("docs:1")
+    )  # a version's directory knows the sets of its name, without any server
     registry.sets("docs").put("net", ["socket"])
     assert cli.main(["predict", directory, TEXTS[0], "--allow", "set:net", "--json"]) == 0
-    assert [one["label"] for one in json.loads(capsys.readouterr().out)["predictions"][0]["labels"]] == ["socket"]
+    assert [
+        one["label"] for one in json.loads(capsys.readouterr().out)["predictions"][0]["labels"]
+    ] == ["socket"]
     assert Model.open(directory).n_labels == 4

@@ -24,7 +24,9 @@ def told(launcher: RayJobLauncher) -> list[Ended]:
     return launcher.tend()
 
 
-def test_a_disk_that_was_full_while_a_log_was_kept_does_not_end_the_looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_was_full_while_a_log_was_kept_does_not_end_the_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The end of a runner is told once there is room again: a supervisor that hears the same error for ever does nothing else."""
     launcher = RayJobLauncher(Home(tmp_path), JoinedCluster("127.0.0.1:1", "http://127.0.0.1:1"))
     runner, full = Ended("job_0", 1), [True]

@@ -30,7 +30,9 @@ def test_gradient_is_that_of_finite_differences(sparse, cells, monkeypatch):
     for j, k in np.ndindex(*W.shape):
         shift = np.zeros_like(W)
         shift[j, k] = h
-        slope = (naive.objective(W + shift, X, Y, c, 0.0) - naive.objective(W - shift, X, Y, c, 0.0)) / (2 * h)
+        slope = (
+            naive.objective(W + shift, X, Y, c, 0.0) - naive.objective(W - shift, X, Y, c, 0.0)
+        ) / (2 * h)
         assert G[j, k] == pytest.approx(slope, abs=1e-8)
 
 
@@ -62,7 +64,9 @@ def test_the_gradient_bounds_the_distance_to_the_optimum():
     for tolerance in (0.1, 0.01, 0.001):
         found = train(LBFGSSolver(lam=LAM, tolerance=tolerance), rows)
         assert np.linalg.norm(weights(found) - best) <= found.last.gradient / LAM
-        assert found.last.gradient <= tolerance * np.linalg.norm(naive.gradient(np.zeros_like(best), *rows, LAM))
+        assert found.last.gradient <= tolerance * np.linalg.norm(
+            naive.gradient(np.zeros_like(best), *rows, LAM)
+        )
 
 
 def test_weights_are_handed_over_in_ranges(monkeypatch):

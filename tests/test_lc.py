@@ -34,7 +34,13 @@ def test_each_class_is_solved_as_if_alone(sparse, cells, monkeypatch):
     b = np.random.default_rng(0).normal(-1.5, 0.5, len(X))
     part, told = solve(rows, np.zeros((8, 5)), b, sparse=sparse, inner=1e-9, inner_steps=50)
     for k in range(5):
-        best = minimize(class_value, np.zeros(8), args=(k, X, Y, c, b, LAM), method="BFGS", options={"gtol": 1e-8}).x
+        best = minimize(
+            class_value,
+            np.zeros(8),
+            args=(k, X, Y, c, b, LAM),
+            method="BFGS",
+            options={"gtol": 1e-8},
+        ).x
         assert part.W[:, k] == pytest.approx(best, abs=1e-5)
     G = np.stack([(c * np.exp(b) - c * Y[:, k]) @ X for k in range(5)], axis=1)
     assert told.gradient == pytest.approx(float((G**2).sum()))
@@ -52,7 +58,9 @@ def test_no_class_ends_above_where_it_began():
         W, b = rng.normal(size=(8, 5)), rng.normal(size=len(X))
         after = solve(rows, W, b, inner_steps=1)[0].W
         for k in range(5):
-            assert class_value(after[:, k], k, X, Y, c, b, LAM) <= class_value(W[:, k], k, X, Y, c, b, LAM)
+            assert class_value(after[:, k], k, X, Y, c, b, LAM) <= class_value(
+                W[:, k], k, X, Y, c, b, LAM
+            )
 
 
 def test_steps_that_are_too_long_are_halved_instead_of_overflowing():
@@ -62,18 +70,24 @@ def test_steps_that_are_too_long_are_halved_instead_of_overflowing():
     W = weights(found)
     assert np.isfinite(W).all()
     assert found.last.objective == pytest.approx(naive.objective(W, *rows, 1e-3), rel=1e-9)
-    assert np.linalg.norm(naive.gradient(W, *rows, 1e-3)) <= 2e-6 * np.linalg.norm(naive.gradient(0.0 * W, *rows, 1e-3))
+    assert np.linalg.norm(naive.gradient(W, *rows, 1e-3)) <= 2e-6 * np.linalg.norm(
+        naive.gradient(0.0 * W, *rows, 1e-3)
+    )
 
 
 def test_a_step_that_overflows_counts_as_one_that_does_not_fall():
     X, Y, c = problem(3)
     seen = lc._Seen(work_of(LCSolver(), (X, Y, c), 1)._shards[0])
     task = poisson._Task(
-        poisson.Problem(seen.rows, seen.targets(0, 5), c, np.full(len(X), -1.6), LAM), np.zeros((8, 5)), lambda: None
+        poisson.Problem(seen.rows, seen.targets(0, 5), c, np.full(len(X), -1.6), LAM),
+        np.zeros((8, 5)),
+        lambda: None,
     )
     going = np.arange(5)
     V = -1e6 * task.gradient(going)
-    sizes = task.search(going, V, seen.rows.scores(V), np.einsum("jk,jk->k", task.gradient(going), V))
+    sizes = task.search(
+        going, V, seen.rows.scores(V), np.einsum("jk,jk->k", task.gradient(going), V)
+    )
     assert (sizes > 0).all()
     assert (sizes < 1e-3).all()
 
@@ -81,7 +95,13 @@ def test_a_step_that_overflows_counts_as_one_that_does_not_fall():
 def test_taking_the_mean_off_ends_where_the_published_way_ends_and_sooner():
     rows = problem(4)
     centred = train(LCSolver(lam=LAM, tolerance=1e-6), rows, 2)
-    published = train(LCSolver(lam=LAM, tolerance=1e-6, centre="no", inner=1e-3, inner_steps=50, max_rounds=20_000), rows, 2)
+    published = train(
+        LCSolver(
+            lam=LAM, tolerance=1e-6, centre="no", inner=1e-3, inner_steps=50, max_rounds=20_000
+        ),
+        rows,
+        2,
+    )
     assert published.reason == centred.reason == "the gradient is small"
     assert weights(published) == pytest.approx(weights(centred), abs=1e-4)
     assert weights(centred).sum(axis=1) == pytest.approx(0.0, abs=1e-12)
@@ -90,7 +110,9 @@ def test_taking_the_mean_off_ends_where_the_published_way_ends_and_sooner():
 
 def test_more_workers_than_labels_leave_some_without_work():
     rows = problem(5, k=3)
-    assert weights(train(LCSolver(lam=LAM), rows, 5)) == pytest.approx(weights(train(LCSolver(lam=LAM), rows, 1)), abs=1e-9)
+    assert weights(train(LCSolver(lam=LAM), rows, 5)) == pytest.approx(
+        weights(train(LCSolver(lam=LAM), rows, 1)), abs=1e-9
+    )
 
 
 def test_b_follows_the_mean_that_is_taken_off():
@@ -102,4 +124,6 @@ def test_b_follows_the_mean_that_is_taken_off():
     centred, same = hand.solve(Part(0, 5, W - mean[:, None]), b + X @ mean, np.zeros(8))
     assert moved.W == pytest.approx(centred.W, abs=1e-12)
     assert told.gradient == pytest.approx(same.gradient)
-    assert told.gradient == pytest.approx(float((naive.gradient(W - mean[:, None], X, Y, c, LAM) ** 2).sum()))
+    assert told.gradient == pytest.approx(
+        float((naive.gradient(W - mean[:, None], X, Y, c, LAM) ** 2).sum())
+    )

@@ -67,7 +67,9 @@ def test_one_of_two_has_a_duty_and_keeps_it(stores: list[JobStore], clock: Clock
     assert (first.term, second.term) == (1, None)
 
 
-def test_a_silent_holder_is_followed_within_two_leases_and_knows_it_itself(stores: list[JobStore], clock: Clock) -> None:
+def test_a_silent_holder_is_followed_within_two_leases_and_knows_it_itself(
+    stores: list[JobStore], clock: Clock
+) -> None:
     first, second = posts(stores, clock)
     assert first.hold()
     assert not second.hold()
@@ -86,7 +88,9 @@ def test_who_leaves_is_followed_at_once(stores: list[JobStore], clock: Clock) ->
     assert second.hold()
 
 
-def test_who_cannot_reach_the_store_counts_itself_out_before_others_may(stores: list[JobStore], clock: Clock) -> None:
+def test_who_cannot_reach_the_store_counts_itself_out_before_others_may(
+    stores: list[JobStore], clock: Clock
+) -> None:
     class Away:
         """A store that is there once."""
 
@@ -130,9 +134,13 @@ asked.with_name(asked.name.replace("request", "outcome")).write_text('{"stats": 
 class House:
     """A process of a home that builds data sets, as far as it may."""
 
-    def __init__(self, home: Home, store: JobStore, post: Any, stub: Path, *, alone: bool = False) -> None:
+    def __init__(
+        self, home: Home, store: JobStore, post: Any, stub: Path, *, alone: bool = False
+    ) -> None:
         settings = settings_for(home.path)
-        self.builder = Builder(home, store, settings, Gauges(), (sys.executable, str(stub)), post=post)
+        self.builder = Builder(
+            home, store, settings, Gauges(), (sys.executable, str(stub)), post=post
+        )
         self.swept = 0
         uploads = UploadDesk(home.path / "uploads", settings)
         self.keeper = Housekeeper(self.builder, uploads, post, alone=alone, sweep=self._sweep)
@@ -162,11 +170,16 @@ def test_a_build_passes_to_the_next_leader_and_what_the_old_one_finds_is_dropped
     stores: list[JobStore], clock: Clock, home: Home, stub: Path
 ) -> None:
     async def story() -> None:
-        first, second = (House(home, store, post, stub) for store, post in zip(stores, posts(stores, clock), strict=True))
+        first, second = (
+            House(home, store, post, stub)
+            for store, post in zip(stores, posts(stores, clock), strict=True)
+        )
         record, _ = second.builder.accept("default", "a", "pydocs", {}, {}, take=True)
         folder = home.path / "builds" / record.id
         (folder / "wait").touch()
-        await until((folder / "begun-1.json").exists, first, second)  # only the first one has the post
+        await until(
+            (folder / "begun-1.json").exists, first, second
+        )  # only the first one has the post
         assert not (folder / "begun-2.json").exists()
         (folder / "wait").unlink()  # the second one's build ends at once
         clock.seconds += LEASE + 1  # the first one stands still
@@ -175,8 +188,15 @@ def test_a_build_passes_to_the_next_leader_and_what_the_old_one_finds_is_dropped
             clock.seconds += LEASE + 1
         await until(lambda: stores[1].get_dataset(record.id).status == READY, second)
         assert stores[1].get_dataset(record.id).stats["by"] == "request-2.json"
-        await asyncio.to_thread(first.builder._record, record.id, "default", {"problem": {"code": "OLD", "message": "late"}})
-        assert stores[1].get_dataset(record.id).status == READY  # it woke up, and saw that it has no say
+        await asyncio.to_thread(
+            first.builder._record,
+            record.id,
+            "default",
+            {"problem": {"code": "OLD", "message": "late"}},
+        )
+        assert (
+            stores[1].get_dataset(record.id).status == READY
+        )  # it woke up, and saw that it has no say
         await first.keeper.turn()
         assert first.builder._tasks == {}  # its child was ended
         for house in (first, second):
@@ -185,10 +205,14 @@ def test_a_build_passes_to_the_next_leader_and_what_the_old_one_finds_is_dropped
     asyncio.run(story())
 
 
-def test_who_keeps_the_house_alone_takes_up_what_was_left_and_sweeps(stores: list[JobStore], home: Home, stub: Path) -> None:
+def test_who_keeps_the_house_alone_takes_up_what_was_left_and_sweeps(
+    stores: list[JobStore], home: Home, stub: Path
+) -> None:
     async def story() -> None:
         before = House(home, stores[0], OnlyOne(), stub)
-        record, _ = before.builder.accept("default", "a", "pydocs", {}, {}, take=True)  # and the process dies
+        record, _ = before.builder.accept(
+            "default", "a", "pydocs", {}, {}, take=True
+        )  # and the process dies
         (home.path / "uploads" / ".upl_half.part").mkdir()
         house = House(home, stores[1], OnlyOne(), stub, alone=True)
         await until(lambda: stores[1].get_dataset(record.id).status == READY, house)
@@ -199,7 +223,9 @@ def test_who_keeps_the_house_alone_takes_up_what_was_left_and_sweeps(stores: lis
     asyncio.run(story())
 
 
-def test_uploads_of_other_processes_are_left_alone_while_bytes_may_come(stores: list[JobStore], home: Home, stub: Path) -> None:
+def test_uploads_of_other_processes_are_left_alone_while_bytes_may_come(
+    stores: list[JobStore], home: Home, stub: Path
+) -> None:
     settings = settings_for(home.path)
     desk = UploadDesk(home.path / "uploads", settings)
     part = home.path / "uploads" / ".upl_half.part"

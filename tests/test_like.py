@@ -17,13 +17,23 @@ from xcray.model.model import Model
 from xcray.train import TrainSpec, train
 from xcray.train.relabel import add_labels
 
-OLD = [("an apple or a pear", ["fruit"]), ("hammer and saw", ["tool"]), ("a saw for an apple tree", ["tool", "fruit"])]
-NEW = [("an owl, a robin and a saw", ["bird"]), ("pear pear apple", ["fruit"]), ("unseen words alone", ["tool"])]
+OLD = [
+    ("an apple or a pear", ["fruit"]),
+    ("hammer and saw", ["tool"]),
+    ("a saw for an apple tree", ["tool", "fruit"]),
+]
+NEW = [
+    ("an owl, a robin and a saw", ["bird"]),
+    ("pear pear apple", ["fruit"]),
+    ("unseen words alone", ["tool"]),
+]
 
 
 def written(path: Path, documents: list[tuple[str, list[str]]]) -> Path:
     """A file of JSON lines."""
-    path.write_text("".join(json.dumps({"text": text, "labels": labels}) + "\n" for text, labels in documents))
+    path.write_text(
+        "".join(json.dumps({"text": text, "labels": labels}) + "\n" for text, labels in documents)
+    )
     return path
 
 
@@ -40,7 +50,10 @@ def options(like: Path, **more: Any) -> BuildOptions:
 
 def test_text_goes_through_the_pipeline_as_it_is(old: Dataset, tmp_path: Path) -> None:
     assert old.text is not None
-    sources = {"train": written(tmp_path / "new.jsonl", NEW), "test": written(tmp_path / "test.jsonl", NEW[1:])}
+    sources = {
+        "train": written(tmp_path / "new.jsonl", NEW),
+        "test": written(tmp_path / "test.jsonl", NEW[1:]),
+    }
     new = build("jsonl", sources, tmp_path / "new", options(old.path))
     assert new.text is not None
     assert new.text.fingerprint == old.text.fingerprint
@@ -56,9 +69,25 @@ def test_text_goes_through_the_pipeline_as_it_is(old: Dataset, tmp_path: Path) -
 
 
 def test_a_model_takes_labels_of_a_set_made_like_it(old: Dataset, tmp_path: Path) -> None:
-    model = train(TrainSpec(str(old.path), pool="serial"), run_dir=tmp_path / "run", out=tmp_path / "model").model_path
+    model = train(
+        TrainSpec(str(old.path), pool="serial"), run_dir=tmp_path / "run", out=tmp_path / "model"
+    ).model_path
     source = written(tmp_path / "new.jsonl", NEW)
-    assert main(["data", "build", "jsonl", str(source), str(tmp_path / "new"), "--like", str(model), "--json"]) == 0
+    assert (
+        main(
+            [
+                "data",
+                "build",
+                "jsonl",
+                str(source),
+                str(tmp_path / "new"),
+                "--like",
+                str(model),
+                "--json",
+            ]
+        )
+        == 0
+    )
     new = Model.open(add_labels(model, tmp_path / "new", tmp_path / "more").model_path)
     assert new.label_names.to_pylist() == ["fruit", "tool", "bird"]
     assert new.text is not None
@@ -79,11 +108,20 @@ def test_matrices_take_the_number_of_features(tmp_path: Path, tiny: Dataset) -> 
 
 def test_what_does_not_fit_is_said(old: Dataset, tiny: Dataset, tmp_path: Path) -> None:
     (tmp_path / "rows.svm").write_text("1 1:0.5\n")
-    sources, texts = {"train": tmp_path / "rows.svm"}, {"train": written(tmp_path / "new.jsonl", NEW)}
+    sources, texts = (
+        {"train": tmp_path / "rows.svm"},
+        {"train": written(tmp_path / "new.jsonl", NEW)},
+    )
     cases: list[tuple[str, Any, BuildOptions, type[Exception], str]] = [
         ("svmlight", sources, options(old.path), ParameterError, "made from text"),
         ("jsonl", texts, options(tiny.path), ParameterError, "not made from text"),
-        ("jsonl", texts, options(old.path, text={"min_df": 2}), ParameterError, "leave the text options out"),
+        (
+            "jsonl",
+            texts,
+            options(old.path, text={"min_df": 2}),
+            ParameterError,
+            "leave the text options out",
+        ),
         ("svmlight", sources, options(tiny.path, n_features=7), ParameterError, "give only one"),
         ("synthetic", {}, options(tiny.path), ParameterError, "synthetic.features=200"),
         ("jsonl", texts, options(tmp_path / "nothing"), NotFound, "manifest.json"),

@@ -48,7 +48,9 @@ def test_a_bucket_holds_a_minute_and_fills_evenly() -> None:
     assert bucket.take(1, 0.0) == pytest.approx(1.0)
     assert bucket.take(1, 1.0) == 0.0
     assert bucket.take(1, 1.5) == pytest.approx(0.5)
-    taken = sum(bucket.take(1, 2.0 + second / 10) == 0.0 for second in range(36_000))  # an hour of asking ten times a second
+    taken = sum(
+        bucket.take(1, 2.0 + second / 10) == 0.0 for second in range(36_000)
+    )  # an hour of asking ten times a second
     assert taken == pytest.approx(3600, abs=2)
 
 
@@ -68,7 +70,11 @@ def test_callers_do_not_pay_for_each_other(tmp_path: Path) -> None:
     clock = Clock()
     room = limiter(clock, tmp_path, requests_per_minute=5)
     own = Caller(key_id="key_a", limits=Limits(requests_per_minute=2))
-    for caller, address, most in ((ANYBODY, "10.0.0.1", 5), (ANYBODY, "10.0.0.2", 5), (own, "10.0.0.1", 2)):
+    for caller, address, most in (
+        (ANYBODY, "10.0.0.1", 5),
+        (ANYBODY, "10.0.0.2", 5),
+        (own, "10.0.0.1", 2),
+    ):
         for _ in range(most):
             room.admit(caller, address).close()
         with pytest.raises(Limited) as caught:
@@ -80,7 +86,9 @@ def test_callers_do_not_pay_for_each_other(tmp_path: Path) -> None:
 
 
 def test_an_ipv6_machine_is_one_caller(tmp_path: Path) -> None:
-    assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1") != network_of("2001:db8:0:1::1")
+    assert (
+        network_of("2001:db8::1") == network_of("2001:db8::ffff:1") != network_of("2001:db8:0:1::1")
+    )
     assert network_of("10.0.0.1") == "10.0.0.1"
     room = limiter(Clock(), tmp_path, requests_per_minute=1)
     room.admit(ANYBODY, "2001:db8::1")
@@ -122,7 +130,9 @@ def test_a_key_with_limits_hears_of_them(own_home: Path) -> None:
     bounds.now = Clock()
     made = new_token()
     limits = {"requests_per_minute": 3, "instances_per_minute": 4}
-    app.state.rooms.store.add_key("default", "n", ["admin"], made.digest, key_id=made.key_id, limits=limits)
+    app.state.rooms.store.add_key(
+        "default", "n", ["admin"], made.digest, key_id=made.key_id, limits=limits
+    )
     own = {"authorization": f"Bearer {made.token}"}
     body = json.dumps({"instances": [{"text": "a"}] * 5}).encode()
 
@@ -130,7 +140,10 @@ def test_a_key_with_limits_hears_of_them(own_home: Path) -> None:
         told = await ask(app, "GET", "/v1/jobs", headers=own)
         assert told.headers["ratelimit-policy"] == '"requests";q=3;w=60'
         assert told.headers["ratelimit"].startswith('"requests";r=2;t=')
-        for status, code in ((404, "NOT_FOUND"), (429, "RATE_LIMIT")):  # five are taken, the next pay for them
+        for status, code in (
+            (404, "NOT_FOUND"),
+            (429, "RATE_LIMIT"),
+        ):  # five are taken, the next pay for them
             told = await ask(app, "POST", "/v1/models/none:predict", headers=own, body=body)
             assert (told.status, told.code) == (status, code)
         told = await ask(app, "GET", "/v1/jobs", headers=own)
@@ -146,7 +159,11 @@ def test_a_key_with_limits_hears_of_them(own_home: Path) -> None:
 @pytest.fixture
 def slow(own_home: Path) -> Iterator[str]:
     """A service that waits but little."""
-    app = create_app(settings_for(own_home, head_seconds=0.3, body_seconds=0.5, body_rate=100_000, connections=20))
+    app = create_app(
+        settings_for(
+            own_home, head_seconds=0.3, body_seconds=0.5, body_rate=100_000, connections=20
+        )
+    )
     with serving(app) as url:
         yield url
 
@@ -199,7 +216,9 @@ def test_who_does_not_go_on_is_cut_off(slow: str, begun: str) -> None:
         b"POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 999999\r\n\r\n",
     ],
 )
-def test_a_byte_now_and_then_does_not_keep_a_connection(slow: str, head: bytes, own_home: Path) -> None:
+def test_a_byte_now_and_then_does_not_keep_a_connection(
+    slow: str, head: bytes, own_home: Path
+) -> None:
     with closing(connected(slow)) as connection:
         connection.sendall(head)
         said: list[bytes] = []
@@ -247,11 +266,25 @@ def test_bodies_together_are_bounded(own_home: Path) -> None:
         head = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
         with closing(socket.create_connection((parts.host, parts.port or 80))) as half:
             half.sendall(head + b" " * 90_000)
-            (limits,) = [each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs]
-            wait_for(lambda: limits.held >= 90_000)  # asked before, the other body would be held, and this one refused
-            answer = poll(lambda: http.post("/v1/jobs", content=b" " * 100_000, headers={"Content-Type": "application/json"}), 503)
+            (limits,) = [
+                each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs
+            ]
+            wait_for(
+                lambda: limits.held >= 90_000
+            )  # asked before, the other body would be held, and this one refused
+            answer = poll(
+                lambda: http.post(
+                    "/v1/jobs", content=b" " * 100_000, headers={"Content-Type": "application/json"}
+                ),
+                503,
+            )
             assert (answer.json()["code"], answer.headers["retry-after"]) == ("BUSY", "1")
-        poll(lambda: http.post("/v1/jobs", content=b" " * 100_000, headers={"Content-Type": "application/json"}), 400)
+        poll(
+            lambda: http.post(
+                "/v1/jobs", content=b" " * 100_000, headers={"Content-Type": "application/json"}
+            ),
+            400,
+        )
 
 
 def poll(ask_once: Callable[[], httpx.Response], status: int) -> httpx.Response:
@@ -292,7 +325,9 @@ def there(home: Path) -> list[str]:
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
 @pytest.mark.parametrize("path", ["/v1/uploads", "/v1/datasets?name=a&format=jsonl"])
-def test_an_upload_that_breaks_off_leaves_nothing(http: httpx.Client, own_home: Path, share: float, path: str) -> None:
+def test_an_upload_that_breaks_off_leaves_nothing(
+    http: httpx.Client, own_home: Path, share: float, path: str
+) -> None:
     parts = httpx.URL(str(http.base_url))
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 100000\r\n\r\n"
     connection = socket.create_connection((parts.host, parts.port or 80))
@@ -311,12 +346,16 @@ def test_what_is_not_what_was_declared_leaves_nothing(http: httpx.Client, own_ho
     assert (wrong.status_code, wrong.json()["code"]) == (422, "UPLOAD_TRUNCATED")
     too_much = http.post("/v1/uploads", content=b"x" * 200_001, headers=OCTETS)
     assert too_much.status_code == 413
-    blocks = http.post("/v1/uploads", content=iter([b"x" * 50_000] * 5), headers=OCTETS)  # no length told
+    blocks = http.post(
+        "/v1/uploads", content=iter([b"x" * 50_000] * 5), headers=OCTETS
+    )  # no length told
     assert blocks.status_code == 413
     assert there(own_home) == []
 
 
-def test_an_upload_sent_again_is_the_same_upload(http: httpx.Client, own_home: Path, app: FastAPI) -> None:
+def test_an_upload_sent_again_is_the_same_upload(
+    http: httpx.Client, own_home: Path, app: FastAPI
+) -> None:
     again = {**OCTETS, "Idempotency-Key": "k1"}
     first = http.post("/v1/uploads", content=b"one", headers=again).json()
     assert first["sha256"] == hashlib.sha256(b"one").hexdigest()
@@ -328,7 +367,9 @@ def test_an_upload_sent_again_is_the_same_upload(http: httpx.Client, own_home: P
     answers = []
     threads = [
         threading.Thread(
-            target=lambda: answers.append(http.post("/v1/uploads", content=b"x", headers={**again, "Idempotency-Key": "k2"}))
+            target=lambda: answers.append(
+                http.post("/v1/uploads", content=b"x", headers={**again, "Idempotency-Key": "k2"})
+            )
         )
         for _ in range(4)
     ]
@@ -340,21 +381,26 @@ def test_an_upload_sent_again_is_the_same_upload(http: httpx.Client, own_home: P
     assert len(there(own_home)) == 3
 
 
-def test_uploads_of_a_tenant_are_bounded_together(http: httpx.Client, own_home: Path, app: FastAPI) -> None:
+def test_uploads_of_a_tenant_are_bounded_together(
+    http: httpx.Client, own_home: Path, app: FastAPI
+) -> None:
     first = http.post("/v1/uploads", content=b"x" * 200_000, headers=OCTETS).json()["id"]
-    for content in (b"x" * 60_000, iter([b"x" * 60_000])):  # foreseen by its length; seen while it comes
+    for content in (
+        b"x" * 60_000,
+        iter([b"x" * 60_000]),
+    ):  # foreseen by its length; seen while it comes
         answer = http.post("/v1/uploads", content=content, headers=OCTETS)
         assert (answer.status_code, answer.json()["code"]) == (507, "UPLOAD_QUOTA")
         assert "250,000" in answer.json()["detail"]
     assert there(own_home) == [first]
     parts = httpx.URL(str(http.base_url))
-    head = (
-        b"POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 40000\r\n\r\n"
-    )
+    head = b"POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 40000\r\n\r\n"
     with closing(socket.create_connection((parts.host, parts.port or 80))) as half:
         half.sendall(head)
         wait_for(lambda: len(there(own_home)) == 2)
-        assert http.post("/v1/uploads", content=b"x" * 20_000, headers=OCTETS).status_code == 507  # 40,000 are kept for that one
+        assert (
+            http.post("/v1/uploads", content=b"x" * 20_000, headers=OCTETS).status_code == 507
+        )  # 40,000 are kept for that one
     wait_for(lambda: there(own_home) == [first])
     app.state.rooms.uploads.remove(first)
     assert http.post("/v1/uploads", content=b"x" * 60_000, headers=OCTETS).status_code == 201
@@ -376,13 +422,17 @@ def test_jobs_that_wait_are_bounded_by_key(own_home: Path, tmp_path: Path) -> No
     app = create_app(settings_for(own_home), check_spec=lambda spec: spec)
     store = app.state.rooms.store
     made = new_token()
-    store.add_key("default", "n", ["submit"], made.digest, key_id=made.key_id, limits={"max_queued": 1})
+    store.add_key(
+        "default", "n", ["submit"], made.digest, key_id=made.key_id, limits={"max_queued": 1}
+    )
     store.add_dataset("docs", str(tmp_path))
 
     async def asked() -> None:
         for status in (201, 429):
             headers = {"authorization": f"Bearer {made.token}"}
-            told = await ask(app, "POST", "/v1/jobs", headers=headers, body=b'{"dataset": "docs", "model": "m"}')
+            told = await ask(
+                app, "POST", "/v1/jobs", headers=headers, body=b'{"dataset": "docs", "model": "m"}'
+            )
             assert told.status == status, told
         assert (told.code, "retry-after" in told.headers) == ("QUOTA", True)
 

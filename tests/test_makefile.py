@@ -21,13 +21,20 @@ def clone(tmp_path: Path) -> Path:
 
 
 def make(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    clean = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}  # no MAKEFLAGS of a make around us
-    return subprocess.run(["make", *arguments], cwd=place, capture_output=True, text=True, check=False, env=clean)
+    clean = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "LC_ALL": "C",
+    }  # no MAKEFLAGS of a make around us
+    return subprocess.run(
+        ["make", *arguments], cwd=place, capture_output=True, text=True, check=False, env=clean
+    )
 
 
 def test_help_lists_every_verb(clone: Path) -> None:
     shown = make(clone).stdout
-    assert [line.split()[0] for line in shown.splitlines()[1:-1] if line.split()[0] in VERBS] == list(VERBS)
+    assert [
+        line.split()[0] for line in shown.splitlines()[1:-1] if line.split()[0] in VERBS
+    ] == list(VERBS)
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "clean"])
@@ -36,13 +43,17 @@ def test_each_verb_makes_the_environment_first(clone: Path, verb: str) -> None:
     assert planned.index("-m venv --clear .venv") < planned.index("pip install")
     (clone / ".venv").mkdir()
     (clone / ".venv" / ".installed").touch()
-    assert "pip" not in make(clone, "-n", verb).stdout  # made already, and not older than pyproject.toml
+    assert (
+        "pip" not in make(clone, "-n", verb).stdout
+    )  # made already, and not older than pyproject.toml
 
 
 def test_tests_come_after_checks(clone: Path) -> None:
     planned = make(clone, "-n", "test").stdout
     assert planned.index("ruff check") < planned.index("mypy") < planned.index("pytest")
-    assert planned.splitlines()[-1].strip() == ".venv/bin/python -m pytest"  # its closing line is the last one
+    assert (
+        planned.splitlines()[-1].strip() == ".venv/bin/python -m pytest"
+    )  # its closing line is the last one
 
 
 def test_an_old_python_is_refused_with_the_mend(clone: Path) -> None:
@@ -58,12 +69,30 @@ def test_an_old_python_is_refused_with_the_mend(clone: Path) -> None:
 
 
 def test_clean_removes_what_was_made_and_nothing_else(clone: Path) -> None:
-    for name in ("xcray/__pycache__", "tests", "benchmarks", "docs", "build/docs", ".mypy_cache", "data", ".venv/bin"):
+    for name in (
+        "xcray/__pycache__",
+        "tests",
+        "benchmarks",
+        "docs",
+        "build/docs",
+        ".mypy_cache",
+        "data",
+        ".venv/bin",
+    ):
         (clone / name).mkdir(parents=True)
     (clone / ".venv" / ".installed").touch()
     assert make(clone, "clean").returncode == 0
     left = {path.name for path in clone.iterdir()}
-    assert left == {"Makefile", "pyproject.toml", "xcray", "tests", "benchmarks", "docs", "data", ".venv"}  # not made by make: kept
+    assert left == {
+        "Makefile",
+        "pyproject.toml",
+        "xcray",
+        "tests",
+        "benchmarks",
+        "docs",
+        "data",
+        ".venv",
+    }  # not made by make: kept
     assert not (clone / ".venv" / ".installed").exists()
     assert list((clone / "xcray").iterdir()) == []
     (clone / ".venv" / ".made-by-make").touch()

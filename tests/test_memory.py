@@ -23,13 +23,19 @@ from xcray.model.directory import Staging
 from xcray.model.model import Model, write_model
 from xcray.solvers.block import Block, merge
 
-RECORD = np.dtype([("label", np.int32), ("positives", np.int32), ("rounds", np.int32), ("gap", np.float64)], align=True)
+RECORD = np.dtype(
+    [("label", np.int32), ("positives", np.int32), ("rounds", np.int32), ("gap", np.float64)],
+    align=True,
+)
 SHAPES = [(0, 0), (0, 4), (3, 0), (1, 1), (5, 40), (60, 7), (200, 300)]
 
 
 def matrix(rng: np.random.Generator, n_rows: int, n_cols: int) -> CSR:
     """Random rows, some of them empty, some full."""
-    rows = [np.flatnonzero(rng.random(n_cols) < rng.choice([0.0, 0.05, 0.5, 1.0])) for _ in range(n_rows)]
+    rows = [
+        np.flatnonzero(rng.random(n_cols) < rng.choice([0.0, 0.05, 0.5, 1.0]))
+        for _ in range(n_rows)
+    ]
     indptr = np.cumsum([0, *map(len, rows)])
     return csr(indptr, np.concatenate([[], *rows]), rng.normal(size=indptr[-1]), n_cols)
 
@@ -41,12 +47,19 @@ def block(rng: np.random.Generator, labels: Any, W: CSR) -> Block:
     records = np.zeros(len(labels), RECORD)
     records["label"], records["gap"] = labels, labels / 7
     indptr = np.cumsum([0, *(len(row[0]) for row in rows)])
-    own = csr(indptr, np.concatenate([[], *(r[0] for r in rows)]), np.concatenate([[], *(r[1] for r in rows)]), W.n_cols)
+    own = csr(
+        indptr,
+        np.concatenate([[], *(r[0] for r in rows)]),
+        np.concatenate([[], *(r[1] for r in rows)]),
+        W.n_cols,
+    )
     return Block(frozen(labels, np.int32), own, frozen(-labels / 3, np.float64), records)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_pieces_in_any_order_give_the_bytes_of_the_whole(tmp_path: Path, rng: np.random.Generator, shape: tuple[int, int]) -> None:
+def test_pieces_in_any_order_give_the_bytes_of_the_whole(
+    tmp_path: Path, rng: np.random.Generator, shape: tuple[int, int]
+) -> None:
     X = matrix(rng, *shape)
     write_matrix(tmp_path / "whole.arrow", X)
     cuts = np.unique([0, *rng.integers(0, X.nnz + 1, 5), X.nnz])
@@ -59,23 +72,40 @@ def test_pieces_in_any_order_give_the_bytes_of_the_whole(tmp_path: Path, rng: np
 
 
 def test_a_matrix_with_a_gap_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ShapeMismatch, match="3 entries, 1 were written"), MatrixWriter(tmp_path / "m", np.array([0, 3]), 9) as out:
+    with (
+        pytest.raises(ShapeMismatch, match="3 entries, 1 were written"),
+        MatrixWriter(tmp_path / "m", np.array([0, 3]), 9) as out,
+    ):
         out.write(0, np.array([1], np.int32), np.ones(1, np.float32))
-    with pytest.raises(ShapeMismatch, match="do not lie"), MatrixWriter(tmp_path / "m", np.array([0, 3]), 9) as out:
+    with (
+        pytest.raises(ShapeMismatch, match="do not lie"),
+        MatrixWriter(tmp_path / "m", np.array([0, 3]), 9) as out,
+    ):
         out.write(2, np.array([1, 2], np.int32), np.ones(2, np.float32))
-    with pytest.raises(RuntimeError, match="own"), MatrixWriter(tmp_path / "m", np.array([0, 0]), 9):
+    with (
+        pytest.raises(RuntimeError, match="own"),
+        MatrixWriter(tmp_path / "m", np.array([0, 0]), 9),
+    ):
         raise RuntimeError("the writer's own trouble")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("budget", [1, 8 * 13, 8 * 1000, 1 << 30])
-def test_packed_lists_are_the_same_for_any_budget(tmp_path: Path, rng: np.random.Generator, shape: Any, budget: int) -> None:
+def test_packed_lists_are_the_same_for_any_budget(
+    tmp_path: Path, rng: np.random.Generator, shape: Any, budget: int
+) -> None:
     W, b = matrix(rng, *shape), rng.normal(size=shape[0]).astype(np.float32)
     write_matrix(tmp_path / "w.arrow", W)
     packed.write(tmp_path / "whole.arrow", W, b)
     ticks: list[int] = []
-    packed.write(tmp_path / "p.arrow", read_csr(tmp_path / "w.arrow"), b, budget, tick=lambda: ticks.append(1))
+    packed.write(
+        tmp_path / "p.arrow",
+        read_csr(tmp_path / "w.arrow"),
+        b,
+        budget,
+        tick=lambda: ticks.append(1),
+    )
     assert (tmp_path / "p.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()
     lists, order = packed.read(tmp_path / "p.arrow", W.shape)
     packed.check(lists, order, "p.arrow")
@@ -83,7 +113,9 @@ def test_packed_lists_are_the_same_for_any_budget(tmp_path: Path, rng: np.random
     indptr = transpose(W).indptr
     found = list(ranges(indptr, budget // 8))
     assert [i for first, stop in found for i in range(first, stop)] == list(range(shape[1]))
-    assert all(stop == first + 1 or indptr[stop] - indptr[first] <= budget // 8 for first, stop in found)
+    assert all(
+        stop == first + 1 or indptr[stop] - indptr[first] <= budget // 8 for first, stop in found
+    )
     assert len(ticks) == len(found)
 
 
@@ -95,7 +127,9 @@ def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> Non
     W = matrix(rng, n_labels, n_features)
     order = rng.permutation(n_labels)
     batches = [part for part in np.split(order, np.sort(rng.integers(0, n_labels, 5))) if len(part)]
-    batches += [rng.choice(n_labels, rng.integers(1, n_labels + 1), replace=False) for _ in range(3)]  # overlapping ones
+    batches += [
+        rng.choice(n_labels, rng.integers(1, n_labels + 1), replace=False) for _ in range(3)
+    ]  # overlapping ones
     parts = Parts(tmp_path / "run", {"seed": seed}, n_labels=n_labels, n_features=n_features)
     blocks = [block(rng, batches[i], W) for i in rng.permutation(len(batches))]
     for each in blocks:
@@ -104,7 +138,9 @@ def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> Non
     for victim in rng.choice(np.array(files, object), 2, replace=False) if len(files) > 2 else []:
         content = bytearray(victim.read_bytes())
         victim.write_bytes(bytes(content[: len(content) // 2]))
-    if seed % 2:  # another attempt: damaged parts are found, and what only they held is solved again
+    if (
+        seed % 2
+    ):  # another attempt: damaged parts are found, and what only they held is solved again
         parts = Parts(tmp_path / "run", {"seed": seed}, n_labels=n_labels, n_features=n_features)
         assert len(parts.damaged) == (2 if len(files) > 2 else 0)
         if len(parts.missing):
@@ -128,7 +164,11 @@ def test_missing_labels_are_named_or_marked(tmp_path: Path, rng: np.random.Gener
     parts = Parts(tmp_path / "run", {}, n_labels=6, n_features=9)
     counts = np.array([5, 4, 3, 2, 1, 9])
     empty = parts.merge(tmp_path / "none.arrow", allow_missing=True, positives=counts)
-    assert (empty.W.nnz, empty.bias.tolist(), empty.records["rounds"].tolist()) == (0, [-1] * 6, [-1] * 6)
+    assert (empty.W.nnz, empty.bias.tolist(), empty.records["rounds"].tolist()) == (
+        0,
+        [-1] * 6,
+        [-1] * 6,
+    )
     assert empty.records["positives"].tolist() == counts.tolist()
     parts.commit(block(rng, [4, 0, 2], W))
     with pytest.raises(ValueError, match="label 1 is in no part"):
@@ -157,24 +197,45 @@ def test_a_part_changed_under_way_is_refused(tmp_path: Path, rng: np.random.Gene
 
 
 def test_a_partial_model_says_so(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"label_names": ["a"], "feature_names": ["f"], "solver": "s", "params": {}, "dataset_hash": "d"}
+    given: dict[str, Any] = {
+        "label_names": ["a"],
+        "feature_names": ["f"],
+        "solver": "s",
+        "params": {},
+        "dataset_hash": "d",
+    }
     W = csr([0, 0], [], [], 1)
-    assert write_model(tmp_path / "part", W=W, b=[-1], missing=1, **given).manifest["partial"] == {"missing": 1}
+    assert write_model(tmp_path / "part", W=W, b=[-1], missing=1, **given).manifest["partial"] == {
+        "missing": 1
+    }
     assert "partial" not in write_model(tmp_path / "whole", W=W, b=[-1], **given).manifest
 
 
-def test_a_model_of_mapped_weights_is_the_model_of_those_in_memory(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_model_of_mapped_weights_is_the_model_of_those_in_memory(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
     W = matrix(rng, 30, 50)
     write_matrix(tmp_path / "w.arrow", W)
-    about: dict[str, Any] = {"b": np.arange(30), "label_names": [f"é{i}" for i in range(30)], "solver": "s", "params": {}}
+    about: dict[str, Any] = {
+        "b": np.arange(30),
+        "label_names": [f"é{i}" for i in range(30)],
+        "solver": "s",
+        "params": {},
+    }
     about |= {"feature_names": [str(i) for i in range(50)], "dataset_hash": "d"}
     whole, mapped = (
-        write_model(tmp_path / name, W=given, **about) for name, given in (("a", W), ("b", read_csr(tmp_path / "w.arrow")))
+        write_model(tmp_path / name, W=given, **about)
+        for name, given in (("a", W), ("b", read_csr(tmp_path / "w.arrow")))
     )
-    digests = [{name: entry["sha256"] for name, entry in m.manifest["files"].items() if name != "card.md"} for m in (whole, mapped)]
+    digests = [
+        {name: entry["sha256"] for name, entry in m.manifest["files"].items() if name != "card.md"}
+        for m in (whole, mapped)
+    ]
     assert whole.sha256 == mapped.sha256
     assert digests[0] == digests[1]
-    assert whole.sha256 == "f87efcdc8f3d790c8e1e5c9cd7cb4c23d9ca398cf00e106085fba028d43a6512"  # as before weights were streamed
+    assert (
+        whole.sha256 == "f87efcdc8f3d790c8e1e5c9cd7cb4c23d9ca398cf00e106085fba028d43a6512"
+    )  # as before weights were streamed
 
 
 KILLED = """
@@ -189,7 +250,9 @@ with Staging(Path(sys.argv[1]) / "model", note=Path(sys.argv[1]) / "staged") as 
 
 
 def test_what_a_killed_merge_left_goes_with_the_next(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parent.parent
+    )
     assert done.returncode == 9
     (left,) = tmp_path.glob(".model.*.part")
     assert (left / "weights.arrow").is_file()
@@ -243,31 +306,54 @@ except MemoryError:
 """
 
 
-def in_parts(folder: Path, rng: np.random.Generator, n_labels: int, n_features: int, each: int) -> CSR:
+def in_parts(
+    folder: Path, rng: np.random.Generator, n_labels: int, n_features: int, each: int
+) -> CSR:
     """Weights with so many non-zeros a label, in the parts of a run in this folder, thirty or fewer, labels in drawn order."""
     indices = [np.sort(rng.choice(n_features, each, replace=False)) for _ in range(3)]
     rows = [(indices[label % 3], rng.random(each, np.float32)) for label in range(n_labels)]
-    W = csr(np.arange(n_labels + 1) * each, np.concatenate([r[0] for r in rows]), np.concatenate([r[1] for r in rows]), n_features)
+    W = csr(
+        np.arange(n_labels + 1) * each,
+        np.concatenate([r[0] for r in rows]),
+        np.concatenate([r[1] for r in rows]),
+        n_features,
+    )
     parts = Parts(folder, {}, n_labels=n_labels, n_features=n_features)
     for labels in np.array_split(rng.permutation(n_labels), min(30, n_labels)):
         parts.commit(block(rng, labels, W))
     return W
 
 
-def test_three_times_the_allowed_memory_is_merged_turned_and_published(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_three_times_the_allowed_memory_is_merged_turned_and_published(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
     """A process may take 16 MiB beside what it holds; the parts have 50 MB of weights, the model 100. In memory that must fail."""
     allowed, n_labels, n_features = 16 << 20, 240, 40_000
     W = in_parts(tmp_path / "run", rng, n_labels, n_features, 26_000)
     in_parts(tmp_path / "small", rng, 12, 60, 30)
     write_matrix(tmp_path / "w.arrow", W)
     assert 8 * W.nnz > 2.9 * allowed
-    names = {"label_names": [str(i) for i in range(n_labels)], "feature_names": [str(i) for i in range(n_features)]}
+    names = {
+        "label_names": [str(i) for i in range(n_labels)],
+        "feature_names": [str(i) for i in range(n_features)],
+    }
     expected = write_model(
-        tmp_path / "expected", W=W, b=-np.arange(n_labels) / 3, solver="s", params={}, dataset_hash="d", **names
+        tmp_path / "expected",
+        W=W,
+        b=-np.arange(n_labels) / 3,
+        solver="s",
+        params={},
+        dataset_hash="d",
+        **names,
     ).sha256
     said = {}
     for how in ("streamed", "in-memory"):
-        command = ["/bin/sh", "-c", 'ulimit -S -s 1024; exec "$@"', "sh"]  # a thread that some library starts takes 1 MiB, not 8
+        command = [
+            "/bin/sh",
+            "-c",
+            'ulimit -S -s 1024; exec "$@"',
+            "sh",
+        ]  # a thread that some library starts takes 1 MiB, not 8
         command += [sys.executable, "-c", LIMITED, str(tmp_path), str(allowed), how]
         environment = {
             "PATH": "/usr/bin",
@@ -275,7 +361,13 @@ def test_three_times_the_allowed_memory_is_merged_turned_and_published(tmp_path:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parent.parent)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=Path(__file__).parent.parent,
+        )
         assert done.returncode == 0, done.stderr
         said[how] = json.loads(done.stdout)
         assert said[how] == {"streamed": expected, "in-memory": "MemoryError"}[how], done.stderr

@@ -18,7 +18,11 @@ from xcray.errors import ParameterError, ShapeMismatch
 
 def truth(rows, n_labels) -> Pattern:
     """A Pattern of label sets."""
-    return pattern(np.cumsum([0] + [len(row) for row in rows]), [label for row in rows for label in sorted(row)], n_labels)
+    return pattern(
+        np.cumsum([0] + [len(row) for row in rows]),
+        [label for row in rows for label in sorted(row)],
+        n_labels,
+    )
 
 
 def ranking(rows) -> TopK:
@@ -42,7 +46,9 @@ def test_by_hand():
     assert metrics.precision_at_k(top, Y, 1) == pytest.approx(1 / 3)
     assert metrics.precision_at_k(top, Y, 3) == pytest.approx((2 / 3 + 1 / 3 + 0) / 3)
     assert metrics.recall_at_k(top, Y, 2) == pytest.approx((1 / 2 + 0 + 0) / 3)
-    assert metrics.ndcg_at_k(top, Y, 3) == pytest.approx(((1 + 1 / 2) / (1 + 1 / math.log2(3)) + 1 / 2) / 3)
+    assert metrics.ndcg_at_k(top, Y, 3) == pytest.approx(
+        ((1 + 1 / 2) / (1 + 1 / math.log2(3)) + 1 / 2) / 3
+    )
     assert metrics.label_coverage(top, Y, 1) == pytest.approx(1 / 3)
     assert metrics.accuracy(top, Y) == pytest.approx(1 / 3)
 
@@ -66,7 +72,9 @@ def test_equals_the_naive_twin(case, k, counts):
     ranked, true, K = case
     top, Y = ranking(ranked), truth(true, K)
     weights = metrics.inverse_propensities(counts[:K], 60)
-    np.testing.assert_allclose(weights, [naive.inverse_propensity(n, 60) for n in counts[:K]], rtol=1e-12)
+    np.testing.assert_allclose(
+        weights, [naive.inverse_propensity(n, 60) for n in counts[:K]], rtol=1e-12
+    )
     pairs = [
         (metrics.precision_at_k(top, Y, k), naive.precision(ranked, true, k)),
         (metrics.recall_at_k(top, Y, k), naive.recall(ranked, true, k)),
@@ -83,23 +91,36 @@ def test_equals_the_naive_twin(case, k, counts):
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 6))
 def test_equals_scikit_learn(seed, K, k):
     rng = np.random.default_rng(seed)
-    dense, scores = rng.random((9, K)) < 0.4, rng.permuted(np.tile(np.arange(K, dtype=float), (9, 1)), axis=1)
+    dense, scores = (
+        rng.random((9, K)) < 0.4,
+        rng.permuted(np.tile(np.arange(K, dtype=float), (9, 1)), axis=1),
+    )
     Y, order = pattern_from(dense), np.argsort(-scores, axis=1)
     top = TopK(order.astype(np.int32), np.take_along_axis(scores, order, axis=1))
     assert metrics.ndcg_at_k(top, Y, k) == pytest.approx(sk.ndcg_score(dense, scores, k=k))
     guess = rng.random((9, K)) < 0.4
     got = metrics.f1(pattern_from(guess), Y)
-    assert got["micro-F1"] == pytest.approx(sk.f1_score(dense, guess, average="micro", zero_division=0))
-    assert got["macro-F1"] == pytest.approx(sk.f1_score(dense, guess, average="macro", zero_division=0))
-    assert metrics.subset_accuracy(pattern_from(guess), Y) == pytest.approx(sk.accuracy_score(dense, guess))
+    assert got["micro-F1"] == pytest.approx(
+        sk.f1_score(dense, guess, average="micro", zero_division=0)
+    )
+    assert got["macro-F1"] == pytest.approx(
+        sk.f1_score(dense, guess, average="macro", zero_division=0)
+    )
+    assert metrics.subset_accuracy(pattern_from(guess), Y) == pytest.approx(
+        sk.accuracy_score(dense, guess)
+    )
     single = rng.integers(0, K, 9)
-    assert metrics.accuracy(top, truth([{label} for label in single], K)) == pytest.approx(sk.accuracy_score(single, order[:, 0]))
+    assert metrics.accuracy(top, truth([{label} for label in single], K)) == pytest.approx(
+        sk.accuracy_score(single, order[:, 0])
+    )
 
 
 def test_evaluate_names_what_it_can_measure():
     Y, top = truth([{0}, {1}], 3), ranking([[0, 1, 2], [0, 1, 2]])
     plain = metrics.evaluate(top, Y, ks=(1, 3, 5))
-    assert set(plain) == {f"{m}@{k}" for m in ("P", "nDCG", "recall", "coverage") for k in (1, 3)} | {"accuracy"}
+    assert set(plain) == {
+        f"{m}@{k}" for m in ("P", "nDCG", "recall", "coverage") for k in (1, 3)
+    } | {"accuracy"}
     assert (plain["P@1"], plain["recall@3"], plain["accuracy"]) == (0.5, 1.0, 0.5)
     full = metrics.evaluate(top, Y, ks=(1,), label_counts=[5, 1, 1], n_train=7)
     assert full["PSP@1"] == metrics.psp_at_k(top, Y, 1, metrics.inverse_propensities([5, 1, 1], 7))
@@ -123,22 +144,51 @@ def test_frequency_groups_equal_the_naive_twin(case, k, counts, n, equal):
     assert len(rows) == n
     for group, row in enumerate(rows):
         own = [count for count, of in zip(counts, groups, strict=True) if of == group]
-        assert (row["labels"], row["least"], row["most"]) == (len(own), min(own, default=None), max(own, default=None))
+        assert (row["labels"], row["least"], row["most"]) == (
+            len(own),
+            min(own, default=None),
+            max(own, default=None),
+        )
         assert row["true"] == sum(groups[label] == group for t in true for label in t)
         expected = naive.by_group(ranked, true, k, groups, group) if k <= K else {}
-        assert {name: value for name, value in row.items() if "@" in name} == pytest.approx(expected)
+        assert {name: value for name, value in row.items() if "@" in name} == pytest.approx(
+            expected
+        )
     if all(counts) and k <= K:
-        assert sum(row[f"P@{k}"] for row in rows) == pytest.approx(metrics.precision_at_k(top, Y, k))
+        assert sum(row[f"P@{k}"] for row in rows) == pytest.approx(
+            metrics.precision_at_k(top, Y, k)
+        )
 
 
 def test_frequency_groups_by_hand():
     assert metrics.frequency_groups([5, 0, 1, 1, 2], 2, "labels").tolist() == [1, -1, 0, 0, 1]
     assert metrics.frequency_groups([7, 1, 1, 1], 2, "positives").tolist() == [1, 0, 0, 0]
-    assert metrics.frequency_groups([8, 1, 1, 0], 10, "positives").tolist() == [6, 0, 1, -1]  # groups 2 to 5, 7 to 9 are empty
+    assert metrics.frequency_groups([8, 1, 1, 0], 10, "positives").tolist() == [
+        6,
+        0,
+        1,
+        -1,
+    ]  # groups 2 to 5, 7 to 9 are empty
     Y, top = truth([{0, 2}, {1}], 3), ranking([[2, 1], [1, 0]])
     rare, common = metrics.by_frequency(top, Y, [9, 5, 1], ks=(2,), n_groups=2)
-    assert rare == {"labels": 2, "least": 1, "most": 5, "true": 2, "P@2": 0.5, "recall@2": 1.0, "precision@2": 2 / 3}
-    assert common == {"labels": 1, "least": 9, "most": 9, "true": 1, "P@2": 0.0, "recall@2": 0.0, "precision@2": 0.0}
+    assert rare == {
+        "labels": 2,
+        "least": 1,
+        "most": 5,
+        "true": 2,
+        "P@2": 0.5,
+        "recall@2": 1.0,
+        "precision@2": 2 / 3,
+    }
+    assert common == {
+        "labels": 1,
+        "least": 9,
+        "most": 9,
+        "true": 1,
+        "P@2": 0.0,
+        "recall@2": 0.0,
+        "precision@2": 0.0,
+    }
 
 
 def test_sets_from_rankings_and_views():
@@ -155,8 +205,15 @@ def test_sets_from_rankings_and_views():
 
 
 def test_padding_never_hits_and_nothing_is_zero():
-    assert metrics.precision_at_k(TopK(np.array([[0], [-1]], np.int32), np.zeros((2, 1))), truth([{2}, {0}], 3), 1) == 0.0
-    empty = metrics.evaluate(ranking([[0, 1]]), truth([set()], 2), ks=(1,), label_counts=[1, 1], n_train=2)
+    assert (
+        metrics.precision_at_k(
+            TopK(np.array([[0], [-1]], np.int32), np.zeros((2, 1))), truth([{2}, {0}], 3), 1
+        )
+        == 0.0
+    )
+    empty = metrics.evaluate(
+        ranking([[0, 1]]), truth([set()], 2), ks=(1,), label_counts=[1, 1], n_train=2
+    )
     assert set(empty.values()) == {0.0}
 
 

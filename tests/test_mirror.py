@@ -54,7 +54,10 @@ def mirror_of(house: Registry, root: Place, **how: Any) -> Mirror:
 def follower_of(tmp_path: Path, root: Place) -> tuple[Follower, Registry]:
     """A follower of one tenant, and its registry."""
     registry = Registry(tmp_path / "replica")
-    return Follower(lambda tenant: registry if tenant is None else Registry(tmp_path / f"replica-{tenant}"), root), registry
+    return Follower(
+        lambda tenant: registry if tenant is None else Registry(tmp_path / f"replica-{tenant}"),
+        root,
+    ), registry
 
 
 def digests(registry: Registry, reference: str) -> Any:
@@ -87,7 +90,9 @@ def test_what_is_published_goes_there_once(house: Registry, root: Place, tmp_pat
     assert {path: path.stat().st_mtime_ns for path in Path(root.path).rglob("*")} == before
 
 
-def test_a_version_that_can_not_go_holds_up_no_other(house: Registry, root: Place, tmp_path: Path) -> None:
+def test_a_version_that_can_not_go_holds_up_no_other(
+    house: Registry, root: Place, tmp_path: Path
+) -> None:
     weights = house.resolve("news:1") / "weights.arrow"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -101,7 +106,9 @@ def test_a_version_that_can_not_go_holds_up_no_other(house: Registry, root: Plac
     assert aliases(root / "news") == {"prod": Route.to(1)}
 
 
-def test_two_houses_do_not_overwrite_each_other(house: Registry, root: Place, tmp_path: Path) -> None:
+def test_two_houses_do_not_overwrite_each_other(
+    house: Registry, root: Place, tmp_path: Path
+) -> None:
     mirror_of(house, root).turn()
     other = Registry(tmp_path / "other")
     publish(other, "news", tmp_path / "staged", seed=9)
@@ -119,7 +126,9 @@ def test_a_stop_ends_it_and_the_next_does_the_rest(house: Registry, root: Place)
     assert mirror_of(house, root).turn().behind == 0
 
 
-def test_a_killed_mirror_leaves_no_half_and_goes_on(house: Registry, root: Place, tmp_path: Path) -> None:
+def test_a_killed_mirror_leaves_no_half_and_goes_on(
+    house: Registry, root: Place, tmp_path: Path
+) -> None:
     code = (
         "import os, sys; from pathlib import Path; from xcray.model import transfer; from xcray.model.mirror import *\n"
         "from xcray.model.registry import Registry\n"
@@ -130,7 +139,9 @@ def test_a_killed_mirror_leaves_no_half_and_goes_on(house: Registry, root: Place
         "transfer._send_file = send\n"
         f"Mirror(lambda: [Shelf(None, Registry({str(house.root)!r}))], Place.at({root.shown!r})).turn()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.read(4) == b"sent"
         os.kill(process.pid, signal.SIGKILL)
@@ -142,7 +153,9 @@ def test_a_killed_mirror_leaves_no_half_and_goes_on(house: Registry, root: Place
     assert digests(replica, "news") == digests(house, "news")
 
 
-def test_a_follower_brings_the_latest_and_what_aliases_lead_to(house: Registry, root: Place, tmp_path: Path) -> None:
+def test_a_follower_brings_the_latest_and_what_aliases_lead_to(
+    house: Registry, root: Place, tmp_path: Path
+) -> None:
     mirror, (follower, replica) = mirror_of(house, root), follower_of(tmp_path, root)
     assert follower.turn() == (0, 0, None)
     mirror.turn()
@@ -163,7 +176,9 @@ def test_a_follower_brings_the_latest_and_what_aliases_lead_to(house: Registry, 
     assert replica.aliases("news") == {"latest": 5}
 
 
-def test_what_was_published_here_is_never_deleted_by_following(house: Registry, root: Place, tmp_path: Path) -> None:
+def test_what_was_published_here_is_never_deleted_by_following(
+    house: Registry, root: Place, tmp_path: Path
+) -> None:
     mirror, (follower, replica) = mirror_of(house, root), follower_of(tmp_path, root)
     publish(replica, "news", tmp_path / "staged", seed=7)
     publish(replica, "own", tmp_path / "staged", seed=8)
@@ -184,19 +199,27 @@ def test_other_tenants_lie_beside(house: Registry, root: Place, tmp_path: Path) 
     assert digests(Registry(tmp_path / "replica-acme"), "news") == digests(house, "news")
 
 
-def test_a_service_mirrors_and_another_follows_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_mirrors_and_another_follows_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("xcray.service.mirroring.MIRROR_SECONDS", 0.05)
     uri = f"file://{tmp_path / 'store'}"
     house = Registry(Home(tmp_path / "a").models)
     publish(house, "news", tmp_path / "staged", seed=1)
     first = create_app(settings_for(tmp_path / "a", models_mirror=uri))
-    second = create_app(settings_for(tmp_path / "b", models_follow=uri, models_follow_seconds=1, preload=["news"]), leads=False)
+    second = create_app(
+        settings_for(tmp_path / "b", models_follow=uri, models_follow_seconds=1, preload=["news"]),
+        leads=False,
+    )
     for carrier in second.state.rooms.carriers:
         carrier._seconds = 0.05
     body = {"instances": [{"text": "read a csv file"}]}
     with client_of(first) as one, client_of(second) as two:
         eventually(lambda: two.post("/v1/models/news:predict", json=body).status_code == 200)
-        assert two.post("/v1/models/news:predict", json=body).json() == one.post("/v1/models/news:predict", json=body).json()
+        assert (
+            two.post("/v1/models/news:predict", json=body).json()
+            == one.post("/v1/models/news:predict", json=body).json()
+        )
         publish(house, "news", tmp_path / "staged", seed=2)
 
         def version() -> int:
@@ -205,14 +228,23 @@ def test_a_service_mirrors_and_another_follows_without_a_restart(tmp_path: Path,
             return int(answer.json()["model"]["version"])
 
         eventually(lambda: version() == 2)
-        eventually(lambda: one.post("/v1/models/news:predict", json=body).json()["model"]["version"] == 2)
-        assert two.post("/v1/models/news:predict", json=body).json() == one.post("/v1/models/news:predict", json=body).json()
-        eventually(lambda: "xcray_models_unmirrored 0.0" in one.get("/metrics").text)  # told when a turn has ended
+        eventually(
+            lambda: one.post("/v1/models/news:predict", json=body).json()["model"]["version"] == 2
+        )
+        assert (
+            two.post("/v1/models/news:predict", json=body).json()
+            == one.post("/v1/models/news:predict", json=body).json()
+        )
+        eventually(
+            lambda: "xcray_models_unmirrored 0.0" in one.get("/metrics").text
+        )  # told when a turn has ended
         figures = one.get("/metrics").text
         assert 'xcray_model_transfer_failures_total{direction="mirror"} 0.0' in figures
 
 
-def test_a_storage_that_is_not_there_degrades_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_is_not_there_degrades_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = create_app(settings_for(tmp_path / "a", models_follow=f"file://{tmp_path / 'store'}"))
     (carrier,) = app.state.rooms.carriers
 

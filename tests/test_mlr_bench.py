@@ -18,7 +18,10 @@ from xcray.arrays import csr_from, pattern_from
 def given():
     """A problem small enough for textbook formulas."""
     whole = mlr_data.generated("generated-sparse", 1e-2)
-    X, Y = (take(what, np.arange(300)) for take, what in ((mlr_data.take_rows, whole.X), (mlr_data.take_pattern_rows, whole.Y)))
+    X, Y = (
+        take(what, np.arange(300))
+        for take, what in ((mlr_data.take_rows, whole.X), (mlr_data.take_pattern_rows, whole.Y))
+    )
     return whole._replace(X=X, Y=Y)
 
 
@@ -61,8 +64,15 @@ def test_clocks_look_sometimes_and_always_at_the_end(given):
 
 
 def test_times_are_read_off_the_points():
-    points = [Point(1.0, 2.0, None, None), Point(2.0, 1.04, 0.5, 0.4), Point(3.0, 1.005, None, None), Point(4.0, 1.0, 0.6, 0.5)]
-    row = mlr.row_of("L-BFGS", 2, [points, [point._replace(seconds=3 * point.seconds) for point in points]], 1.0)
+    points = [
+        Point(1.0, 2.0, None, None),
+        Point(2.0, 1.04, 0.5, 0.4),
+        Point(3.0, 1.005, None, None),
+        Point(4.0, 1.0, 0.6, 0.5),
+    ]
+    row = mlr.row_of(
+        "L-BFGS", 2, [points, [point._replace(seconds=3 * point.seconds) for point in points]], 1.0
+    )
     assert row["seconds"] == {"0.05": 4.0, "0.01": 6.0}
     assert row["above"] == 0.0
     assert (row["micro-F1"], row["macro-F1"]) == (0.6, 0.5)
@@ -95,7 +105,12 @@ def test_problems_are_cut_to_labels_rows_and_features():
     assert mlr_data.of_length_1(X).to_scipy().toarray() == pytest.approx(
         np.array([[0.6, 0.8, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     )
-    assert mlr_data.of_labels(Y, np.array([0, 2])).to_scipy().toarray().tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
+    assert mlr_data.of_labels(Y, np.array([0, 2])).to_scipy().toarray().tolist() == [
+        [1, 1],
+        [0, 0],
+        [0, 0],
+        [0, 1],
+    ]
     assert mlr_data.labelled(Y, 0).tolist() == [0, 1, 3]
     assert len(mlr_data.labelled(Y, 2)) == 2
     kept, held = mlr_data.of_features(mlr_data.take_rows(X, np.array([0, 3])), X)

@@ -58,14 +58,25 @@ each_solver = pytest.mark.parametrize("solver", sorted(PARAMS))
 def spec_of(data: Dataset, solver: str = "dsmlr", **changes: Any) -> TrainSpec:
     """A small training of `solver`, on one thread."""
     params = {**PARAMS[solver], **changes.pop("params", {})}
-    return TrainSpec(**{"dataset": str(data.path), "solver": solver, "params": params, "pool": "serial", **changes})
+    return TrainSpec(
+        **{
+            "dataset": str(data.path),
+            "solver": solver,
+            "params": params,
+            "pool": "serial",
+            **changes,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
 def trained(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each solver gives on one thread."""
     folder = tmp_path_factory.mktemp("mlr")
-    return {name: train(spec_of(tiny, name), run_dir=folder / name / "run", out=folder / name / "model") for name in PARAMS}
+    return {
+        name: train(spec_of(tiny, name), run_dir=folder / name / "run", out=folder / name / "model")
+        for name in PARAMS
+    }
 
 
 @each_solver
@@ -97,7 +108,9 @@ def test_all_reach_one_objective(trained: dict[str, Any]) -> None:
     assert all(value <= 1.01 * least for value in objectives.values()), objectives
 
 
-def test_what_dropping_small_weights_costs_is_told(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
+def test_what_dropping_small_weights_costs_is_told(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path
+) -> None:
     spec = spec_of(tiny, params={"prune_keep": 3})
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     whole, report = trained["dsmlr"].report, result.report
@@ -111,7 +124,9 @@ def test_what_dropping_small_weights_costs_is_told(tiny: Dataset, trained: dict[
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_threads_give_the_same_bits(tiny: Dataset, trained: dict[str, Any], tmp_path: Path, workers: int) -> None:
+def test_threads_give_the_same_bits(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, workers: int
+) -> None:
     spec = spec_of(tiny, pool="threads", workers=workers)
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     assert result.sha256 == trained["dsmlr"].sha256
@@ -135,33 +150,59 @@ def stop_at(epoch: int, stop: StopFlag) -> Any:
 
 
 @each_solver
-def test_stopped_and_resumed_it_ends_the_same(tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str) -> None:
+def test_stopped_and_resumed_it_ends_the_same(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str
+) -> None:
     stop = StopFlag()
     with kept_often(), pytest.raises(Stopped):
-        train(spec_of(tiny, solver), run_dir=tmp_path / "run", out=tmp_path / "model", progress=stop_at(3, stop), stop=stop)
+        train(
+            spec_of(tiny, solver),
+            run_dir=tmp_path / "run",
+            out=tmp_path / "model",
+            progress=stop_at(3, stop),
+            stop=stop,
+        )
     assert not (tmp_path / "model").exists()
     told: list[Any] = []
-    result = train(spec_of(tiny, solver), run_dir=tmp_path / "run", out=tmp_path / "model", progress=told.append)
-    epochs, whole = ([each["epoch"] for each in made.report["history"]] for made in (result, trained[solver]))
-    assert epochs == (whole if solver == "dsmlr" else list(range(1, len(epochs) + 1)))  # none is missing, none was done twice
+    result = train(
+        spec_of(tiny, solver),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+        progress=told.append,
+    )
+    epochs, whole = (
+        [each["epoch"] for each in made.report["history"]] for made in (result, trained[solver])
+    )
+    assert epochs == (
+        whole if solver == "dsmlr" else list(range(1, len(epochs) + 1))
+    )  # none is missing, none was done twice
     assert next(each.figures["epoch"] for each in told if each.figures) >= 3
     if solver == "dsmlr":
         assert result.sha256 == trained[solver].sha256
     else:  # it begins with the weights that were kept, not with the steps that led to them
-        assert result.report["objective"] == pytest.approx(trained[solver].report["objective"], rel=1e-4)
+        assert result.report["objective"] == pytest.approx(
+            trained[solver].report["objective"], rel=1e-4
+        )
 
 
 def test_damaged_weights_are_not_gone_on_with(tmp_path: Path) -> None:
-    parts = [Part(0, 2, np.arange(6.0).reshape(3, 2)), Part(2, 5, np.arange(6.0, 15.0).reshape(3, 3))]
+    parts = [
+        Part(0, 2, np.arange(6.0).reshape(3, 2)),
+        Part(2, 5, np.arange(6.0, 15.0).reshape(3, 3)),
+    ]
     kept = rounds.Kept(tmp_path)
     assert kept.newest() is None
     for number in (1, 2):
-        kept.save([{"epoch": each + 1} for each in range(number)], 0.5 * number, lambda: iter(parts))
+        kept.save(
+            [{"epoch": each + 1} for each in range(number)], 0.5 * number, lambda: iter(parts)
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
     found = rounds.Kept(tmp_path).newest()
     assert found is not None
     assert (found[0], found[1]) == ([{"epoch": 1}, {"epoch": 2}], 1.0)
-    np.testing.assert_array_equal(found[2](1, 4), np.concatenate([part.W for part in parts], axis=1)[:, 1:4])
+    np.testing.assert_array_equal(
+        found[2](1, 4), np.concatenate([part.W for part in parts], axis=1)[:, 1:4]
+    )
     weights = tmp_path / "round-000002" / "weights-00001.arrow"
     weights.write_bytes(weights.read_bytes()[:-64])
     assert rounds.Kept(tmp_path).newest() is None
@@ -192,7 +233,10 @@ def test_a_node_that_is_lost_costs_the_rounds_since_the_weights_were_kept(
 
 
 def test_the_whole_of_a_long_history_lies_beside_the_model(tmp_path: Path) -> None:
-    entries = [{"epoch": n, "objective": 1.0 / (n + 1), **({"held_out": 0.5} if n % 2 else {})} for n in range(1200)]
+    entries = [
+        {"epoch": n, "objective": 1.0 / (n + 1), **({"held_out": 0.5} if n % 2 else {})}
+        for n in range(1200)
+    ]
     report: dict[str, Any] = {"history": entries}
     keep_history(report, tmp_path)
     assert len(report["history"]) <= 501
@@ -219,11 +263,19 @@ def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path
     open_grid, stop = {"shards": 0, "blocks": 0, "tolerance": 1e-2}, StopFlag()
     spec = spec_of(tiny, params=open_grid, pool="threads", workers=2)
     with kept_often(), pytest.raises(Stopped):
-        train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=stop_at(2, stop), stop=stop)
+        train(
+            spec,
+            run_dir=tmp_path / "run",
+            out=tmp_path / "model",
+            progress=stop_at(2, stop),
+            stop=stop,
+        )
     result = train(replace(spec, workers=3), run_dir=tmp_path / "run", out=tmp_path / "model")
     alone = train(spec, run_dir=tmp_path / "alone", out=tmp_path / "other")
     assert result.report["grid"] == alone.report["grid"]
-    fresh = make_solver("dsmlr", spec.params).grid(tiny.train.n_rows, tiny.n_labels, tiny.n_features, 3)
+    fresh = make_solver("dsmlr", spec.params).grid(
+        tiny.train.n_rows, tiny.n_labels, tiny.n_features, 3
+    )
     assert result.report["grid"] != fresh._asdict()  # what three workers would have begun with
     assert result.sha256 == alone.sha256
     with pytest.raises(Conflict, match="other params"):
@@ -255,7 +307,9 @@ def killed(spec: TrainSpec, run_dir: Path, out: Path) -> None:
     assert done.returncode == -9
 
 
-def test_killed_and_resumed_it_ends_with_the_same_bits(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_and_resumed_it_ends_with_the_same_bits(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path
+) -> None:
     spec = spec_of(tiny, pool="threads", workers=2)
     killed(spec, tmp_path / "run", tmp_path / "model")
     assert list((tmp_path / "run" / "rests").glob("rest-*"))
@@ -266,19 +320,25 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(tiny: Dataset, trained: d
 
 
 @each_solver
-def test_lost_parts_are_made_anew(tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str) -> None:
+def test_lost_parts_are_made_anew(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str
+) -> None:
     spec, run = spec_of(tiny, solver), tmp_path / "run"
     train(spec, run_dir=run, out=tmp_path / "model")
     began = time.monotonic()
     again = train(spec, run_dir=run, out=tmp_path / "again")
     assert again.sha256 == trained[solver].sha256
     assert again.report["seconds"]["TRAINING"] <= time.monotonic() - began
-    assert again.report["history"] == Model.open(tmp_path / "model").manifest["report"]["history"]  # nothing was trained
+    assert (
+        again.report["history"] == Model.open(tmp_path / "model").manifest["report"]["history"]
+    )  # nothing was trained
     min(run.glob("part-*.arrow")).unlink()
     assert train(spec, run_dir=run, out=tmp_path / "third").sha256 == trained[solver].sha256
 
 
-def test_when_time_is_up_the_model_is_whole(tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_time_is_up_the_model_is_whole(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ahead = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
     monkeypatch.setattr(rotate, "time", clock)
@@ -307,25 +367,40 @@ def test_rounds_end_when_time_is_up(tiny: Dataset, tmp_path: Path, solver: str) 
 
 def test_weights_of_rows_count(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
     twice = weigh(tiny, np.full(tiny.train.n_rows, 2.0, np.float32), tmp_path / "twice")
-    other = weigh(tiny, np.linspace(0.5, 4.0, tiny.train.n_rows).astype(np.float32), tmp_path / "other")
-    runs = [train(spec_of(data), run_dir=tmp_path / f"{i}", out=tmp_path / f"m{i}") for i, data in enumerate((twice, other))]
+    other = weigh(
+        tiny, np.linspace(0.5, 4.0, tiny.train.n_rows).astype(np.float32), tmp_path / "other"
+    )
+    runs = [
+        train(spec_of(data), run_dir=tmp_path / f"{i}", out=tmp_path / f"m{i}")
+        for i, data in enumerate((twice, other))
+    ]
     models = [Model.open(result.model_path) for result in (trained["dsmlr"], *runs)]
-    np.testing.assert_array_equal(models[0].W.data, models[1].W.data)  # shares of the whole: the same
+    np.testing.assert_array_equal(
+        models[0].W.data, models[1].W.data
+    )  # shares of the whole: the same
     assert not np.array_equal(models[0].W.data, models[2].W.data)
 
 
-def test_what_there_is_not_is_refused_with_the_mend(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
+def test_what_there_is_not_is_refused_with_the_mend(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(ParameterError, match="train it once for each value"):
         PathSpec(TrainSpec(str(tiny.path), solver="dsmlr"), {"lam": (0.1, 0.01)})
     with pytest.raises(InputError, match="train the model anew"):
-        retrain_labels(trained["dsmlr"].model_path, tiny.path, tmp_path / "out", [tiny.label_names[0].as_py()])
-    fewer = remove_labels(trained["dsmlr"].model_path, tmp_path / "fewer", [tiny.label_names[0].as_py()])
+        retrain_labels(
+            trained["dsmlr"].model_path, tiny.path, tmp_path / "out", [tiny.label_names[0].as_py()]
+        )
+    fewer = remove_labels(
+        trained["dsmlr"].model_path, tmp_path / "fewer", [tiny.label_names[0].as_py()]
+    )
     assert Model.open(fewer.model_path).link == "softmax"
 
 
 def test_it_can_be_calibrated_too(tiny: Dataset, tmp_path: Path) -> None:
     """For rows of several labels: how likely each label is right, where softmax tells its share."""
-    result = train(spec_of(tiny, "lc", calibrate=True), run_dir=tmp_path / "run", out=tmp_path / "model")
+    result = train(
+        spec_of(tiny, "lc", calibrate=True), run_dir=tmp_path / "run", out=tmp_path / "model"
+    )
     assert Predictor(Model.open(result.model_path)).likely == "curves"
     assert "ECE@1" in result.measures
 
@@ -343,13 +418,31 @@ def test_pictures_and_page(trained: dict[str, Any], tmp_path: Path, solver: str)
 
 @each_solver
 def test_the_command_line(
-    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], solver: str
+    tiny: Dataset,
+    trained: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    solver: str,
 ) -> None:
     given = [word for name, value in PARAMS[solver].items() for word in ("-p", f"{name}={value}")]
-    asked = ["train", str(tiny.path), "--out", str(tmp_path / "model"), "--solver", solver, "--pool", "serial", *given, "--json"]
+    asked = [
+        "train",
+        str(tiny.path),
+        "--out",
+        str(tmp_path / "model"),
+        "--solver",
+        solver,
+        "--pool",
+        "serial",
+        *given,
+        "--json",
+    ]
     assert main([*asked, "--estimate"]) == 0
     estimate = json.loads(capsys.readouterr().out)["estimate"]
-    assert min(estimate[name] for name in ("memory", "checkpoints", "parts", "model", "core_seconds")) > 0
+    assert (
+        min(estimate[name] for name in ("memory", "checkpoints", "parts", "model", "core_seconds"))
+        > 0
+    )
     assert main(asked) == 0
     out = json.loads(capsys.readouterr().out)
     assert out["sha256"] == trained[solver].sha256
@@ -365,7 +458,11 @@ def test_the_command_line(
 def test_too_little_memory_is_refused(tiny: Dataset, tmp_path: Path) -> None:
     for solver in PARAMS:
         with pytest.raises(Refused, match="memory_limit leaves"):
-            train(spec_of(tiny, solver, memory_limit=1 << 20), run_dir=tmp_path / solver, out=tmp_path / "model")
+            train(
+                spec_of(tiny, solver, memory_limit=1 << 20),
+                run_dir=tmp_path / solver,
+                out=tmp_path / "model",
+            )
 
 
 def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
@@ -390,22 +487,32 @@ def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: dict[str, Any], tmp_
 
 
 def test_over_rest_to_probabilities(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
-    app = create_app(settings_for(tmp_path / "home", dataset_roots=(tiny.path.parent,), pool="serial"))
+    app = create_app(
+        settings_for(tmp_path / "home", dataset_roots=(tiny.path.parent,), pool="serial")
+    )
     rooms = app.state.rooms
     with serving(app) as url, Client(url, timeout=600.0) as client:
-        client.datasets.wait(client.datasets.register(str(tiny.path), name="tiny")["id"], seconds=600)
+        client.datasets.wait(
+            client.datasets.register(str(tiny.path), name="tiny")["id"], seconds=600
+        )
         asked = {"dataset": "tiny", "model": "soft", "solver": "dsmlr", "params": PARAMS["dsmlr"]}
         job = client.jobs.submit(**asked)
         claimed = rooms.store.claim("test", lease_seconds=600)
-        assert run_attempt(rooms.store, rooms.home, claimed.id, claimed.attempt, **QUICK) == SUCCEEDED
+        assert (
+            run_attempt(rooms.store, rooms.home, claimed.id, claimed.attempt, **QUICK) == SUCCEEDED
+        )
         done = client.jobs.get(job["id"])
         assert done["result"]["report"]["objective"] == trained["dsmlr"].report["objective"]
         kinds = [event["kind"] for event in client.jobs.events(job["id"])]
         assert kinds.count("epoch") == len(trained["dsmlr"].report["history"])
-        assert client.jobs.timeline(job["id"])["batches_total"] == trained["dsmlr"].report["batches"]
+        assert (
+            client.jobs.timeline(job["id"])["batches_total"] == trained["dsmlr"].report["batches"]
+        )
         indices, values = tiny.test.X.row(0)
         instance = {"indices": indices.tolist(), "values": values.tolist()}
-        told = client.predict("soft", [instance], top_k=tiny.n_labels, probabilities=True)["predictions"][0]
+        told = client.predict("soft", [instance], top_k=tiny.n_labels, probabilities=True)[
+            "predictions"
+        ][0]
         expected = softmax_of(Model.open(trained["dsmlr"].model_path), tiny)
         assert told["probabilities"] == pytest.approx(sorted(expected, reverse=True), abs=1e-6)
         assert sum(told["probabilities"]) == pytest.approx(1.0, abs=1e-6)
@@ -424,11 +531,17 @@ def test_products_take_one_core_each() -> None:
 
 def softmax_of(model: Model, data: Dataset) -> Any:
     """Probabilities of all labels for the first held-out row, by the formula."""
-    scores = data.test.X.to_scipy()[0].toarray().astype(float) @ model.W.to_scipy().toarray().T.astype(float) + model.b
+    scores = (
+        data.test.X.to_scipy()[0].toarray().astype(float)
+        @ model.W.to_scipy().toarray().T.astype(float)
+        + model.b
+    )
     return (np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum())[0]
 
 
-def test_ray_gives_the_same_bits(tiny: Dataset, trained: dict[str, Any], tmp_path: Path, ray: Any) -> None:
+def test_ray_gives_the_same_bits(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, ray: Any
+) -> None:
     spec = spec_of(tiny, pool="ray", workers=2)
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", job="mlr")
     assert result.sha256 == trained["dsmlr"].sha256
@@ -436,5 +549,7 @@ def test_ray_gives_the_same_bits(tiny: Dataset, trained: dict[str, Any], tmp_pat
     for solver in ("lbfgs", "lc"):
         spec = spec_of(tiny, solver, pool="ray", workers=2)
         other = train(spec, run_dir=tmp_path / solver, out=tmp_path / f"{solver}-model", job=solver)
-        assert other.report["objective"] == pytest.approx(trained[solver].report["objective"], rel=1e-4)
+        assert other.report["objective"] == pytest.approx(
+            trained[solver].report["objective"], rel=1e-4
+        )
     assert Predictor(Model.open(result.model_path)).likely == "softmax"

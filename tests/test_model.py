@@ -51,13 +51,21 @@ def text_model(path: Path) -> Model:
     return write_model(
         path,
         **parts(
-            W=W, b=np.arange(8), label_names=labels, feature_names=text.terms, text=text, classes=classes, report={"seconds": 1.5}
+            W=W,
+            b=np.arange(8),
+            label_names=labels,
+            feature_names=text.terms,
+            text=text,
+            classes=classes,
+            report={"seconds": 1.5},
         ),
     )
 
 
 def same_matrix(a: CSR, b: CSR) -> bool:
-    return a.shape == b.shape and all(x.tobytes() == y.tobytes() for x, y in zip(a[:3], b[:3], strict=True))
+    return a.shape == b.shape and all(
+        x.tobytes() == y.tobytes() for x, y in zip(a[:3], b[:3], strict=True)
+    )
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -69,18 +77,40 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert model.b.tolist() == [0.5, -1, 0]
     assert model.label_names.to_pylist() == ["csv", "ünï", ""]
     assert model.feature_names.to_pylist() == list("abcd")
-    assert (model.n_labels, model.n_features, model.nnz, model.text, model.classes) == (3, 4, 4, None, None)
+    assert (model.n_labels, model.n_features, model.nnz, model.text, model.classes) == (
+        3,
+        4,
+        4,
+        None,
+        None,
+    )
     assert model.measures == {"P@1": 0.625}
     manifest = model.manifest
-    assert manifest["stages"] == [{"features": "input", "weights": "weights.arrow", "bias": "bias.arrow", "calibration": None}]
-    assert (manifest["schema_version"], manifest["solver"], manifest["params"]) == (2, "ppdsparse", {"C": 1.0, "grow": 3})
-    assert (manifest["seed"], manifest["dataset_hash"], manifest["link"]) == (7, "d" * 64, "identity")
+    assert manifest["stages"] == [
+        {"features": "input", "weights": "weights.arrow", "bias": "bias.arrow", "calibration": None}
+    ]
+    assert (manifest["schema_version"], manifest["solver"], manifest["params"]) == (
+        2,
+        "ppdsparse",
+        {"C": 1.0, "grow": 3},
+    )
+    assert (manifest["seed"], manifest["dataset_hash"], manifest["link"]) == (
+        7,
+        "d" * 64,
+        "identity",
+    )
     assert (manifest["shape"], manifest["nnz"]) == ([3, 4], 4)
     assert {"xcray", "numpy", "python"} <= set(manifest["versions"])
     assert manifest["created"].endswith("+00:00")
-    on_disk = {path.relative_to(tmp_path / "m").as_posix() for path in (tmp_path / "m").rglob("*") if path.is_file()}
+    on_disk = {
+        path.relative_to(tmp_path / "m").as_posix()
+        for path in (tmp_path / "m").rglob("*")
+        if path.is_file()
+    }
     assert on_disk == {*manifest["files"], "manifest.json"}
-    assert model.n_bytes == sum((tmp_path / "m" / name).stat().st_size for name in manifest["files"])
+    assert model.n_bytes == sum(
+        (tmp_path / "m" / name).stat().st_size for name in manifest["files"]
+    )
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
@@ -98,7 +128,10 @@ def test_the_text_pipeline_and_the_class_report_come_along(tmp_path: Path) -> No
 
 def test_arrays_are_views_of_the_files(tmp_path: Path) -> None:
     big = np.ones((400, 5000), np.float32)
-    names = {"label_names": [str(i) for i in range(400)], "feature_names": [str(i) for i in range(5000)]}
+    names = {
+        "label_names": [str(i) for i in range(400)],
+        "feature_names": [str(i) for i in range(5000)],
+    }
     write_model(tmp_path / "m", **parts(W=csr_from(big), b=np.zeros(400), **names))
     before = pa.total_allocated_bytes()
     model = Model.open(tmp_path / "m", verify=False)
@@ -109,7 +142,13 @@ def test_arrays_are_views_of_the_files(tmp_path: Path) -> None:
 
 def test_labels_by_name_and_number(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", **parts())
-    assert [model.label_id(label) for label in ("csv", "ünï", "", 2, np.int32(1))] == [0, 1, 2, 2, 1]
+    assert [model.label_id(label) for label in ("csv", "ünï", "", 2, np.int32(1))] == [
+        0,
+        1,
+        2,
+        2,
+        1,
+    ]
     assert model.label_name(1) == "ünï"
     for missing in (-1, 3, "sys"):
         with pytest.raises(NotFound):
@@ -120,7 +159,10 @@ def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
     first = write_model(tmp_path / "first", **parts()).sha256
     W = parts()["W"]
     padded = CSR(
-        W.indptr + 1, np.concatenate(([9], W.indices)).astype(np.int32), np.concatenate(([9], W.data)).astype(np.float32), 4
+        W.indptr + 1,
+        np.concatenate(([9], W.indices)).astype(np.int32),
+        np.concatenate(([9], W.data)).astype(np.float32),
+        4,
     )
     same: list[dict[str, Any]] = [
         {"measures": {"P@1": 0.1}},
@@ -140,7 +182,10 @@ def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
         {"params": {"C": 2.0}},
         {"dataset_hash": "e" * 64},
     ]
-    hashes = [write_model(tmp_path / f"other{i}", **parts(**change)).sha256 for i, change in enumerate(changes)]
+    hashes = [
+        write_model(tmp_path / f"other{i}", **parts(**change)).sha256
+        for i, change in enumerate(changes)
+    ]
     assert len({first, *hashes}) == 1 + len(changes)
 
 
@@ -158,7 +203,9 @@ def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
         ({"params": {"loss": object()}}, (ParameterError, TypeError), "JSON"),
     ],
 )
-def test_what_is_no_model_is_not_written(tmp_path: Path, change: dict[str, Any], error: type[XcrayError], says: str) -> None:
+def test_what_is_no_model_is_not_written(
+    tmp_path: Path, change: dict[str, Any], error: type[XcrayError], says: str
+) -> None:
     with pytest.raises(error, match=says):
         write_model(tmp_path / "m", **parts(**change))
     assert list(tmp_path.iterdir()) == []
@@ -175,13 +222,19 @@ def test_a_published_model_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_models_of_edge_sizes(tmp_path: Path) -> None:
     for name, shape in {"no-features": (2, 0), "no-labels": (0, 3), "empty": (0, 0)}.items():
-        W = csr_from(np.zeros(shape, np.float32)) if all(shape) else csr([0] * (shape[0] + 1), [], [], shape[1])
+        W = (
+            csr_from(np.zeros(shape, np.float32))
+            if all(shape)
+            else csr([0] * (shape[0] + 1), [], [], shape[1])
+        )
         names = {"label_names": ["l"] * shape[0], "feature_names": ["f"] * shape[1]}
         write_model(tmp_path / name, **parts(W=W, b=np.zeros(shape[0]), **names))
         assert Model.open(tmp_path / name).W.shape == shape
 
 
-def test_every_flipped_byte_is_seen_and_its_file_named(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_every_flipped_byte_is_seen_and_its_file_named(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
     text_model(tmp_path / "m")
     flips, undetected = 0, []
     for path in sorted(p for p in (tmp_path / "m").rglob("*") if p.is_file()):
@@ -227,9 +280,20 @@ def test_every_cut_or_missing_file_is_seen_even_without_verifying(tmp_path: Path
 def test_files_of_another_model_are_seen(tmp_path: Path) -> None:
     write_model(tmp_path / "a", **parts())
     write_model(
-        tmp_path / "b", **parts(b=[9, 9, 9], W=csr([0, 2, 2, 4], [0, 2, 1, 3], [1, 1, 1, 1], 4), label_names=["abc", "ünï", ""])
+        tmp_path / "b",
+        **parts(
+            b=[9, 9, 9],
+            W=csr([0, 2, 2, 4], [0, 2, 1, 3], [1, 1, 1, 1], 4),
+            label_names=["abc", "ünï", ""],
+        ),
     )
-    for name in ("weights.arrow", "bias.arrow", "labels.arrow", "index/lists.arrow", "manifest.json"):
+    for name in (
+        "weights.arrow",
+        "bias.arrow",
+        "labels.arrow",
+        "index/lists.arrow",
+        "manifest.json",
+    ):
         shutil.copytree(tmp_path / "a", tmp_path / "mixed")
         shutil.copy(tmp_path / "b" / name, tmp_path / "mixed" / name)
         with pytest.raises(Corrupt):
@@ -242,7 +306,9 @@ def resealed(path: Path, **changes: Any) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["seal"]
     manifest.update(changes)
-    manifest["files"] = changes["files"] if "files" in changes else files.file_digests(path, skip=["manifest.json"])
+    manifest["files"] = (
+        changes["files"] if "files" in changes else files.file_digests(path, skip=["manifest.json"])
+    )
     (path / "manifest.json").write_text(directory.sealed(manifest))
 
 
@@ -262,7 +328,9 @@ def resealed(path: Path, **changes: Any) -> None:
         ({"files": {"../a": {"bytes": 1, "sha256": ""}}}, "lacks"),
     ],
 )
-def test_claims_that_the_files_do_not_hold_are_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+def test_claims_that_the_files_do_not_hold_are_refused(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
     write_model(tmp_path / "m", **parts())
     resealed(tmp_path / "m", **changes)
     with pytest.raises(Corrupt, match=says):
@@ -281,14 +349,25 @@ def test_a_file_outside_of_the_directory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("W", "says"),
     [
-        (csr([0, 2, 2, 4], [0, 2, 1, 3], [0.5, np.nan, 2, 0.25], 4), "weights.arrow, row 0: a value is not finite"),
-        (csr([0, 2, 2, 4], [0, 2, 1, 4], [0.5, -1, 2, 0.25], 4), "weights.arrow, row 2: a column index lies outside"),
-        (csr([0, 2, 2, 4], [2, 0, 1, 3], [0.5, -1, 2, 0.25], 4), "weights.arrow, row 0: column indices do not ascend"),
+        (
+            csr([0, 2, 2, 4], [0, 2, 1, 3], [0.5, np.nan, 2, 0.25], 4),
+            "weights.arrow, row 0: a value is not finite",
+        ),
+        (
+            csr([0, 2, 2, 4], [0, 2, 1, 4], [0.5, -1, 2, 0.25], 4),
+            "weights.arrow, row 2: a column index lies outside",
+        ),
+        (
+            csr([0, 2, 2, 4], [2, 0, 1, 3], [0.5, -1, 2, 0.25], 4),
+            "weights.arrow, row 0: column indices do not ascend",
+        ),
         (csr([0, 3, 2, 4], [0, 2, 1, 3], [0.5, -1, 2, 0.25], 4), "weights.arrow"),
         (csr([0, 2, 2, 4], [0, 2, 1, 3], [0.5, -1, 2, 0.25], 5), r"\(3, 5\)"),
     ],
 )
-def test_unsound_weights_are_refused_in_spite_of_right_checksums(tmp_path: Path, W: CSR, says: str) -> None:
+def test_unsound_weights_are_refused_in_spite_of_right_checksums(
+    tmp_path: Path, W: CSR, says: str
+) -> None:
     write_model(tmp_path / "m", **parts())
     files.write_matrix(tmp_path / "m" / "weights.arrow", W)
     resealed(tmp_path / "m")
@@ -301,9 +380,9 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
         "bias.arrow": pa.table({"bias": pa.array([0.0, 0, 0], pa.float64())}),
         "labels.arrow": pa.table({"name": pa.array(["a", None, "c"], pa.large_string())}),
         "features.arrow": pa.table({"term": pa.array(list("abcd"), pa.large_string())}),
-        "index/lists.arrow": pa.table({"starts": pa.array([[0] * 5], pa.large_list(pa.int64()))}).replace_schema_metadata(
-            {"layout": packed.LAYOUT}
-        ),
+        "index/lists.arrow": pa.table(
+            {"starts": pa.array([[0] * 5], pa.large_list(pa.int64()))}
+        ).replace_schema_metadata({"layout": packed.LAYOUT}),
     }.items():
         path = tmp_path / name.replace("/", "-")
         write_model(path, **parts())
@@ -314,7 +393,15 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_directory(tmp_path: Path) -> None:
-    for content in (b"", b"[]", b"{}", b"null", b'{"schema_version": 1}', b"\xff\xfe", b"[" * 100_000):
+    for content in (
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"schema_version": 1}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+    ):
         (tmp_path / "manifest.json").write_bytes(content)
         with pytest.raises(Corrupt, match=r"manifest\.json"):
             Model.open(tmp_path)
@@ -357,7 +444,12 @@ def test_the_difference_between_models(tmp_path: Path) -> None:
         ),
     )
     found = diff(a, b)
-    assert (found.added, found.removed, found.identical, found.changed) == (("w",), ("z",), ("x",), ("y",))
+    assert (found.added, found.removed, found.identical, found.changed) == (
+        ("w",),
+        ("z",),
+        ("x",),
+        ("y",),
+    )
     assert (found.nnz, found.n_features, found.same_content) == ((4, 3), (4, 5), False)
     assert found.measures == {"P@1": (0.625, 0.75), "P@3": (None, 0.5)}
     same = diff(a, a)
@@ -369,7 +461,9 @@ def test_one_changed_weight_is_a_changed_label(tmp_path: Path, data: list[float]
     a = write_model(tmp_path / "a", **parts())
     b = write_model(tmp_path / "b", **parts(W=csr([0, 2, 2, 4], [0, 2, 1, 3], data, 4)))
     assert len(diff(a, b).changed) == 1
-    moved = write_model(tmp_path / "c", **parts(W=csr([0, 2, 2, 4], [0, 3, 1, 3], [0.5, -1, 2, 0.25], 4)))
+    moved = write_model(
+        tmp_path / "c", **parts(W=csr([0, 2, 2, 4], [0, 3, 1, 3], [0.5, -1, 2, 0.25], 4))
+    )
     assert diff(a, moved).changed == ("csv",)
 
 
@@ -377,7 +471,10 @@ def test_the_card_tells_the_certificates(tmp_path: Path) -> None:
     report = {"classes": 1200, "classes_certified": 1199, "largest_gap": 0.01234}
     write_model(tmp_path / "m", **parts(report=report, params={"eps": 0.01}))
     card = (tmp_path / "m" / "card.md").read_text()
-    assert "| classes certified by their duality gap | 1,199 of 1,200 |\n| largest gap | 0.012 of" in card
+    assert (
+        "| classes certified by their duality gap | 1,199 of 1,200 |\n| largest gap | 0.012 of"
+        in card
+    )
     write_model(tmp_path / "bare", **parts(params={"eps": 0.01}))
     assert "certified" not in (tmp_path / "bare" / "card.md").read_text()
 
@@ -391,7 +488,9 @@ def test_the_card_of_a_partial_model_says_so(tmp_path: Path) -> None:
     whole = write_model(tmp_path / "whole", **parts())
     assert "partial" not in whole.manifest
     assert "partial" not in (tmp_path / "whole" / "card.md").read_text()
-    assert whole.sha256 == model.sha256  # the hash is of the content, and says nothing of why it is so
+    assert (
+        whole.sha256 == model.sha256
+    )  # the hash is of the content, and says nothing of why it is so
 
 
 def first_format(path: Path) -> Path:
@@ -403,7 +502,9 @@ def first_format(path: Path) -> Path:
     return path
 
 
-def test_a_model_of_the_first_format_is_searched_and_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_first_format_is_searched_and_upgraded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = Model.open(first_format(tmp_path / "old"))
     new = with_lists(old, tmp_path / "new")
     today = write_model(tmp_path / "today", **parts())
@@ -412,16 +513,24 @@ def test_a_model_of_the_first_format_is_searched_and_upgraded(tmp_path: Path, mo
         assert model.sha256 == today.sha256
         for ours, expected in zip(model.search.query(X, 3), today.search.query(X, 3), strict=True):
             assert np.array_equal(ours, expected)
-    monkeypatch.setattr(packed, "LAYOUT", "another")  # lists of another xcray: made anew too, never misread
-    assert np.array_equal(Model.open(new.path).search.query(X, 3).scores, today.search.query(X, 3).scores)
+    monkeypatch.setattr(
+        packed, "LAYOUT", "another"
+    )  # lists of another xcray: made anew too, never misread
+    assert np.array_equal(
+        Model.open(new.path).search.query(X, 3).scores, today.search.query(X, 3).scores
+    )
     assert not packed.is_current(new.path / "index/lists.arrow")
-    assert (new.path / "index/lists.arrow").read_bytes() == (today.path / "index/lists.arrow").read_bytes()
+    assert (new.path / "index/lists.arrow").read_bytes() == (
+        today.path / "index/lists.arrow"
+    ).read_bytes()
     assert not (new.path / "index/postings.arrow").exists()
     assert new.manifest["schema_version"] == 2
 
 
 @pytest.mark.parametrize("n_labels", [5, 70_000])
-def test_lists_that_point_outside_are_refused_in_spite_of_right_checksums(tmp_path: Path, n_labels: int) -> None:
+def test_lists_that_point_outside_are_refused_in_spite_of_right_checksums(
+    tmp_path: Path, n_labels: int
+) -> None:
     """Every byte of the lists set to 0 or 255, one after the other: refused, or as harmless as a smaller or larger weight is."""
     rng = np.random.default_rng(n_labels)
     labels = np.sort(rng.choice(n_labels, 5, replace=False))
@@ -439,7 +548,12 @@ def test_lists_that_point_outside_are_refused_in_spite_of_right_checksums(tmp_pa
             except Corrupt:
                 refused += 1
                 continue
-            search = SearchIndex(lists._replace(blocks=frozen(blocks, np.uint8)), W, np.zeros(n_labels, np.float32), order)
+            search = SearchIndex(
+                lists._replace(blocks=frozen(blocks, np.uint8)),
+                W,
+                np.zeros(n_labels, np.float32),
+                order,
+            )
             assert search.query(csr([0, 2], [0, 1], [1.0, 1.0], 2), 5).labels.shape == (1, 5)
     assert refused > 20
     with pytest.raises(Corrupt, match="order"):

@@ -30,7 +30,14 @@ from deploy.dashboards.board import TITLES, written
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "helm" / "xcray" / "monitoring" / "rules.yaml"
-TARGET = {"namespace", "instance", "pod", "job", "ray_io_cluster", "le"}  # labels that whoever scrapes adds, and that of buckets
+TARGET = {
+    "namespace",
+    "instance",
+    "pod",
+    "job",
+    "ray_io_cluster",
+    "le",
+}  # labels that whoever scrapes adds, and that of buckets
 BUILT_IN = re.compile(
     r"\b(sum|max|min|count|avg|topk|by|without|rate|increase|histogram_quantile|label_replace|absent|vector|time|and|or|unless|on|ignoring|offset)\b"
 )
@@ -51,9 +58,13 @@ def known() -> dict[str, set[str]]:
     """All series there are, with their labels: xcray's own from its code, Ray's and Kubernetes' from `foreign_figures`."""
     out: dict[str, set[str]] = {}
     for metric, labels in page_of("metrics").figures():
-        ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric.type, [""])
+        ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(
+            metric.type, [""]
+        )
         out |= {metric.name + end: set(labels) for end in ends}
-    out |= {name: set() for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "up")}
+    out |= {
+        name: set() for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "up")
+    }
     out |= {rule["record"]: set() for rule in rules() if "record" in rule}
     return out | RAY | KUBERNETES
 
@@ -61,7 +72,9 @@ def known() -> dict[str, set[str]]:
 @functools.cache
 def rules() -> list[dict[str, Any]]:
     """Rules of all groups."""
-    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    return [
+        rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+    ]
 
 
 def alerts() -> dict[str, dict[str, Any]]:
@@ -71,7 +84,10 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 def boards() -> list[dict[str, Any]]:
     """The dashboards as they lie in the chart."""
-    return [json.loads(path.read_text()) for path in sorted((RULES.parent / "dashboards").glob("*.json"))]
+    return [
+        json.loads(path.read_text())
+        for path in sorted((RULES.parent / "dashboards").glob("*.json"))
+    ]
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
@@ -92,7 +108,11 @@ def queries() -> Iterator[tuple[str, str]]:
 def names_and_labels(expr: str) -> tuple[set[str], set[str]]:
     """Names of series in an expression, and labels that it matches or groups by."""
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expr)
-    grouped = {label.strip() for found in re.findall(r"\b(?:by|on|without)\s*\(([^)]*)\)", bare) for label in found.split(",")}
+    grouped = {
+        label.strip()
+        for found in re.findall(r"\b(?:by|on|without)\s*\(([^)]*)\)", bare)
+        for label in found.split(",")
+    }
     matched = set(re.findall(r"[{,]\s*([a-z_A-Z]\w*)\s*(?:=~|!=|!~|=)", bare))
     left = re.sub(r"\b(?:by|on|without)\s*\([^)]*\)|\{[^}]*\}|\[[^\]]*\]", " ", bare)
     names = set(re.findall(r"(?<![\w:.])[a-zA-Z_][\w:]*", BUILT_IN.sub(" ", left)))
@@ -109,24 +129,41 @@ def test_every_series_and_label_of_a_query_exists(where: str, expr: str) -> None
 
 
 def test_the_reader_of_queries_sees_what_does_not_exist() -> None:
-    assert names_and_labels('sum by (code) (rate(no_such{a="x",b=~"y"}[5m])) / 2 > 0') == ({"no_such"}, {"code", "a", "b"})
-    assert names_and_labels("a:b:rate5m > 1e3 unless on (namespace) other_total") == ({"a:b:rate5m", "other_total"}, {"namespace"})
+    assert names_and_labels('sum by (code) (rate(no_such{a="x",b=~"y"}[5m])) / 2 > 0') == (
+        {"no_such"},
+        {"code", "a", "b"},
+    )
+    assert names_and_labels("a:b:rate5m > 1e3 unless on (namespace) other_total") == (
+        {"a:b:rate5m", "other_total"},
+        {"namespace"},
+    )
 
 
 def test_figures_of_the_store_are_never_added_up_over_replicas() -> None:
-    of_store = {metric.name for metric, _ in page_of("metrics").figures() if metric.documentation.startswith("Of the store")}
+    of_store = {
+        metric.name
+        for metric, _ in page_of("metrics").figures()
+        if metric.documentation.startswith("Of the store")
+    }
     for where, expr in queries():
         for name in names_and_labels(expr)[0]:
             if name.removesuffix("_total").removesuffix("_bucket") in of_store:
-                before = re.findall(rf"(\w+)\s*(?:by \([^)]*\)\s*)?\(\s*(?:rate\(|increase\()?{name}\b", expr)
-                assert set(before) == {"max"}, f"{where}: {name} is the same from every replica: max, not {before}"
+                before = re.findall(
+                    rf"(\w+)\s*(?:by \([^)]*\)\s*)?\(\s*(?:rate\(|increase\()?{name}\b", expr
+                )
+                assert set(before) == {"max"}, (
+                    f"{where}: {name} is the same from every replica: max, not {before}"
+                )
 
 
 def test_names_of_ray_are_in_the_installed_ray() -> None:
     found = importlib.util.find_spec("ray")
     assert found is not None
     root = Path(str(found.origin)).parent
-    files = [root / "_raylet.so", *(root / "core" / "src" / "ray" / part for part in ("gcs/gcs_server", "raylet/raylet"))]
+    files = [
+        root / "_raylet.so",
+        *(root / "core" / "src" / "ray" / part for part in ("gcs/gcs_server", "raylet/raylet")),
+    ]
     files += [
         *(root / "dashboard").rglob("*.py"),
         *(root / "autoscaler" / "_private").glob("*.py"),
@@ -136,17 +173,23 @@ def test_names_of_ray_are_in_the_installed_ray() -> None:
     for name in RAY:
         if "xcray" not in name:
             core = re.sub(r"^(ray|autoscaler)_|_(bucket|total)$", "", name)
-            assert core.encode() in text, f"{name} is not in Ray {version('ray')}; the list is of {scraped_with}"
+            assert core.encode() in text, (
+                f"{name} is not in Ray {version('ray')}; the list is of {scraped_with}"
+            )
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
 def test_the_json_is_current(board: Any) -> None:
-    assert path_of(board).read_text(encoding="utf-8") == written(board), "run: python -m deploy.dashboards"
+    assert path_of(board).read_text(encoding="utf-8") == written(board), (
+        "run: python -m deploy.dashboards"
+    )
 
 
 @pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
 def test_grafanas_own_models_read_a_dashboard_and_lose_nothing(board: dict[str, Any]) -> None:
-    again = json.loads(json.dumps(grafana.Dashboard.from_json(board), default=lambda each: each.to_json()))
+    again = json.loads(
+        json.dumps(grafana.Dashboard.from_json(board), default=lambda each: each.to_json())
+    )
     assert again == board
     assert board["schemaVersion"] >= 41
 
@@ -161,7 +204,9 @@ def test_a_dashboard_can_be_read_by_a_newcomer(board: dict[str, Any]) -> None:
         assert len(panel["description"]) > 15, panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"]
         assert panel["datasource"]["uid"] == "${datasource}"
-        used = {name for target in panel["targets"] for name in re.findall(r"\$(\w+)", target["expr"])}
+        used = {
+            name for target in panel["targets"] for name in re.findall(r"\$(\w+)", target["expr"])
+        }
         assert used <= {*variables, "__rate_interval", "__range"}, panel["title"]
     links = {each["url"] for each in board["links"]}
     assert links == {f"/d/{uid}" for uid in TITLES if uid != board["uid"]}
@@ -173,7 +218,11 @@ def test_no_panel_lies_on_another(board: dict[str, Any]) -> None:
     for each in board["panels"]:
         at = each["gridPos"]
         assert at["x"] + at["w"] <= 24
-        taken.update((x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"]))
+        taken.update(
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        )
     assert max(taken.values()) == 1
 
 
@@ -187,7 +236,11 @@ def test_alerts_say_what_they_mean_and_what_to_do() -> None:
     for name, rule in alerts().items():
         notes = rule["annotations"]
         assert set(notes) == {"summary", "description", "action", "runbook"}, name
-        assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"}, {"severity": "info"}), name
+        assert rule["labels"] in (
+            {"severity": "critical"},
+            {"severity": "warning"},
+            {"severity": "info"},
+        ), name
         assert notes["summary"].endswith("."), name
         page, _, anchor = notes["runbook"].partition("#")
         assert f"### {name}\n" in (ROOT / page).read_text(), name
@@ -206,19 +259,32 @@ def test_there_is_a_case_for_every_alert() -> None:
 def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
-        without.say("promtool", "rules.yaml was read as YAML and its names and labels compared; no alert was made to fire")
+        without.say(
+            "promtool",
+            "rules.yaml was read as YAML and its names and labels compared; no alert was made to fire",
+        )
         return
     for name, case in CASES.items():
         write_rule(tmp_path, name)
         (tmp_path / f"{name}.test.yaml").write_text(yaml.safe_dump(rehearsal(name, case)))
-    checked = subprocess.run([promtool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [promtool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     files = sorted(path.name for path in tmp_path.glob("*.test.yaml"))
-    ran = subprocess.run([promtool, "test", "rules", *files], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [promtool, "test", "rules", *files],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     upside_down = rehearsal("XcrayGone", Case(CASES["XcrayGone"].silent, CASES["XcrayGone"].fires))
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(upside_down))
-    assert subprocess.run([promtool, "test", "rules", "wrong.yaml"], cwd=tmp_path, capture_output=True, check=False).returncode
+    assert subprocess.run(
+        [promtool, "test", "rules", "wrong.yaml"], cwd=tmp_path, capture_output=True, check=False
+    ).returncode
 
 
 def write_rule(folder: Path, name: str) -> None:
@@ -239,7 +305,9 @@ def rehearsal(name: str, case: Case) -> dict[str, Any]:
         return {
             "interval": "1m",
             "input_series": [{"series": key, "values": values} for key, values in series.items()],
-            "promql_expr_test": [{"expr": firing, "eval_time": f"{LOOK}m", "exp_samples": expected}],
+            "promql_expr_test": [
+                {"expr": firing, "eval_time": f"{LOOK}m", "exp_samples": expected}
+            ],
         }
 
     tests = [played(case.fires, True), played(case.silent, False)]
@@ -247,7 +315,9 @@ def rehearsal(name: str, case: Case) -> dict[str, Any]:
 
 
 def test_a_panel_is_asked_as_grafana_would() -> None:
-    asked = filled('rate(a{namespace=~"$namespace",pod=~"$pods"}[$__rate_interval]) / b[$__range]', 300.0)
+    asked = filled(
+        'rate(a{namespace=~"$namespace",pod=~"$pods"}[$__rate_interval]) / b[$__range]', 300.0
+    )
     assert asked == 'rate(a{namespace=~".*",pod=~".*xcray.*"}[30s]) / b[300s]'
     for where, expr in queries():
         assert "$" not in filled(expr, 300.0), where
@@ -272,14 +342,22 @@ def test_values_are_written_with_their_units() -> None:
         (7, "short"): "7",
     }
     assert {key: shown(*key) for key in written_so} == written_so
-    assert colour_of(0.6, [{"color": "red", "value": None}, {"color": "green", "value": 0.5}]) == "green"
-    assert colour_of(0.4, [{"color": "red", "value": None}, {"color": "green", "value": 0.5}]) == "red"
+    assert (
+        colour_of(0.6, [{"color": "red", "value": None}, {"color": "green", "value": 0.5}])
+        == "green"
+    )
+    assert (
+        colour_of(0.4, [{"color": "red", "value": None}, {"color": "green", "value": 0.5}]) == "red"
+    )
 
 
 def test_a_dashboard_is_drawn_with_all_its_panels_and_says_by_whom() -> None:
     board = boards()[0]
     series = {
-        each["id"]: {at["refId"]: [({"ip": "a"}, [(0.0, 1.0), (60.0, 2.0)])] for at in each["targets"]} for each in panels(board)
+        each["id"]: {
+            at["refId"]: [({"ip": "a"}, [(0.0, 1.0), (60.0, 2.0)])] for at in each["targets"]
+        }
+        for each in panels(board)
     }
     figure = drawn(board, series, 0.0, 60.0)
     texts = [text.get_text() for text in figure.texts]
@@ -295,21 +373,41 @@ def test_compose_gives_prometheus_and_grafana_what_they_ask_for(tmp_path: Path) 
     mounted = {
         target: (deploy / source).resolve()
         for service in ("prometheus", "grafana")
-        for source, target, *_ in (each.split(":") for each in services[service]["volumes"] if each.startswith("."))
+        for source, target, *_ in (
+            each.split(":") for each in services[service]["volumes"] if each.startswith(".")
+        )
     }
     config = yaml.safe_load(mounted["/etc/prometheus/prometheus.yml"].read_text())
     assert [mounted[path] for path in config["rule_files"]] == [RULES]
-    targets = {each for job in config["scrape_configs"] for group in job["static_configs"] for each in group["targets"]}
-    names = {name for job in config["scrape_configs"] for sd in job.get("dns_sd_configs", []) for name in sd["names"]}
-    assert {target.partition(":")[0] for target in targets} - {"127.0.0.1"} | names <= services.keys()
+    targets = {
+        each
+        for job in config["scrape_configs"]
+        for group in job["static_configs"]
+        for each in group["targets"]
+    }
+    names = {
+        name
+        for job in config["scrape_configs"]
+        for sd in job.get("dns_sd_configs", [])
+        for name in sd["names"]
+    }
+    assert {target.partition(":")[0] for target in targets} - {
+        "127.0.0.1"
+    } | names <= services.keys()
     provisioning = mounted["/etc/grafana/provisioning"]
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "xcray.yaml").read_text())["providers"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "xcray.yaml").read_text())[
+        "providers"
+    ]
     assert mounted[provider["options"]["path"]] == RULES.parent / "dashboards"
-    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())[
+        "datasources"
+    ]
     assert source["url"] == "http://prometheus:9090"
     assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
     if promtool := shutil.which("promtool"):
-        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump({**config, "rule_files": [str(RULES)]}))
+        (tmp_path / "prometheus.yml").write_text(
+            yaml.safe_dump({**config, "rule_files": [str(RULES)]})
+        )
         command = [promtool, "check", "config", str(tmp_path / "prometheus.yml")]
         checked = subprocess.run(command, capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stdout + checked.stderr

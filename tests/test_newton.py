@@ -30,7 +30,11 @@ def long_rows(seed: int, n: int = 200, d: int = 20, k: int = 5) -> tuple[CSR, Pa
 def test_optimum_is_the_naive_twins(lam, tau, C, weighted):
     X, Y = long_rows(1)
     solver = PPDSparseSolver(lam=lam, tau=tau, C=C, eps=1e-6, positive_weight=2.0)
-    weights = np.random.default_rng(0).uniform(0.5, 2.0, X.n_rows).astype(np.float32) if weighted else np.ones(X.n_rows, np.float32)
+    weights = (
+        np.random.default_rng(0).uniform(0.5, 2.0, X.n_rows).astype(np.float32)
+        if weighted
+        else np.ones(X.n_rows, np.float32)
+    )
     local = solver.load(X, transpose(X), transpose_pattern(Y), weights)
     assert newton.suits(local.problem, solver._objective())
     block = solver.solve(local, ALL)
@@ -41,7 +45,9 @@ def test_optimum_is_the_naive_twins(lam, tau, C, weighted):
         best = naive.solve_squared_hinge(dense, y, lam, tau, costs)[2]
         assert record["gap"] <= 1e-6 * record["null"]
         assert record["null"] == pytest.approx(naive.null_objective(y, tau, costs), rel=1e-4)
-        assert record["primal"] == pytest.approx(naive.primal(W[label], block.bias[label], dense, y, lam, tau, costs), rel=1e-6)
+        assert record["primal"] == pytest.approx(
+            naive.primal(W[label], block.bias[label], dense, y, lam, tau, costs), rel=1e-6
+        )
         assert record["primal"] == pytest.approx(best, abs=1e-4 * record["null"])
         assert record["dual"] <= best + 1e-7 * record["null"]
 
@@ -63,10 +69,16 @@ def test_it_agrees_with_dual_coordinate_descent(monkeypatch):
 def test_short_rows_many_features_and_the_hinge_are_left_to_the_kernel():
     X, Y = long_rows(3)
     assert newton.suits(local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver()._objective())
-    assert not newton.suits(local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver(loss="hinge")._objective())
-    assert not newton.suits(local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver(C=1e-4)._objective())
+    assert not newton.suits(
+        local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver(loss="hinge")._objective()
+    )
+    assert not newton.suits(
+        local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver(C=1e-4)._objective()
+    )
     short = problem(3)
-    assert not newton.suits(local_of(PPDSparseSolver(), *short).problem, PPDSparseSolver()._objective())
+    assert not newton.suits(
+        local_of(PPDSparseSolver(), *short).problem, PPDSparseSolver()._objective()
+    )
 
 
 def test_bits_do_not_depend_on_batches_or_chunks(monkeypatch):

@@ -32,7 +32,10 @@ WORDS = (sys.executable, "-m", "benchmarks.nodes", "--small", "--eps", "1e-5")
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the command found."""
     if allowed() is None:
-        say("namespaces", "several nodes were process groups at loopback addresses: killed and added, not cut off")
+        say(
+            "namespaces",
+            "several nodes were process groups at loopback addresses: killed and added, not cut off",
+        )
     place = tmp_path_factory.mktemp("nodes") / "found.json"
     words = [*WORDS, "--parts", "kill", "add", "--json", str(place)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
@@ -46,18 +49,24 @@ def rows(played: dict[str, Any], part: str) -> list[dict[str, Any]]:
     return [row for row in played["rows"] if row["part"] == part]
 
 
-def test_a_training_on_two_nodes_outlives_one_of_them_and_has_the_bits_of_an_undisturbed_one(played):
+def test_a_training_on_two_nodes_outlives_one_of_them_and_has_the_bits_of_an_undisturbed_one(
+    played,
+):
     (row,) = rows(played, "kill")
     assert row["same_sha256"]
     assert (row["lost_labels"], row["doubled_labels"], row["zombie_results_accepted"]) == (0, 0, 0)
-    assert row["lost_batches"] >= 1  # the node was at work when it died, and what it was at ran again
+    assert (
+        row["lost_batches"] >= 1
+    )  # the node was at work when it died, and what it was at ran again
     assert 0.0 < row["repeated_work"] < 1.0
     assert len({bar[1] for bar in row["chart"]["bars"]}) == 2  # both had worked
 
 
 def test_a_node_that_comes_in_the_middle_and_does_not_see_the_data_gets_both(played):
     (row,) = rows(played, "add")
-    assert row["sees_data"] == (allowed() is None)  # nodes that are process groups share all folders
+    assert row["sees_data"] == (
+        allowed() is None
+    )  # nodes that are process groups share all folders
     assert row["same_sha256"]
     assert row["batches_of_the_new_node"] > 0
     assert row["up_to_first_batch_seconds"] is not None
@@ -131,5 +140,9 @@ def plays(pid: int) -> bool:
 
 def folder_of(pid: int) -> Path | None:
     """The folder of the stage that a process plays on."""
-    found = [each.partition("=")[2] for each in environment_of(pid).split("\0") if each.startswith("FAULTS_FOLDER=")]
+    found = [
+        each.partition("=")[2]
+        for each in environment_of(pid).split("\0")
+        if each.startswith("FAULTS_FOLDER=")
+    ]
     return Path(found[0]) if found else None

@@ -19,13 +19,22 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The notebook after a run in a folder of its own; the first cell that raises ends the test with its traceback."""
     place = tmp_path_factory.mktemp("notebook")
     patch = pytest.MonkeyPatch()
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "TMPDIR"):  # nothing of the person who runs it
+    for name in (
+        "IPYTHONDIR",
+        "JUPYTER_RUNTIME_DIR",
+        "JUPYTER_CONFIG_DIR",
+        "TMPDIR",
+    ):  # nothing of the person who runs it
         (place / name.lower()).mkdir()
         patch.setenv(name, str(place / name.lower()))
     patch.delenv("MPLBACKEND", raising=False)  # the kernel's own backend draws into the notebook
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(
-        notebook, timeout=900, startup_timeout=600, kernel_name="python3", resources={"metadata": {"path": str(place)}}
+        notebook,
+        timeout=900,
+        startup_timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(place)}},
     )
     try:
         client.execute()

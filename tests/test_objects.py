@@ -15,7 +15,15 @@ from live import text_model
 from s3 import BUCKET, KEYS, Door, cut_once, s3
 
 from xcray.cli import main as cli
-from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, Refused, Unavailable, XcrayError
+from xcray.errors import (
+    Conflict,
+    Corrupt,
+    NotFound,
+    ParameterError,
+    Refused,
+    Unavailable,
+    XcrayError,
+)
 from xcray.files import file_digests
 from xcray.model import objects, transfer
 from xcray.model.directory import read_manifest, sealed
@@ -72,10 +80,16 @@ def code_of(error: pytest.ExceptionInfo[XcrayError]) -> str:
 
 def pushed(uri: str, model: Model, number: int | None = None) -> Place:
     """A model, pushed as `news`; its folder."""
-    return Place.at(uri) / "news" / push(model.path, Place.at(uri) / "news", number).shown.rsplit("/", 1)[1]
+    return (
+        Place.at(uri)
+        / "news"
+        / push(model.path, Place.at(uri) / "news", number).shown.rsplit("/", 1)[1]
+    )
 
 
-def test_a_model_goes_there_and_comes_back_byte_for_byte(uri: str, model: Model, tmp_path: Path) -> None:
+def test_a_model_goes_there_and_comes_back_byte_for_byte(
+    uri: str, model: Model, tmp_path: Path
+) -> None:
     done = push(model.path, Place.at(uri) / "news")
     assert (done.number, done.moved.kept) == (1, 0)
     assert done.shown == f"{uri}/news/1-{read_manifest(model.path)['seal']}"
@@ -85,7 +99,9 @@ def test_a_model_goes_there_and_comes_back_byte_for_byte(uri: str, model: Model,
     assert file_digests(pulled.path) == file_digests(model.path)
     assert Model.open(registry.resolve("news@prod")).sha256 == model.sha256
     assert registry.history("news")[0]["source"] == done.shown
-    assert [path.name for path in (registry.root / "news").iterdir() if path.name.endswith(".part")] == []
+    assert [
+        path.name for path in (registry.root / "news").iterdir() if path.name.endswith(".part")
+    ] == []
 
 
 def test_again_nothing_travels(uri: str, model: Model, tmp_path: Path) -> None:
@@ -112,10 +128,20 @@ def test_numbers_aliases_and_what_a_uri_may_name(uri: str, model: Model, tmp_pat
     push(model.path, Place.at(uri) / "sport")
     assert names(Place.at(uri)) == ["news", "sport"]
     registry = Registry(tmp_path / "models")
-    assert [(each.name, each.number) for each in pull_to(registry, uri)] == [("news", 2), ("sport", 1)]
+    assert [(each.name, each.number) for each in pull_to(registry, uri)] == [
+        ("news", 2),
+        ("sport", 1),
+    ]
     assert [each.number for each in pull_to(registry, f"{uri}/news:1")] == [1]
-    assert [each.sha256 for each in pull_to(registry, latest(Place.at(uri) / "news").place.shown)] == [other.sha256]
-    for wrong, kind in (("news:3", NotFound), ("news@prod", NotFound), ("nothing", NotFound), ("news:x", ParameterError)):
+    assert [
+        each.sha256 for each in pull_to(registry, latest(Place.at(uri) / "news").place.shown)
+    ] == [other.sha256]
+    for wrong, kind in (
+        ("news:3", NotFound),
+        ("news@prod", NotFound),
+        ("nothing", NotFound),
+        ("news:x", ParameterError),
+    ):
         with pytest.raises(kind):
             pull_to(registry, f"{uri}/{wrong}")
 
@@ -133,7 +159,9 @@ def test_a_number_is_never_another_model(uri: str, model: Model, tmp_path: Path)
     assert [each.number for each in pull_to(registry, f"{uri}/news:3", name="theirs")] == [3]
 
 
-def test_what_was_pushed_by_half_is_no_model_and_is_completed(uri: str, model: Model, tmp_path: Path) -> None:
+def test_what_was_pushed_by_half_is_no_model_and_is_completed(
+    uri: str, model: Model, tmp_path: Path
+) -> None:
     place = pushed(uri, model)
     place.files.delete_file((place / "manifest.json").path)
     place.files.delete_file((place / "bias.arrow").path)
@@ -147,7 +175,9 @@ def test_what_was_pushed_by_half_is_no_model_and_is_completed(uri: str, model: M
     assert done.number == 1
 
 
-def test_a_damaged_object_is_refused_by_name_and_sent_again(uri: str, model: Model, tmp_path: Path) -> None:
+def test_a_damaged_object_is_refused_by_name_and_sent_again(
+    uri: str, model: Model, tmp_path: Path
+) -> None:
     place = pushed(uri, model)
     weights = place / "weights.arrow"
     raw = bytearray(weights.read(1 << 20))
@@ -161,7 +191,9 @@ def test_a_damaged_object_is_refused_by_name_and_sent_again(uri: str, model: Mod
     assert pull_to(registry, uri)[0].sha256 == model.sha256
 
 
-def test_a_cut_object_and_a_missing_one_are_told_apart(uri: str, model: Model, tmp_path: Path) -> None:
+def test_a_cut_object_and_a_missing_one_are_told_apart(
+    uri: str, model: Model, tmp_path: Path
+) -> None:
     place = pushed(uri, model)
     bias = place / "bias.arrow"
     bias.write(bias.read(1 << 20)[:-1])
@@ -184,7 +216,9 @@ def test_a_damaged_model_is_not_pushed(uri: str, model: Model) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 300, 700])
-def test_a_broken_transfer_goes_on_where_it_was(uri: str, model: Model, tmp_path: Path, kept: int) -> None:
+def test_a_broken_transfer_goes_on_where_it_was(
+    uri: str, model: Model, tmp_path: Path, kept: int
+) -> None:
     place = pushed(uri, model)
     manifest = read_manifest(model.path)
     staged = tmp_path / "models" / "news" / f".pull-{manifest['seal'][:32]}.part"
@@ -234,8 +268,19 @@ def test_a_manifest_from_elsewhere_is_not_believed(uri: str, model: Model, tmp_p
     manifest = read_manifest(model.path)
     del manifest["seal"]
     entry = {"bytes": 3, "sha256": "0" * 64}
-    for name in ("../outside", "/etc/outside", "a/../../outside", "manifest.json", "a\\b", "./a", "a//b", ""):
-        (place / "manifest.json").write(sealed({**manifest, "files": {**manifest["files"], name: entry}}).encode())
+    for name in (
+        "../outside",
+        "/etc/outside",
+        "a/../../outside",
+        "manifest.json",
+        "a\\b",
+        "./a",
+        "a//b",
+        "",
+    ):
+        (place / "manifest.json").write(
+            sealed({**manifest, "files": {**manifest["files"], name: entry}}).encode()
+        )
         with pytest.raises(Corrupt):
             pull_into(tmp_path / "m", place.shown)
     (place / "manifest.json").write(sealed({**manifest, "schema_version": 99}).encode())
@@ -259,21 +304,27 @@ def test_claims_of_files_are_checked(files: Any) -> None:
         checked(files, "m")
 
 
-def test_a_disk_that_is_too_small_is_told_before(uri: str, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small_is_told_before(
+    uri: str, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pushed(uri, model)
     monkeypatch.setattr(transfer, "SPARE", 1 << 60)
     with pytest.raises(Refused, match="are free"):
         pull_into(tmp_path / "m", uri)
 
 
-def test_a_connection_that_breaks_is_taken_up_again(door: Door, model: Model, tmp_path: Path) -> None:
+def test_a_connection_that_breaks_is_taken_up_again(
+    door: Door, model: Model, tmp_path: Path
+) -> None:
     pushed(uri := f"s3://{BUCKET}/cut", model)
     door.fault = cut_once("weights.arrow", 100)
     (pulled,) = pull_to(Registry(tmp_path / "models"), uri)
     assert file_digests(pulled.path) == file_digests(model.path)
 
 
-def test_a_storage_that_answers_no_more_is_told_and_what_came_is_kept(door: Door, model: Model, tmp_path: Path) -> None:
+def test_a_storage_that_answers_no_more_is_told_and_what_came_is_kept(
+    door: Door, model: Model, tmp_path: Path
+) -> None:
     pushed(uri := f"s3://{BUCKET}/gone", model)
 
     def broken(environ: dict[str, Any], answer: Any) -> Any:
@@ -304,7 +355,9 @@ def test_an_object_replaced_while_it_is_read_is_seen(
         if environ["REQUEST_METHOD"] == "GET" and environ["PATH_INFO"].endswith("weights.arrow"):
             seen.append(environ["PATH_INFO"])
             if len(seen) == 2:
-                door.client.put_object(Bucket=BUCKET, Key=weights.path.partition("/")[2], Body=other)
+                door.client.put_object(
+                    Bucket=BUCKET, Key=weights.path.partition("/")[2], Body=other
+                )
         return answer
 
     door.fault = replacing
@@ -314,29 +367,42 @@ def test_an_object_replaced_while_it_is_read_is_seen(
     assert Registry(tmp_path / "models").names() == []
 
 
-def test_large_files_travel_in_parts(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_travel_in_parts(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfer, "PIECE", 1 << 20)
     content = os.urandom(12 << 20)
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "big").write_bytes(content)
     place, files = Place.at(f"s3://{BUCKET}/large"), file_digests(tmp_path / "m")
     transfer.send(tmp_path / "m", files, b"{}", place)
-    assert sum(method == "PUT" and path.endswith("/large/big") for method, path in door.requests) > 1
+    assert (
+        sum(method == "PUT" and path.endswith("/large/big") for method, path in door.requests) > 1
+    )
     door.requests.clear()
     transfer.fetch(place, files, tmp_path / "n")
-    assert sum(method == "GET" and path.endswith("/large/big") for method, path in door.requests) == 12
+    assert (
+        sum(method == "GET" and path.endswith("/large/big") for method, path in door.requests) == 12
+    )
     assert (tmp_path / "n" / "big").read_bytes() == content
 
 
-def test_no_bucket_no_way_in_and_nobody_there_are_told_apart(door: Door, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    for act in (lambda uri: push(model.path, Place.at(uri) / "news"), lambda uri: names(Place.at(uri))):
+def test_no_bucket_no_way_in_and_nobody_there_are_told_apart(
+    door: Door, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for act in (
+        lambda uri: push(model.path, Place.at(uri) / "news"),
+        lambda uri: names(Place.at(uri)),
+    ):
         with pytest.raises(NotFound, match="no bucket") as error:
             act("s3://no-such-bucket/models")
         assert code_of(error) == "NO_BUCKET"
 
     def denied(environ: dict[str, Any], start: Any) -> Any:
         start("403 Forbidden", [("Content-Type", "application/xml")])
-        return [b"<Error><Code>AccessDenied</Code><Message>key AKIASECRET may not</Message></Error>"]
+        return [
+            b"<Error><Code>AccessDenied</Code><Message>key AKIASECRET may not</Message></Error>"
+        ]
 
     monkeypatch.setattr(door, "_behind", denied)
     with pytest.raises(Unavailable, match="not open to us") as error:
@@ -364,10 +430,14 @@ def test_no_bucket_no_way_in_and_nobody_there_are_told_apart(door: Door, model: 
 def test_a_uri_that_can_not_be_is_refused_without_its_secrets(uri: str) -> None:
     with pytest.raises(ParameterError) as error:
         Place.at(uri)
-    assert "secret" not in str(error.value).replace("AWS_SECRET_ACCESS_KEY", "").replace("secret_key", "")
+    assert "secret" not in str(error.value).replace("AWS_SECRET_ACCESS_KEY", "").replace(
+        "secret_key", ""
+    )
 
 
-def test_the_commands(door: Door, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(
+    door: Door, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     uri, home = f"s3://{BUCKET}/commands", tmp_path / "home"
     assert cli.main(["models", "push", str(model.path), uri, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == 1
@@ -378,6 +448,11 @@ def test_the_commands(door: Door, model: Model, tmp_path: Path, capsys: pytest.C
     assert "was there already" in capsys.readouterr().out
     assert cli.main(["models", "remote", uri, "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)["models"]
-    assert (listed["model"], listed["version"], listed["whole"], listed["sha256"]) == ("news", 1, True, model.sha256)
+    assert (listed["model"], listed["version"], listed["whole"], listed["sha256"]) == (
+        "news",
+        1,
+        True,
+        model.sha256,
+    )
     assert cli.main(["models", "pull", uri, f"{uri}/x", "--into", str(tmp_path / "m")]) == 2
     assert cli.main(["models", "pull", "s3://no-such-bucket/x", "--home", str(home)]) == 2

@@ -71,7 +71,11 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[JobStore]:
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample of an exposition: (name, labels) -> value."""
     found = text_string_to_metric_families(text.decode())
-    return {(each.name, tuple(sorted(each.labels.items()))): each.value for family in found for each in family.samples}
+    return {
+        (each.name, tuple(sorted(each.labels.items()))): each.value
+        for family in found
+        for each in family.samples
+    }
 
 
 def shown(store: JobStore) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -84,14 +88,20 @@ def shown(store: JobStore) -> dict[tuple[str, tuple[tuple[str, str], ...]], floa
 
 def test_names_follow_the_conventions_and_help_says_whose_they_are(store: JobStore) -> None:
     text = Gauges(StoreCollector(store.figures, patience=300.0)).text().decode()
-    families = [each for each in text_string_to_metric_families(text) if not each.name.startswith(("process_", "python_"))]
+    families = [
+        each
+        for each in text_string_to_metric_families(text)
+        if not each.name.startswith(("process_", "python_"))
+    ]
     assert len({each.name for each in families}) == len(families) > 30
     for each in families:
         assert re.fullmatch(r"xcray_[a-z][a-z0-9_]*[a-z0-9]", each.name)
         assert each.documentation.startswith(("Of this replica: ", "Of the store: ")), each.name
         assert each.documentation.endswith(".")
         assert each.type in ("counter", "gauge", "histogram"), each.name
-        assert not re.search(r"_(ms|millis|minutes|kb|mb|count|total|percent)$", each.name), each.name
+        assert not re.search(r"_(ms|millis|minutes|kb|mb|count|total|percent)$", each.name), (
+            each.name
+        )
         if each.type == "histogram":
             assert each.name.endswith("_seconds")
         if "_bytes" in each.name:
@@ -106,11 +116,24 @@ def test_the_page_lists_every_figure() -> None:
         sys.path.remove(str(ROOT / "docs"))
     text = page.PAGE.read_text()
     assert page.written(text) == text, "run: python docs/metrics.py"
-    for code in ("DRAINING", "STORE", "SCHEMA", "DISK", "MODELS", "RUNNER", "RAY", "MODEL", "BUILDER", "WORKERS"):
+    for code in (
+        "DRAINING",
+        "STORE",
+        "SCHEMA",
+        "DISK",
+        "MODELS",
+        "RUNNER",
+        "RAY",
+        "MODEL",
+        "BUILDER",
+        "WORKERS",
+    ):
         assert f"| {code} |" in text
 
 
-def test_waits_ends_and_losses_are_counted_with_the_change_itself(store: JobStore, clock: Clock) -> None:
+def test_waits_ends_and_losses_are_counted_with_the_change_itself(
+    store: JobStore, clock: Clock
+) -> None:
     job, _ = store.submit({"a": 1}, name="x")
     clock.now += 7.0
     assert shown(store)["xcray_jobs_waiting_oldest_seconds", ()] == 7.0
@@ -126,7 +149,12 @@ def test_waits_ends_and_losses_are_counted_with_the_change_itself(store: JobStor
     assert found["xcray_job_queue_wait_seconds_count", ()] == 2
     assert found["xcray_job_queue_wait_seconds_sum", ()] == 407.0
     assert found["xcray_job_attempts_lost_total", ()] == 1
-    assert found["xcray_jobs_ended_total", (("kind", "train"), ("reason", "INPUT"), ("status", "FAILED"))] == 1
+    assert (
+        found[
+            "xcray_jobs_ended_total", (("kind", "train"), ("reason", "INPUT"), ("status", "FAILED"))
+        ]
+        == 1
+    )
     assert found["xcray_jobs", (("status", "FAILED"),)] == 1
     assert found["xcray_jobs_waiting_oldest_seconds", ()] == 0
 
@@ -140,15 +168,31 @@ def test_a_clock_that_jumps_back_makes_no_negative_wait(store: JobStore, clock: 
 
 
 def test_buckets_and_classes_of_reasons() -> None:
-    assert [bucket_of(seconds) for seconds in (0.0, 0.5, 0.6, 86400.0, 1e9)] == ["0.5", "0.5", "1.0", "86400.0", "+Inf"]
-    assert [reason_class(reason) for reason in (None, "POISON", "K_RANGE")] == ["NONE", "POISON", "INPUT"]
+    assert [bucket_of(seconds) for seconds in (0.0, 0.5, 0.6, 86400.0, 1e9)] == [
+        "0.5",
+        "0.5",
+        "1.0",
+        "86400.0",
+        "+Inf",
+    ]
+    assert [reason_class(reason) for reason in (None, "POISON", "K_RANGE")] == [
+        "NONE",
+        "POISON",
+        "INPUT",
+    ]
 
 
 def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore) -> None:
     job, _ = store.submit({"a": 1}, name="x")
     store.claim("me", lease_seconds=10.0)
     tally = Tally()
-    told = {"workers": 4, "workers_wanted": 6, "busy_share": 0.5, "largest_gap": 0.01, "object_store_bytes": 7}
+    told = {
+        "workers": 4,
+        "workers_wanted": 6,
+        "busy_share": 0.5,
+        "largest_gap": 0.01,
+        "object_store_bytes": 7,
+    }
     told |= {"counted": {"classes_solved": 10.0}}
     tally.hear(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", vitals=told))
     store.append(
@@ -159,10 +203,25 @@ def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore
     assert list(news.values()) == [10.0]
     assert tally.news() == {}
     tally.hear(
-        Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**told, "counted": {"classes_solved": 12.0, "worker_seconds": 3.0}})
+        Progress(
+            "TRAINING",
+            2,
+            2,
+            1.0,
+            1.0,
+            None,
+            "",
+            vitals={**told, "counted": {"classes_solved": 12.0, "worker_seconds": 3.0}},
+        )
     )
     assert shown(store)["xcray_jobs_remaining_seconds", ()] == 90.0
-    lost = {"batches_lost": 2.0, "seconds_lost": 0.5, "workers_lost": 1, "nodes_lost": 1, "batches_copied": 3.0}
+    lost = {
+        "batches_lost": 2.0,
+        "seconds_lost": 0.5,
+        "workers_lost": 1,
+        "nodes_lost": 1,
+        "batches_copied": 3.0,
+    }
     tally.hear(Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**told, "counted": lost}))
     store.append(job.id, 1, "phase", {"phase": "MERGING"}, counted=tally.news())
     found = shown(store)
@@ -170,9 +229,19 @@ def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore
     assert found["xcray_worker_seconds_total", (("kind", "train"),)] == 3.0
     assert found["xcray_batches_total", (("outcome", "lost"),)] == 2.0
     assert found["xcray_worker_seconds_wasted_total", (("outcome", "lost"),)] == 0.5
-    assert [found[f"xcray_{name}_total", ()] for name in ("batches_copied", "workers_lost", "nodes_lost")] == [3.0, 1.0, 1.0]
-    assert (found["xcray_workers", ()], found["xcray_workers_wanted", ()], found["xcray_workers_busy_share", ()]) == (4, 6, 0.5)
-    assert (found["xcray_certified_gap_ratio", ()], found["xcray_object_store_bytes", ()]) == (0.01, 7)
+    assert [
+        found[f"xcray_{name}_total", ()]
+        for name in ("batches_copied", "workers_lost", "nodes_lost")
+    ] == [3.0, 1.0, 1.0]
+    assert (
+        found["xcray_workers", ()],
+        found["xcray_workers_wanted", ()],
+        found["xcray_workers_busy_share", ()],
+    ) == (4, 6, 0.5)
+    assert (found["xcray_certified_gap_ratio", ()], found["xcray_object_store_bytes", ()]) == (
+        0.01,
+        7,
+    )
     store.finish(job.id, 1, SUCCEEDED)
     assert shown(store)["xcray_workers", ()] == 0
 
@@ -182,12 +251,23 @@ def test_a_training_fills_the_figures(tmp_path: Path, tiny: Any) -> None:
 
     home = Home(tmp_path / "home")
     store = JobStore(home.store_url)
-    spec = {"dataset": str(tiny.path), "name": "tiny", "pool": "threads", "workers": 2, "solver": "ppdsparse", "params": {}}
+    spec = {
+        "dataset": str(tiny.path),
+        "name": "tiny",
+        "pool": "threads",
+        "workers": 2,
+        "solver": "ppdsparse",
+        "params": {},
+    }
     job, _ = store.submit(spec, name="tiny")
     store.claim("me", lease_seconds=60.0)
     assert run_attempt(store, home, job.id, 1, lease_seconds=60.0) == SUCCEEDED
     found = shown(store)
-    told = [event.data["vitals"] for event in store.events(job.id) if event.kind == "progress" and "vitals" in event.data]
+    told = [
+        event.data["vitals"]
+        for event in store.events(job.id)
+        if event.kind == "progress" and "vitals" in event.data
+    ]
     store.close()
     assert found["xcray_classes_solved_total", ()] == tiny.n_labels
     assert found["xcray_batches_total", (("outcome", "done"),)] > 0
@@ -202,15 +282,22 @@ def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> Non
     store.submit({"a": 1}, name="x", tenant="t0")
     before = set(shown(store))
     with store._database.write() as connection:
-        row = dict(connection.execute(sa.select(JOBS).where(JOBS.c.status == "PENDING")).mappings().one())
+        row = dict(
+            connection.execute(sa.select(JOBS).where(JOBS.c.status == "PENDING")).mappings().one()
+        )
         row.pop("seq")
-        more = [{**row, "id": f"job_{i}", "name": f"name{i}", "tenant": f"t{i % 500}"} for i in range(10_000)]
+        more = [
+            {**row, "id": f"job_{i}", "name": f"name{i}", "tenant": f"t{i % 500}"}
+            for i in range(10_000)
+        ]
         connection.execute(sa.insert(JOBS), more)
     found = shown(store)
     assert set(found) == before
     assert found["xcray_jobs", (("status", "PENDING"),)] == 10_001
     with store._database.read() as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(EVENTS)).scalar() < 10  # they were not looked for
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(EVENTS)).scalar() < 10
+        )  # they were not looked for
 
 
 def test_vitals_see_the_last_half_minute() -> None:
@@ -222,7 +309,9 @@ def test_vitals_see_the_last_half_minute() -> None:
         vitals.span(Span("w", task, begin, seconds, outcome))
     vitals.span(Span("w", Task(1, (), 0.0, 2, copy=True), 95.0, 0.0, DUPLICATE))
     told = vitals.told()
-    assert told["busy_share"] == pytest.approx(10.0 / (2 * 30.0), abs=1e-4)  # of the seconds 70 to 100, two workers
+    assert told["busy_share"] == pytest.approx(
+        10.0 / (2 * 30.0), abs=1e-4
+    )  # of the seconds 70 to 100, two workers
     assert told["counted"] == {  # what was lost did not count as work
         "worker_seconds": 20.0,
         "seconds_lost": 5.0,
@@ -256,7 +345,9 @@ def test_a_store_that_hangs_delays_no_scrape() -> None:
         found = samples(gauges.text())
         assert found["xcray_store_figures_age_seconds", ()] == float("inf")
         assert not any(name.startswith("xcray_jobs") for name, _ in found)
-    assert sum(thread.name == "xcray-figures" for thread in set(threading.enumerate()) - before) == 1  # one waits, not three
+    assert (
+        sum(thread.name == "xcray-figures" for thread in set(threading.enumerate()) - before) == 1
+    )  # one waits, not three
     held.set()
 
 
@@ -276,7 +367,11 @@ def test_codes_of_refusals_are_bounded() -> None:
     for i in range(3 * MOST_CODES):
         gauges.refused(429, f"CODE{i}")
     gauges.refused(404, "NOT_FOUND")
-    codes = {dict(labels)["code"] for name, labels in samples(gauges.text()) if name == "xcray_http_refusals_total"}
+    codes = {
+        dict(labels)["code"]
+        for name, labels in samples(gauges.text())
+        if name == "xcray_http_refusals_total"
+    }
     assert len(codes) == MOST_CODES + 1
     assert "OTHER" in codes
     assert "NOT_FOUND" not in codes
@@ -289,12 +384,21 @@ def test_a_prediction_moves_its_figures(tmp_path: Path) -> None:
         for top_k in (1, 4):
             body = {"instances": [{"text": text} for text in TEXTS], "top_k": top_k}
             assert http.post("/v1/models/docs:predict", json=body).status_code == 200
-        assert http.post("/v1/models/docs:predict", content=b"x" * 10_000_001).status_code in (413, 415)
+        assert http.post("/v1/models/docs:predict", content=b"x" * 10_000_001).status_code in (
+            413,
+            415,
+        )
         found = samples(http.get("/metrics").content)
-    assert found["xcray_predict_instances_total", ()] == found["xcray_predict_exact_total", ()] == 2 * len(TEXTS)
+    assert (
+        found["xcray_predict_instances_total", ()]
+        == found["xcray_predict_exact_total", ()]
+        == 2 * len(TEXTS)
+    )
     assert found["xcray_predict_labels_scored_total", ()] >= len(TEXTS)
     assert found["xcray_predict_seconds_count", ()] == 2
-    assert found["xcray_model_finds_total", (("how", "waited"),)] == 1  # the first had to wait, the other did not
+    assert (
+        found["xcray_model_finds_total", (("how", "waited"),)] == 1
+    )  # the first had to wait, the other did not
     assert found["xcray_model_finds_total", (("how", "mapped"),)] == 1
     assert found["xcray_model_loads_total", (("outcome", "loaded"),)] == 1
     assert found["xcray_http_requests_under_way", ()] == 1  # this one
@@ -317,7 +421,19 @@ def lines_of(formatter: logging.Formatter, event: str, **extra: Any) -> list[str
     return stream.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("text", ["a\r\nb", "\x1b[31mred", "a\u2028b", "\u202egnp.exe", "n" * 1_000_000, "\ud800", '"}{', "a=b c"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\r\nb",
+        "\x1b[31mred",
+        "a\u2028b",
+        "\u202egnp.exe",
+        "n" * 1_000_000,
+        "\ud800",
+        '"}{',
+        "a=b c",
+    ],
+)
 def test_each_event_is_one_line_in_both_forms(text: str) -> None:
     where = Whereabouts("job_1", 2)
     where.at("TRAINING")
@@ -364,9 +480,15 @@ def test_a_request_says_who_asked_and_never_with_what(tmp_path: Path) -> None:
     try:
         with client_of(create_app(settings_for(tmp_path / "home"))) as http:
             http.get("/v1/jobs", headers={"X-Request-ID": "req_9"})
-            http.get("/v1/jobs", headers={"Authorization": f"Bearer {CANARY}", "X-Request-ID": "req_10"})
+            http.get(
+                "/v1/jobs", headers={"Authorization": f"Bearer {CANARY}", "X-Request-ID": "req_10"}
+            )
             http.get("/v1/jobs/none", headers={"X-Request-ID": "req_11"})
-            http.post("/v1/models/m:predict", json={"instances": [{"text": CANARY}]}, headers={"X-Request-ID": "req_12"})
+            http.post(
+                "/v1/models/m:predict",
+                json={"instances": [{"text": CANARY}]},
+                headers={"X-Request-ID": "req_12"},
+            )
     finally:
         logs.LOGGER.removeHandler(handler)
         logs.LOGGER.setLevel(level)
@@ -428,7 +550,9 @@ def test_an_error_of_heavy_work_keeps_nothing_of_the_body() -> None:
     assert "work" not in names
 
 
-def test_a_large_reply_written_in_pieces_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_reply_written_in_pieces_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from live import text_model
 
     from xcray.predict import Predictor

@@ -33,7 +33,9 @@ def description(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def operations(description: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {one["operationId"]: one for each in description["paths"].values() for one in each.values()}
+    return {
+        one["operationId"]: one for each in description["paths"].values() for one in each.values()
+    }
 
 
 def test_names_stay(description: dict[str, Any]) -> None:
@@ -55,11 +57,17 @@ def test_every_operation_says_all(description: dict[str, Any]) -> None:
         assert one["summary"], name
         assert one["description"], name
         assert {"400", "431"} <= set(one["responses"]), name
-        assert closed == ({"401", "403", "429", "503"} <= set(one["responses"])) or name == "health_readyz", name
+        assert (
+            closed == ({"401", "403", "429", "503"} <= set(one["responses"]))
+            or name == "health_readyz"
+        ), name
         assert "default" not in one["responses"], name
         for status, response in one["responses"].items():
             content = response.get("content", {})
-            assert not (int(status) >= 400 and "$ref" not in response and not content), (name, status)
+            assert not (int(status) >= 400 and "$ref" not in response and not content), (
+                name,
+                status,
+            )
 
 
 def test_every_reference_leads_somewhere(description: dict[str, Any]) -> None:
@@ -93,7 +101,11 @@ def test_wrong_methods_are_told_the_right_ones(tmp_path: Path) -> None:
             ("/v1/models/m/sets/s", "DELETE, GET, PUT"),
         ):
             answer: httpx.Response = http.patch(path)
-            assert (answer.status_code, answer.json()["code"], answer.headers["allow"]) == (405, "METHOD", allowed)
+            assert (answer.status_code, answer.json()["code"], answer.headers["allow"]) == (
+                405,
+                "METHOD",
+                allowed,
+            )
 
 
 @pytest.mark.slow

@@ -23,7 +23,11 @@ GIB = 1 << 30
 
 def commands() -> list[list[str]]:
     """The commands of the first block that need nothing that is there."""
-    found = [re.split(r"\s[#>]", line)[0] for line in lines(OPERATIONS) if line.startswith("xcray size --")]
+    found = [
+        re.split(r"\s[#>]", line)[0]
+        for line in lines(OPERATIONS)
+        if line.startswith("xcray size --")
+    ]
     return [shlex.split(line)[1:] for line in found if not {"DIR", "MODEL"} & set(line.split())]
 
 
@@ -36,7 +40,9 @@ def test_sizes_are_told_as_they_come_out(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_tables_of_sizes_and_prices_are_what_the_formula_says_now() -> None:
     assert sizes.written(OPERATIONS) == OPERATIONS, "run: python docs/sizes.py"
-    assert sizes.written(OPERATIONS.replace("| 1,000,000 |", "| 7 |")) == OPERATIONS  # what is wrong is mended
+    assert (
+        sizes.written(OPERATIONS.replace("| 1,000,000 |", "| 7 |")) == OPERATIONS
+    )  # what is wrong is mended
     with pytest.raises(ValueError, match="sizes: prices"):
         sizes.written(OPERATIONS.replace("sizes: prices", "sizes: none"))
 
@@ -50,6 +56,9 @@ def test_prices_are_summed_as_the_formula_says() -> None:
     memory = {name: pod.memory / GIB for name, pod in found.pods.items()}
     cores, held = 2 * 1 + 1 + 2, 2 * memory["api"] + memory["runner"] + memory["head"]
     assert ready == pytest.approx(730 * (cores * 0.04 + held * 0.005), abs=1.0)
-    hourly = found.core_hours.value / 0.9 * 0.04 + memory["worker"] * found.pods["worker"].number * found.hours * 0.005
+    hourly = (
+        found.core_hours.value / 0.9 * 0.04
+        + memory["worker"] * found.pods["worker"].number * found.hours * 0.005
+    )
     assert trainings == pytest.approx(30 * hourly, rel=0.05)
     assert home == pytest.approx(found.home / GIB * 0.10, rel=0.05)

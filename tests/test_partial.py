@@ -27,7 +27,9 @@ Run = Callable[..., TrainResult]
 def reference(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     """The model of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("reference")
-    return train(TrainSpec(str(tiny.path), pool="serial"), run_dir=folder / "run", out=folder / "model")
+    return train(
+        TrainSpec(str(tiny.path), pool="serial"), run_dir=folder / "run", out=folder / "model"
+    )
 
 
 def short(labels: int, timed: bool = True) -> Callable[..., None]:
@@ -53,7 +55,9 @@ def timed(monkeypatch: pytest.MonkeyPatch, tiny: Dataset, tmp_path: Path) -> Run
     """Train for a time that is up when so many labels are done."""
 
     def after(labels: int, out: str, **changes: Any) -> TrainResult:
-        spec = TrainSpec(**{"dataset": str(tiny.path), "pool": "serial", "max_seconds": 1.0, **changes})
+        spec = TrainSpec(
+            **{"dataset": str(tiny.path), "pool": "serial", "max_seconds": 1.0, **changes}
+        )
         with monkeypatch.context() as patch:
             patch.setattr(solving, "drive", short(labels, spec.max_seconds is not None))
             return train(spec, run_dir=tmp_path / "run", out=tmp_path / out)
@@ -68,14 +72,18 @@ def done_of(result: TrainResult) -> np.ndarray:
     return classes.column("rounds").to_numpy() >= 0
 
 
-def test_the_most_valuable_labels_come_first_and_the_model_says_what_it_lacks(tiny: Dataset, timed: Run) -> None:
+def test_the_most_valuable_labels_come_first_and_the_model_says_what_it_lacks(
+    tiny: Dataset, timed: Run
+) -> None:
     result = timed(5, "part")
     model, done = Model.open(result.model_path), done_of(result)
     counts = tiny.label_counts
     assert 5 <= done.sum() < 40
     assert counts[done].min() >= counts[~done].max()
     ties = np.flatnonzero(counts == counts[done].min())
-    assert np.array_equal(np.sort(done[ties])[::-1], done[ties])  # equal ones in the order of labels
+    assert np.array_equal(
+        np.sort(done[ties])[::-1], done[ties]
+    )  # equal ones in the order of labels
     missing = int((~done).sum())
     assert model.manifest["partial"] == {"missing": missing}
     assert result.report["partial"] == {
@@ -102,9 +110,16 @@ def test_a_partial_model_answers(tiny: Dataset, timed: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"max_seconds": None}, {"max_seconds": 100.0}, {"max_seconds": None, "pool": "threads", "workers": 2}]
+    "more",
+    [
+        {"max_seconds": None},
+        {"max_seconds": 100.0},
+        {"max_seconds": None, "pool": "threads", "workers": 2},
+    ],
 )
-def test_more_time_gives_the_model_of_an_uninterrupted_run(timed: Run, reference: TrainResult, more: dict[str, Any]) -> None:
+def test_more_time_gives_the_model_of_an_uninterrupted_run(
+    timed: Run, reference: TrainResult, more: dict[str, Any]
+) -> None:
     part = timed(5, "part")
     further = timed(12, "further")
     assert done_of(part).sum() < done_of(further).sum() < 40
@@ -116,7 +131,9 @@ def test_more_time_gives_the_model_of_an_uninterrupted_run(timed: Run, reference
     assert "partial" not in Model.open(whole.model_path).manifest
 
 
-def test_labels_done_in_time_are_those_of_the_whole_model(timed: Run, reference: TrainResult) -> None:
+def test_labels_done_in_time_are_those_of_the_whole_model(
+    timed: Run, reference: TrainResult
+) -> None:
     part = timed(5, "part")
     done = np.flatnonzero(done_of(part))
     a, b = Model.open(part.model_path), Model.open(reference.model_path)
@@ -133,7 +150,9 @@ def test_no_label_in_time_is_refused_and_the_run_goes_on(timed: Run, tmp_path: P
     assert timed(5, "part").report["partial"]["missing"] > 0
 
 
-def test_changed_labels_keep_count_of_what_is_missing(tiny: Dataset, timed: Run, reference: TrainResult, tmp_path: Path) -> None:
+def test_changed_labels_keep_count_of_what_is_missing(
+    tiny: Dataset, timed: Run, reference: TrainResult, tmp_path: Path
+) -> None:
     part = timed(5, "part")
     done = done_of(part)
     missing = [str(k) for k in np.flatnonzero(~done) if tiny.label_counts[k]]
@@ -143,12 +162,19 @@ def test_changed_labels_keep_count_of_what_is_missing(tiny: Dataset, timed: Run,
     again = add_labels(less.model_path, tiny.path, tmp_path / "again", missing[:2])
     assert Model.open(again.model_path).manifest["partial"] == {"missing": n - 2}
     filled = retrain_labels(part.model_path, tiny.path, tmp_path / "filled", missing)
-    assert n - len(missing) == int((tiny.label_counts == 0).sum())  # labels without rows can't be trained by name
-    assert np.array_equal(Model.open(filled.model_path).W.data, Model.open(reference.model_path).W.data)
+    assert n - len(missing) == int(
+        (tiny.label_counts == 0).sum()
+    )  # labels without rows can't be trained by name
+    assert np.array_equal(
+        Model.open(filled.model_path).W.data, Model.open(reference.model_path).W.data
+    )
 
 
 def test_partial_from_the_command_line(
-    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(solving, "drive", short(5))
     words = ["train", str(tiny.path), "--pool", "serial"]
@@ -159,7 +185,19 @@ def test_partial_from_the_command_line(
     assert "--run-dir" in shown.err
     assert (tmp_path / "model.run").is_dir()  # more time goes on from there
     monkeypatch.setattr(solving, "drive", drive)
-    assert main([*words, "--run-dir", str(tmp_path / "model.run"), "--out", str(tmp_path / "whole"), "--json"]) == 0
+    assert (
+        main(
+            [
+                *words,
+                "--run-dir",
+                str(tmp_path / "model.run"),
+                "--out",
+                str(tmp_path / "whole"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert told["sha256"] != Model.open(tmp_path / "model").sha256
     assert "partial" not in told["report"]

@@ -16,8 +16,13 @@ RUN = {"solver": "ppdsparse", "params": {"lam": 0.01}, "dataset": "abc"}
 
 def block(labels, seed: int = 0) -> Block:
     """Made-up weights over 7 features for `labels`; a label's weights depend on the label only."""
-    rows = [np.flatnonzero(np.random.default_rng([seed, label]).random(7) < 0.5) for label in labels]
-    data = [np.random.default_rng([seed, label, 1]).normal(size=len(row)) for label, row in zip(labels, rows, strict=True)]
+    rows = [
+        np.flatnonzero(np.random.default_rng([seed, label]).random(7) < 0.5) for label in labels
+    ]
+    data = [
+        np.random.default_rng([seed, label, 1]).normal(size=len(row))
+        for label, row in zip(labels, rows, strict=True)
+    ]
     indptr = np.cumsum([0, *(len(row) for row in rows)])
     records = np.zeros(len(labels), STATE)
     records["label"] = labels
@@ -66,7 +71,9 @@ def test_damaged_parts_are_set_aside_and_solved_again(tmp_path, harm):
     found.commit(block([3, 4, 5]))
     content = bytearray(victim.read_bytes())
     if harm == "flip":
-        content[content.index(one.W.data.tobytes())] ^= 1  # a weight; Arrow's padding would not matter
+        content[content.index(one.W.data.tobytes())] ^= (
+            1  # a weight; Arrow's padding would not matter
+        )
         victim.write_bytes(content)
     elif harm == "cut":
         victim.write_bytes(content[: len(content) // 2])

@@ -46,8 +46,13 @@ def test_the_order_starts_sparse_and_goes_to_neighbours() -> None:
     for point in order[1:]:
         assert point.start is not None
         assert point.start < point.number
-        steps = [abs(np.log10(point.params[name] / order[point.start].params[name])) for name in point.params]
-        assert sum(steps) == pytest.approx(1.0)  # one step of one parameter: there is always a neighbour before
+        steps = [
+            abs(np.log10(point.params[name] / order[point.start].params[name]))
+            for name in point.params
+        ]
+        assert sum(steps) == pytest.approx(
+            1.0
+        )  # one step of one parameter: there is always a neighbour before
     assert [point.number for point in order] == list(range(9))
 
 
@@ -56,7 +61,12 @@ def test_distances_are_in_decades_and_nothing_has_its_place() -> None:
     assert [point.params["lam"] for point in order] == [1.0, 0.1, 0.0]
     assert [point.start for point in order] == [None, 0, 1]
     far = plan({"C": [1, 1000, 900, 2]})
-    assert [(point.params["C"], point.start) for point in far] == [(1, None), (2, 0), (900, 1), (1000, 2)]
+    assert [(point.params["C"], point.start) for point in far] == [
+        (1, None),
+        (2, 0),
+        (900, 1),
+        (1000, 2),
+    ]
     assert [point.params for point in plan({"lam": [0.0]})] == [{"lam": 0.0}]
 
 
@@ -67,10 +77,16 @@ def test_duals_grow_with_the_root_of_c() -> None:
 
 def test_repeated_values_are_one_point_and_keys_are_of_values() -> None:
     assert len(plan({"lam": [0.1, 0.1], "C": [1, 1.0]})) == 1
-    assert plan({"lam": [0.1], "C": [1]})[0].key == plan({"C": [1.0], "lam": [0.1]})[0].key == key_of({"lam": 0.1, "C": 1.0})
+    assert (
+        plan({"lam": [0.1], "C": [1]})[0].key
+        == plan({"C": [1.0], "lam": [0.1]})[0].key
+        == key_of({"lam": 0.1, "C": 1.0})
+    )
 
 
-def test_points_are_solved_on_one_part_and_measured_on_the_other(tiny: Dataset, done: PathResult, tmp_path: Path) -> None:
+def test_points_are_solved_on_one_part_and_measured_on_the_other(
+    tiny: Dataset, done: PathResult, tmp_path: Path
+) -> None:
     held = points.hold_out(tiny, 0.2, 0, tmp_path / "held")
     mask = HashSplit(0.2, 0).mask(0, tiny.train.n_rows)
     assert held.test is not None
@@ -81,46 +97,69 @@ def test_points_are_solved_on_one_part_and_measured_on_the_other(tiny: Dataset, 
     for point in done.points:
         params = point["params"]
         spec = TrainSpec(str(held.path), pool="serial", params=params)
-        alone = train(spec, run_dir=tmp_path / key_of(params) / "run", out=tmp_path / key_of(params) / "model")
-        if point["start"] is None:  # from nothing: the same bits; from a neighbour: the same optimum, nearly
+        alone = train(
+            spec, run_dir=tmp_path / key_of(params) / "run", out=tmp_path / key_of(params) / "model"
+        )
+        if (
+            point["start"] is None
+        ):  # from nothing: the same bits; from a neighbour: the same optimum, nearly
             assert (point["measures"], point["nnz"]) == (alone.measures, alone.report["weights"])
         assert point["measures"]["P@1"] == pytest.approx(alone.measures["P@1"], abs=0.03)
         assert point["certified"] == point["classes"] == tiny.n_labels
 
 
-def test_the_best_point_makes_the_final_model(tiny: Dataset, done: PathResult, tmp_path: Path) -> None:
+def test_the_best_point_makes_the_final_model(
+    tiny: Dataset, done: PathResult, tmp_path: Path
+) -> None:
     best = max(point["measures"]["P@1"] for point in done.points)
     (chosen,) = [point for point in done.points if point["chosen"]]
     assert chosen["measures"]["P@1"] == best
     assert chosen["params"] == done.chosen
-    alone = train(TrainSpec(str(tiny.path), pool="serial", params=done.chosen), run_dir=tmp_path / "run", out=tmp_path / "model")
+    alone = train(
+        TrainSpec(str(tiny.path), pool="serial", params=done.chosen),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+    )
     model = Model.open(done.model.model_path)
     assert model.path == done.path / "model"
     assert model.sha256 == done.model.sha256 == alone.sha256
     assert model.measures == alone.measures
-    assert [point["params"] for point in model.manifest["report"]["path"]["points"]] == [point["params"] for point in done.points]
+    assert [point["params"] for point in model.manifest["report"]["path"]["points"]] == [
+        point["params"] for point in done.points
+    ]
 
 
 def test_all_points_are_told(done: PathResult) -> None:
     told = read_json(done.path / "path.json")
     assert told["points"] == done.points
-    assert [told[name] for name in ("select", "holdout", "seed", "warm", "chosen")] == ["P@1", 0.2, 0, True, done.chosen]
+    assert [told[name] for name in ("select", "holdout", "seed", "warm", "chosen")] == [
+        "P@1",
+        0.2,
+        0,
+        True,
+        done.chosen,
+    ]
     assert (told["model"], told["grid"]) == (done.model.sha256, {"lam": [0.1, 0.01], "C": [1.0]})
     table = read_table(done.path / "path.arrow")
     assert table.num_rows == len(done.points) == 2
     assert table.column("chosen").to_pylist().count(True) == 1
-    assert {"lam", "C", "P@1", "P@5", "nnz", "seconds", "core_seconds", "certified", "warm"} <= set(table.column_names)
+    assert {"lam", "C", "P@1", "P@5", "nnz", "seconds", "core_seconds", "certified", "warm"} <= set(
+        table.column_names
+    )
     assert sorted(path.name for path in done.path.iterdir()) == ["model", "path.arrow", "path.json"]
 
 
 def test_equal_measures_take_the_sparser() -> None:
     results: list[dict[str, Any]] = [
-        {"measures": {"P@1": value}, "nnz": nnz} for value, nnz in ((0.5, 9), (0.6, 8), (0.6, 7), (0.6, 7), (0.4, 1))
+        {"measures": {"P@1": value}, "nnz": nnz}
+        for value, nnz in ((0.5, 9), (0.6, 8), (0.6, 7), (0.6, 7), (0.4, 1))
     ]
     assert choose(results, "P@1") == 2
 
 
-def test_a_stopped_path_keeps_its_points_and_goes_on(tiny: Dataset, done: PathResult, tmp_path: Path) -> None:
+def test_a_stopped_path_keeps_its_points_and_goes_on(
+    tiny: Dataset, done: PathResult, tmp_path: Path
+) -> None:
     stop = StopFlag()
 
     def look(step: Progress) -> None:
@@ -128,16 +167,29 @@ def test_a_stopped_path_keeps_its_points_and_goes_on(tiny: Dataset, done: PathRe
             stop.set()
 
     with pytest.raises(Stopped, match="finished batches are kept"):
-        train_path(spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=look, stop=stop)
-    kept = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "points").glob("*/result.json")}
+        train_path(
+            spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=look, stop=stop
+        )
+    kept = {
+        path.parent.name: path.stat().st_mtime_ns
+        for path in (tmp_path / "run" / "points").glob("*/result.json")
+    }
     assert len(kept) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     told: list[Progress] = []
-    result = train_path(spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=told.append)
+    result = train_path(
+        spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=told.append
+    )
     for name, when in kept.items():
         assert (tmp_path / "run" / "points" / name / "result.json").stat().st_mtime_ns == when
-    timeless = [{name: value for name, value in point.items() if "seconds" not in name} for point in result.points]
-    assert timeless == [{name: value for name, value in point.items() if "seconds" not in name} for point in done.points]
+    timeless = [
+        {name: value for name, value in point.items() if "seconds" not in name}
+        for point in result.points
+    ]
+    assert timeless == [
+        {name: value for name, value in point.items() if "seconds" not in name}
+        for point in done.points
+    ]
     assert result.model.sha256 == done.model.sha256
     steps = [step for step in told if step.phase == "POINTS"]
     assert all(a.done <= b.done for a, b in pairwise(steps))
@@ -148,38 +200,62 @@ def test_a_wider_grid_solves_only_the_new_points(tiny: Dataset, tmp_path: Path) 
     first = train_path(spec_of(tiny, {"C": [1]}), run_dir=tmp_path / "run", out=tmp_path / "first")
     found = list((tmp_path / "run" / "points").glob("*/result.json"))
     before = found[0].stat().st_mtime_ns
-    second = train_path(spec_of(tiny, {"C": [1, 3], "lam": [0.01]}), run_dir=tmp_path / "run", out=tmp_path / "second")
+    second = train_path(
+        spec_of(tiny, {"C": [1, 3], "lam": [0.01]}),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "second",
+    )
     assert len(first.points) == 1
     assert len(second.points) == 2
     assert found[0].stat().st_mtime_ns == before
     with pytest.raises(Conflict, match="another path"):
-        train_path(spec_of(tiny, {"C": [1]}, seed=1), run_dir=tmp_path / "run", out=tmp_path / "third")
+        train_path(
+            spec_of(tiny, {"C": [1]}, seed=1), run_dir=tmp_path / "run", out=tmp_path / "third"
+        )
 
 
 def test_threads_give_the_same_points(tiny: Dataset, done: PathResult, tmp_path: Path) -> None:
     spec = PathSpec(TrainSpec(str(tiny.path), pool="threads", workers=3), GRID)
     result = train_path(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
-    assert [point["measures"] for point in result.points] == [point["measures"] for point in done.points]
+    assert [point["measures"] for point in result.points] == [
+        point["measures"] for point in done.points
+    ]
     assert result.model.sha256 == done.model.sha256
 
 
-def test_each_point_starts_from_the_duals_of_its_neighbour(tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_point_starts_from_the_duals_of_its_neighbour(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[Any] = []
     whole = PPDSparseSolver.solve
 
-    def seen(self: Any, local: Any, labels: Any, stopped: Any, start: Any = None, keep_duals: bool = False) -> Any:
+    def seen(
+        self: Any,
+        local: Any,
+        labels: Any,
+        stopped: Any,
+        start: Any = None,
+        keep_duals: bool = False,
+    ) -> Any:
         given.append((self.lam, labels, start, keep_duals))
         return whole(self, local, labels, stopped, start=start, keep_duals=keep_duals)
 
     monkeypatch.setattr(PPDSparseSolver, "solve", seen)
-    bench = points.Bench(spec_of(tiny).train, points.hold_out(tiny, 0.2, 0, tmp_path / "held"), tmp_path / "points", StopFlag())
+    bench = points.Bench(
+        spec_of(tiny).train,
+        points.hold_out(tiny, 0.2, 0, tmp_path / "held"),
+        tmp_path / "points",
+        StopFlag(),
+    )
     first, second = plan(GRID)
     assert bench.result(first, None)["start"] is None
     duals = points.read_duals(tmp_path / "points" / first.key / "duals")
     assert duals is not None
     assert duals.shape == (tiny.n_labels, bench.held.train.n_rows)
     assert bench.result(second, first)["start"] == first.params
-    cold, warm = [[one for one in given if one[0] == point.params["lam"]] for point in (first, second)]
+    cold, warm = [
+        [one for one in given if one[0] == point.params["lam"]] for point in (first, second)
+    ]
     assert all(start is None and keep for _, _, start, keep in cold)
     assert sum(len(labels) for _, labels, _, _ in warm) == tiny.n_labels
     for _, labels, start, keep in warm:
@@ -196,7 +272,9 @@ def test_on_ray_points_are_cold(tiny: Dataset, tmp_path: Path) -> None:
     result = train_path(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     cold = train_path(spec_of(tiny, warm=False), run_dir=tmp_path / "cold", out=tmp_path / "serial")
     assert [point["start"] for point in result.points] == [None, None]
-    assert [point["measures"] for point in result.points] == [point["measures"] for point in cold.points]
+    assert [point["measures"] for point in result.points] == [
+        point["measures"] for point in cold.points
+    ]
     assert result.model.sha256 == cold.model.sha256
 
 
@@ -206,9 +284,15 @@ def test_cold_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
     for point in cold.points:
         folder = tmp_path / key_of(point["params"])
         alone = train(
-            TrainSpec(str(held.path), pool="serial", params=point["params"]), run_dir=folder / "run", out=folder / "model"
+            TrainSpec(str(held.path), pool="serial", params=point["params"]),
+            run_dir=folder / "run",
+            out=folder / "model",
         )
-        assert (point["start"], point["measures"], point["nnz"]) == (None, alone.measures, alone.report["weights"])
+        assert (point["start"], point["measures"], point["nnz"]) == (
+            None,
+            alone.measures,
+            alone.report["weights"],
+        )
 
 
 def test_the_measure_may_need_a_k_of_its_own(tiny: Dataset, tmp_path: Path) -> None:
@@ -254,11 +338,36 @@ def test_a_split_with_an_empty_side_is_refused(tiny: Dataset, tmp_path: Path) ->
     assert not (tmp_path / "run" / "held").exists()
 
 
-def test_path_from_the_command_line(tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["path", str(tiny.path), "--lam", "0.1", "--C", "1", "3", "--tau", "1", "--pool", "serial", "--select", "P@3"]
+def test_path_from_the_command_line(
+    tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "path",
+        str(tiny.path),
+        "--lam",
+        "0.1",
+        "--C",
+        "1",
+        "3",
+        "--tau",
+        "1",
+        "--pool",
+        "serial",
+        "--select",
+        "P@3",
+    ]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split("\t") == ["lam", "tau", "C", "P@3 held out", "weights", "certified", "took", ""]
+    assert lines[0].split("\t") == [
+        "lam",
+        "tau",
+        "C",
+        "P@3 held out",
+        "weights",
+        "certified",
+        "took",
+        "",
+    ]
     assert sum(line.endswith("chosen") for line in lines) == 1
     assert not (tmp_path / "out.run").exists()
     assert main([*words, "--out", str(tmp_path / "out"), "--json"]) == 1

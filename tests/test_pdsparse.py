@@ -22,11 +22,15 @@ from xcray.solvers.block import Block
 from xcray.solvers.pdsparse import PDSparseSolver, _table
 
 
-def problem(seed: int, n: int = 60, d: int = 25, k: int = 7, density: float = 0.25, single: bool = False) -> tuple[CSR, Pattern]:
+def problem(
+    seed: int, n: int = 60, d: int = 25, k: int = 7, density: float = 0.25, single: bool = False
+) -> tuple[CSR, Pattern]:
     """Sparse rows of unit length, and labels that depend on a few features each, row i on label i at least; or one label a row."""
     rng = np.random.default_rng(seed)
     X = normalize(sp.random(n, d, density, "csr", np.float32, random_state=rng))
-    scores = X @ (rng.normal(size=(d, k)) * (rng.random((d, k)) < 0.3)) + 0.05 * rng.normal(size=(n, k))
+    scores = X @ (rng.normal(size=(d, k)) * (rng.random((d, k)) < 0.3)) + 0.05 * rng.normal(
+        size=(n, k)
+    )
     np.fill_diagonal(scores, 9.0)
     Y = scores >= scores.max(axis=1, keepdims=True) if single else scores > 0.2
     return csr_from(X), pattern_from(Y.astype(np.float32))
@@ -47,10 +51,14 @@ def dense(X: CSR, Y: Pattern) -> tuple[np.ndarray, list[list[int]]]:
     return X.to_scipy().toarray().astype(float), [Y.row(i).tolist() for i in range(Y.n_rows)]
 
 
-def objectives(block: Block, X: CSR, Y: Pattern, solver: PDSparseSolver) -> tuple[float, float, float]:
+def objectives(
+    block: Block, X: CSR, Y: Pattern, solver: PDSparseSolver
+) -> tuple[float, float, float]:
     """The naive primal at the block's weights, the gap and the null objective it claims."""
     rows, labels = dense(X, Y)
-    found = naive.primal(block.W.to_scipy().toarray().T.astype(float), rows, labels, solver.lam, solver.tau, solver.C)
+    found = naive.primal(
+        block.W.to_scipy().toarray().T.astype(float), rows, labels, solver.lam, solver.tau, solver.C
+    )
     return found, float(block.records["gap"].sum()), float(block.records["null"].sum())
 
 
@@ -64,7 +72,8 @@ def assert_same(a: Block, b: Block) -> None:
 
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize(
-    ("lam", "tau", "C"), [(0.01, 1.0, 1.0), (0.0, 1.0, 1.0), (0.3, 1.0, 1.0), (0.05, 0.2, 3.0), (0.02, 5.0, 0.1)]
+    ("lam", "tau", "C"),
+    [(0.01, 1.0, 1.0), (0.0, 1.0, 1.0), (0.3, 1.0, 1.0), (0.05, 0.2, 3.0), (0.02, 5.0, 0.1)],
 )
 def test_objective_and_weights_equal_the_naive_twins(lam, tau, C, single):
     X, Y = problem(1, n=15, d=10, k=5, single=single)
@@ -78,7 +87,9 @@ def test_objective_and_weights_equal_the_naive_twins(lam, tau, C, single):
     assert lower - 1e-6 * null <= found <= upper + 2e-5 * null
     assert 0.0 <= gap <= 1e-5 * null
     assert found - gap <= upper + 1e-6 * null
-    distance = np.linalg.norm(block.W.to_scipy().toarray().T - W)  # the primal is tau-strongly convex
+    distance = np.linalg.norm(
+        block.W.to_scipy().toarray().T - W
+    )  # the primal is tau-strongly convex
     assert 0.5 * tau * distance**2 <= 2.0 * (gap + upper - lower) + 1e-6 * null
 
 
@@ -102,7 +113,9 @@ def test_gap_is_what_was_asked_for_and_what_it_says(eps):
     assert null == pytest.approx(2.0 * sum(live))
     assert gap <= eps * null
     assert block.records["certified"].all()
-    best = objectives(solved(PDSparseSolver(eps=1e-5, C=2.0, max_passes=5000), X, Y), X, Y, solver)[0]
+    best = objectives(solved(PDSparseSolver(eps=1e-5, C=2.0, max_passes=5000), X, Y), X, Y, solver)[
+        0
+    ]
     assert objectives(block, X, Y, solver)[0] <= best + gap + 1e-5 * null
 
 
@@ -136,7 +149,9 @@ def test_dual_slope_is_that_of_finite_differences():
     own = np.array([[k in row for k in range(4)] for row in labels])
     beta = np.where(own, 1.0, -1.0) * rng.random(own.shape)
     z = rows @ naive.soft(rows.T @ beta, 0.1) / 2.0
-    slope = approx_fprime(beta.ravel(), lambda b: naive.dual(b.reshape(own.shape), rows, 0.1, 2.0), 1e-7)
+    slope = approx_fprime(
+        beta.ravel(), lambda b: naive.dual(b.reshape(own.shape), rows, 0.1, 2.0), 1e-7
+    )
     np.testing.assert_allclose(slope.reshape(own.shape), own - z, atol=1e-5)
 
 
@@ -146,9 +161,14 @@ def test_gap_is_the_sum_of_what_each_sample_lacks():
     _, beta = naive.solve(rows, labels, 5, 0.05, 1.0, 1.0, sweeps=3)
     W = naive.soft(rows.T @ beta, 0.05)
     z = rows @ W
-    terms = [naive.loss(z[i], labels[i]) - np.maximum(beta[i], 0.0).sum() + beta[i] @ z[i] for i in range(10)]
+    terms = [
+        naive.loss(z[i], labels[i]) - np.maximum(beta[i], 0.0).sum() + beta[i] @ z[i]
+        for i in range(10)
+    ]
     assert min(terms) >= -1e-12
-    assert sum(terms) == pytest.approx(naive.primal(W, rows, labels, 0.05, 1.0, 1.0) - naive.dual(beta, rows, 0.05, 1.0))
+    assert sum(terms) == pytest.approx(
+        naive.primal(W, rows, labels, 0.05, 1.0, 1.0) - naive.dual(beta, rows, 0.05, 1.0)
+    )
 
 
 def test_conditions_of_the_optimum():
@@ -172,7 +192,11 @@ def test_conditions_of_the_optimum():
 def test_projection_equals_the_naive_twins_and_a_general_solvers(seed):
     rng = np.random.default_rng(seed)
     for _ in range(40):
-        p, n, C = int(rng.integers(1, 6)), int(rng.integers(1, 7)), float(rng.choice([0.1, 1.0, 10.0]))
+        p, n, C = (
+            int(rng.integers(1, 6)),
+            int(rng.integers(1, 7)),
+            float(rng.choice([0.1, 1.0, 10.0])),
+        )
         c = rng.normal(size=p + n) * rng.choice([0.1, 1.0, 5.0]) + rng.normal()
         if rng.random() < 0.3:
             c = np.round(c)  # ties
@@ -209,7 +233,11 @@ def test_projection_of_many_meets_its_conditions():
         assert np.ptp(h) < 1e-9
         assert (c[:60][found[:60] == 0] <= t[0] + 1e-9).all()
         assert (c[60:][found[60:] == 0] <= h[0] + 1e-9).all()
-        assert t[0] + h[0] == pytest.approx(0.0, abs=1e-9) if mass < 0.999 * C else t[0] + h[0] >= -1e-9
+        assert (
+            t[0] + h[0] == pytest.approx(0.0, abs=1e-9)
+            if mass < 0.999 * C
+            else t[0] + h[0] >= -1e-9
+        )
 
 
 def test_nothing_violates_means_nothing_moves():
@@ -223,9 +251,19 @@ def test_nothing_violates_means_nothing_moves():
 
 
 def test_labels_without_positives_rows_without_labels_and_empty_rows():
-    X = sp.csr_matrix(np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0], [0, 1, 1]], np.float32))
-    Y = sp.csr_matrix(np.array([[1, 0, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0]], np.float32))
-    X, Y = csr_from(X), pattern_from(Y)  # labels 1 and 3 on no row; row 2 is empty and labelled; row 5 has all that are left
+    X = sp.csr_matrix(
+        np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0], [0, 1, 1]], np.float32)
+    )
+    Y = sp.csr_matrix(
+        np.array(
+            [[1, 0, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0]],
+            np.float32,
+        )
+    )
+    X, Y = (
+        csr_from(X),
+        pattern_from(Y),
+    )  # labels 1 and 3 on no row; row 2 is empty and labelled; row 5 has all that are left
     solver = PDSparseSolver(eps=1e-6, max_passes=1000)
     block = solved(solver, X, Y)
     assert block.records["null"].sum() == pytest.approx(3.0)
@@ -254,10 +292,16 @@ def test_one_label_leaves_nothing_to_learn():
 
 def test_duplicate_rows_count_twice():
     X, Y = problem(11, n=20)
-    twice = csr_from(sp.vstack([X.to_scipy(), X.to_scipy()])), pattern_from(sp.vstack([Y.to_scipy(), Y.to_scipy()]))
+    twice = (
+        csr_from(sp.vstack([X.to_scipy(), X.to_scipy()])),
+        pattern_from(sp.vstack([Y.to_scipy(), Y.to_scipy()])),
+    )
     solver = PDSparseSolver(eps=1e-5, max_passes=5000)
     double = PDSparseSolver(eps=1e-5, C=2.0, max_passes=5000)
-    a, b = objectives(solved(solver, *twice), *twice, solver), objectives(solved(double, X, Y), X, Y, double)
+    a, b = (
+        objectives(solved(solver, *twice), *twice, solver),
+        objectives(solved(double, X, Y), X, Y, double),
+    )
     assert a[0] == pytest.approx(b[0], abs=2e-5 * b[2])
     assert a[2] == b[2]
 
@@ -270,7 +314,11 @@ def test_common_features_of_many_labels_grow_tables():
     rows, labels = dense(X, Y)
     assert gap <= 1e-4 * null
     W, beta = naive.solve(rows, labels, 30, 0.01, 1.0, 1.0, sweeps=60)
-    assert naive.dual(beta, rows, 0.01, 1.0) - 1e-6 * null <= found <= naive.primal(W, rows, labels, 0.01, 1.0, 1.0) + gap
+    assert (
+        naive.dual(beta, rows, 0.01, 1.0) - 1e-6 * null
+        <= found
+        <= naive.primal(W, rows, labels, 0.01, 1.0, 1.0) + gap
+    )
 
 
 # ---- the growing matrix ----
@@ -357,7 +405,9 @@ def test_kept_dual_goes_on_with_the_same_bits(tmp_path, monkeypatch, stop_after)
     local = local_of(solver, X, Y)
     local.keep = tmp_path
     saved, write = [], kept.write_table
-    monkeypatch.setattr(kept, "write_table", lambda path, table: saved.append(path) or write(path, table))
+    monkeypatch.setattr(
+        kept, "write_table", lambda path, table: saved.append(path) or write(path, table)
+    )
     with pytest.raises(Stopped):
         solver.solve(local, labels, lambda: len(saved) >= stop_after)
     fresh = local_of(solver, X, Y)
@@ -366,7 +416,9 @@ def test_kept_dual_goes_on_with_the_same_bits(tmp_path, monkeypatch, stop_after)
     assert state["passes"][0] == stop_after
     saved.clear()
     assert_same(solver.solve(fresh, labels), whole)
-    assert len(saved) == whole.records["rounds"].max() - stop_after  # where it goes on, and after each pass but the last
+    assert (
+        len(saved) == whole.records["rounds"].max() - stop_after
+    )  # where it goes on, and after each pass but the last
 
 
 def test_damaged_kept_dual_is_set_aside(tmp_path, monkeypatch):
@@ -390,7 +442,9 @@ def test_labels_come_back_in_the_order_asked_for_and_all_are_needed():
     solver = PDSparseSolver()
     local, order = local_of(solver, X, Y), np.array([3, 0, 6, 1, 5, 2, 4], np.int32)
     turned, straight = solver.solve(local, order), solved(solver, X, Y)
-    np.testing.assert_array_equal(turned.W.to_scipy().toarray(), straight.W.to_scipy().toarray()[order])
+    np.testing.assert_array_equal(
+        turned.W.to_scipy().toarray(), straight.W.to_scipy().toarray()[order]
+    )
     np.testing.assert_array_equal(turned.records, straight.records[order])
     for labels in ([0, 1], [0, 1, 2, 3, 4, 5, 5], [0, 1, 2, 3, 4, 5, 7]):
         with pytest.raises(ParameterError, match="all labels at once"):
@@ -399,10 +453,15 @@ def test_labels_come_back_in_the_order_asked_for_and_all_are_needed():
 
 def test_pruning_drops_what_it_says():
     X, Y = problem(20)
-    plain, pruned = solved(PDSparseSolver(tau=2.0), X, Y), solved(PDSparseSolver(tau=2.0, prune=0.1), X, Y)
+    plain, pruned = (
+        solved(PDSparseSolver(tau=2.0), X, Y),
+        solved(PDSparseSolver(tau=2.0, prune=0.1), X, Y),
+    )
     kept = np.abs(plain.W.data) > 0.1
     np.testing.assert_array_equal(np.sort(pruned.W.data), np.sort(plain.W.data[kept]))
-    np.testing.assert_array_equal(pruned.records["nnz"] + pruned.records["pruned"], plain.records["nnz"])
+    np.testing.assert_array_equal(
+        pruned.records["nnz"] + pruned.records["pruned"], plain.records["nnz"]
+    )
     np.testing.assert_array_equal(np.diff(plain.W.indptr), plain.records["nnz"])
 
 
@@ -412,7 +471,10 @@ def test_shares_add_up_and_support_counts_samples():
     block = solved(solver, X, Y)
     counts = np.diff(Y.indptr)
     live = (counts > 0) & (counts < Y.n_cols)
-    expected = [sum(1.0 / counts[i] for i in range(80) if live[i] and k in Y.row(i)) for k in range(Y.n_cols)]
+    expected = [
+        sum(1.0 / counts[i] for i in range(80) if live[i] and k in Y.row(i))
+        for k in range(Y.n_cols)
+    ]
     np.testing.assert_allclose(block.records["null"], expected)
     assert (block.records["support"] <= 80).all()
     assert (block.records["support"] >= 1).all()

@@ -43,10 +43,22 @@ def test_report_card_and_class_table(tiny, reference):
     assert report["support_vectors"] > 0
     json.dumps(report)
     classes = model.classes
-    assert {"label", "positives", "rounds", "support", "nnz", "pruned", "gap", "null", "certified"} <= set(classes.column_names)
+    assert {
+        "label",
+        "positives",
+        "rounds",
+        "support",
+        "nnz",
+        "pruned",
+        "gap",
+        "null",
+        "certified",
+    } <= set(classes.column_names)
     np.testing.assert_array_equal(classes["positives"].to_numpy(), tiny.label_counts)
     np.testing.assert_array_equal(classes["nnz"].to_numpy(), np.diff(model.W.indptr))
-    assert classes["gap"].to_numpy().sum() / classes["null"].to_numpy().sum() == pytest.approx(report["largest_gap"])
+    assert classes["gap"].to_numpy().sum() / classes["null"].to_numpy().sum() == pytest.approx(
+        report["largest_gap"]
+    )
     card = (result.model_path / "card.md").read_text()
     assert "pdsparse" in card
 
@@ -54,7 +66,11 @@ def test_report_card_and_class_table(tiny, reference):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_threads_give_the_same_model_on_one_core(reference, tmp_path, workers):
     spec, result = reference
-    other = train(replace(spec, pool="threads", workers=workers), run_dir=tmp_path / "run", out=tmp_path / "model")
+    other = train(
+        replace(spec, pool="threads", workers=workers),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+    )
     assert other.sha256 == result.sha256
     assert other.report["workers"] == 1
     assert other.report["batches"] == 1
@@ -62,7 +78,12 @@ def test_threads_give_the_same_model_on_one_core(reference, tmp_path, workers):
 
 def test_one_ray_worker_gives_the_same_model(reference, tmp_path, ray):
     spec, result = reference
-    other = train(replace(spec, pool="ray", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model", job="pd")
+    other = train(
+        replace(spec, pool="ray", workers=2),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+        job="pd",
+    )
     assert other.sha256 == result.sha256
 
 
@@ -92,9 +113,36 @@ def test_a_stopped_training_goes_on_with_the_pass_it_had_kept(reference, tmp_pat
 
 def test_the_command_line_trains_it(tiny, reference, tmp_path, capsys):
     _, result = reference
-    assert main(["train", str(tiny.path), "--out", str(tmp_path / "model"), "--solver", "pdsparse", "--json"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                str(tiny.path),
+                "--out",
+                str(tmp_path / "model"),
+                "--solver",
+                "pdsparse",
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["sha256"] == result.sha256
-    assert main(["train", str(tiny.path), "--out", str(tmp_path / "other"), "--solver", "pdsparse", "-p", "lam=0.3"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                str(tiny.path),
+                "--out",
+                str(tmp_path / "other"),
+                "--solver",
+                "pdsparse",
+                "-p",
+                "lam=0.3",
+            ]
+        )
+        == 0
+    )
     assert Model.open(tmp_path / "other").W.nnz < Model.open(tmp_path / "model").W.nnz
 
 
@@ -111,7 +159,12 @@ def test_a_job_trains_and_publishes_it(reference, tmp_path):
     try:
         store.submit({**spec.as_dict(), "name": "margins", "dataset_id": "ds_1"}, name="margins")
         job = store.claim("test", lease_seconds=600)
-        assert run_attempt(store, home, job.id, 1, lease_seconds=600.0, beat_seconds=0.05, report_seconds=0.02) == SUCCEEDED
+        assert (
+            run_attempt(
+                store, home, job.id, 1, lease_seconds=600.0, beat_seconds=0.05, report_seconds=0.02
+            )
+            == SUCCEEDED
+        )
         assert store.get(job.id).result["sha256"] == result.sha256
     finally:
         store.close()

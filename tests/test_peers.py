@@ -23,7 +23,9 @@ def small(folder: Path) -> Dataset:
 
 
 def test_a_sample_has_one_label_of_every_stratum_of_frequency() -> None:
-    counts = np.concatenate([np.zeros(7, np.int64), np.random.default_rng(3).permutation(np.arange(1, 101))])
+    counts = np.concatenate(
+        [np.zeros(7, np.int64), np.random.default_rng(3).permutation(np.arange(1, 101))]
+    )
     chosen = sample(counts, 20)
     assert len(chosen) == 20
     assert (np.diff(chosen) > 0).all()
@@ -58,7 +60,10 @@ def test_restricted_measures_count_rows_of_the_sample_only(tmp_path: Path) -> No
     truth = data["test"].Y.to_scipy().toarray()[:, columns]
     top = best(np.random.default_rng(1).normal(size=truth.shape), 5)
     rows = truth.any(axis=1)
-    hits = [np.mean([[truth[i, label] for label in top[i, :k]] for i in np.flatnonzero(rows)]) for k in (1, 3, 5)]
+    hits = [
+        np.mean([[truth[i, label] for label in top[i, :k]] for i in np.flatnonzero(rows)])
+        for k in (1, 3, 5)
+    ]
     found = measures_sample(top, data, columns)
     assert found["rows"] == rows.sum()
     assert [found[f"P@{k}"] for k in (1, 3, 5)] == [round(100 * float(hit), 2) for hit in hits]
@@ -75,7 +80,10 @@ def test_answers_that_are_missing_are_misses(tmp_path: Path) -> None:
 def test_the_objective_by_hand() -> None:
     X, y = sp.csr_matrix(np.array([[1.0, 0.0], [0.0, 2.0]])), np.array([1, -1])
     # margins 0.5 + 0.25 = 0.75 and -(-2 + 0.25) = 1.75; only the first misses 1, by 0.25
-    assert objective(X, y, np.array([0.5, -1.0]), 0.25, 4.0) == 0.5 * (0.25 + 1.0 + 0.0625) + 4.0 * 0.0625
+    assert (
+        objective(X, y, np.array([0.5, -1.0]), 0.25, 4.0)
+        == 0.5 * (0.25 + 1.0 + 0.0625) + 4.0 * 0.0625
+    )
 
 
 def test_xcray_and_liblinear_agree_on_the_optimum(tmp_path: Path) -> None:
@@ -104,7 +112,12 @@ def test_a_failed_run_says_why_and_is_not_kept(tmp_path: Path) -> None:
 
 def test_images_become_rows_from_nought_to_one(tmp_path: Path) -> None:
     pixels = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
-    arrays = {"X_train": pixels, "y_train": np.array([0, 2, 1, 0]), "X_test": pixels[:1], "y_test": np.array([2])}
+    arrays = {
+        "X_train": pixels,
+        "y_train": np.array([0, 2, 1, 0]),
+        "X_test": pixels[:1],
+        "y_test": np.array([2]),
+    }
     np.savez(tmp_path / "tiny.npz", **arrays)
     data = images("tiny", tmp_path / "tiny.npz", tmp_path / "set")
     assert data.n_labels == 3

@@ -17,14 +17,28 @@ from xcray.schedule.placement import A_CPU, Need, Node, places, room, side_by_si
 from xcray.schedule.scatter import Scatter
 
 NODES = st.lists(
-    st.builds(Node, st.uuids().map(str), st.integers(0, 9).map(float), st.integers(0, 64).map(float), leaving=st.booleans()),
+    st.builds(
+        Node,
+        st.uuids().map(str),
+        st.integers(0, 9).map(float),
+        st.integers(0, 64).map(float),
+        leaving=st.booleans(),
+    ),
     max_size=6,
     unique_by=lambda node: node.id,
 )
 
 
-@given(NODES, st.integers(1, 3), st.integers(0, 9), st.integers(0, 40), st.randoms(use_true_random=False))
-def test_a_node_takes_no_more_than_it_has_and_none_is_opened_without_need(nodes, cpus, memory, count, random: Random):
+@given(
+    NODES,
+    st.integers(1, 3),
+    st.integers(0, 9),
+    st.integers(0, 40),
+    st.randoms(use_true_random=False),
+)
+def test_a_node_takes_no_more_than_it_has_and_none_is_opened_without_need(
+    nodes, cpus, memory, count, random: Random
+):
     """No node is overfilled; workers go where there is room while there is; all but the last opened are full."""
     need = Need(float(cpus), float(memory))
     ours = {node.id: random.randrange(3) for node in nodes if random.random() < 0.3}
@@ -51,27 +65,46 @@ def test_workers_go_where_others_are_then_to_the_drivers_node_then_to_the_smalle
 
 def test_memory_opens_another_node_and_so_do_object_stores_while_there_are_others():
     big, small = Node("big", 8.0, 64.0, 10.0), Node("small", 8.0, 8.0, 10.0)
-    assert Counter(places([big, small], Need(memory=4.0), 12, ours={"small": 1})) == {"small": 2, "big": 8}
+    assert Counter(places([big, small], Need(memory=4.0), 12, ours={"small": 1})) == {
+        "small": 2,
+        "big": 8,
+    }
     assert Counter(places([big, small], Need(store=2.0), 6, ours={})) == {"big": 5, "small": 1}
-    assert Counter(places([big, small], Need(store=2.0), 16, ours={})) == {"big": 8, "small": 8}  # what does not fit is written
+    assert Counter(places([big, small], Need(store=2.0), 16, ours={})) == {
+        "big": 8,
+        "small": 8,
+    }  # what does not fit is written
 
 
 def test_what_goes_round_crosses_nodes_no_more_often_than_there_are_nodes():
     workers = [f"worker-{n}" for n in range(12)]
     nodes = {worker: f"node-{n % 3}" for n, worker in enumerate(workers)}
-    crossings = lambda order: sum(nodes[a] != nodes[b] for a, b in zip(order, [*order[1:], order[0]], strict=True))  # noqa: E731
+    crossings = lambda order: sum(
+        nodes[a] != nodes[b] for a, b in zip(order, [*order[1:], order[0]], strict=True)
+    )  # noqa: E731
     assert crossings(workers) == 12
     assert crossings(side_by_side(workers, nodes)) == 3
     assert side_by_side(workers, {}) == workers
 
 
-@given(st.floats(0.0, 1e6), st.integers(0, 10**6), st.integers(0, 64), st.integers(0, 64), st.integers(0, 64), st.integers(1, 300))
-def test_never_fewer_than_there_are_nor_more_than_have_work(seconds, labels, ready, asked, free, most):
+@given(
+    st.floats(0.0, 1e6),
+    st.integers(0, 10**6),
+    st.integers(0, 64),
+    st.integers(0, 64),
+    st.integers(0, 64),
+    st.integers(1, 300),
+)
+def test_never_fewer_than_there_are_nor_more_than_have_work(
+    seconds, labels, ready, asked, free, most
+):
     outlook, thrift = Outlook(seconds, labels, ready, ()), Thrift(1.0, 60.0)
     wanted = workers_wanted(outlook, Staff(ready, asked, free), most, thrift)
     assert wanted >= ready
     assert wanted <= max(ready, min(most, ready + max(labels, not ready)))
-    more = workers_wanted(outlook._replace(seconds=seconds + 1000.0), Staff(ready, asked, free), most, thrift)
+    more = workers_wanted(
+        outlook._replace(seconds=seconds + 1000.0), Staff(ready, asked, free), most, thrift
+    )
     assert more >= wanted
     if wanted > ready + free and wanted > 1:
         assert seconds / wanted >= 60.0  # who makes a node come works for a minute
@@ -80,20 +113,37 @@ def test_never_fewer_than_there_are_nor_more_than_have_work(seconds, labels, rea
 def test_the_first_is_asked_for_whatever_the_job_is_and_those_that_would_come_too_late_are_not():
     thrift = Thrift(1.0, 60.0)
     assert workers_wanted(Outlook(0.01, 5, 0, ()), Staff(0, 0, 0), 8, thrift) == 1
-    assert workers_wanted(Outlook(300.0, 5000, 4, ()), Staff(4, 0, 8), 100, thrift) == 12  # there is room: a second pays
+    assert (
+        workers_wanted(Outlook(300.0, 5000, 4, ()), Staff(4, 0, 8), 100, thrift) == 12
+    )  # there is room: a second pays
     assert workers_wanted(Outlook(3000.0, 5000, 4, ()), Staff(4, 0, 0), 100, thrift) == 46
-    assert workers_wanted(Outlook(3000.0, 3, 4, ()), Staff(4, 0, 0), 100, thrift) == 7  # nobody but three has anything to do
-    assert workers_wanted(Outlook(250.0, 5000, 4, ()), Staff(4, 46, 0, 30.0), 100, thrift) == 4  # those asked for are called off
+    assert (
+        workers_wanted(Outlook(3000.0, 3, 4, ()), Staff(4, 0, 0), 100, thrift) == 7
+    )  # nobody but three has anything to do
+    assert (
+        workers_wanted(Outlook(250.0, 5000, 4, ()), Staff(4, 46, 0, 30.0), 100, thrift) == 4
+    )  # those asked for are called off
 
 
 def test_whole_nodes_are_given_back_first_and_some_stay_for_copies():
     nodes = {f"{node}{n}": node for node in "abc" for n in range(4)}
     idle = ("a0", "b0", "b1", "b2", "b3", "c0", "c1")
     since, later = dict.fromkeys(idle, 0.0), 2 * IDLE_SECONDS
-    assert given_back(Outlook(9.0, 0, 5, idle), since, nodes, later) == ["b0", "b1", "b2", "b3", "c0", "c1"]
-    assert given_back(Outlook(9.0, 1, 5, idle), since, nodes, later) == []  # something is left to give out
+    assert given_back(Outlook(9.0, 0, 5, idle), since, nodes, later) == [
+        "b0",
+        "b1",
+        "b2",
+        "b3",
+        "c0",
+        "c1",
+    ]
+    assert (
+        given_back(Outlook(9.0, 1, 5, idle), since, nodes, later) == []
+    )  # something is left to give out
     assert given_back(Outlook(9.0, 0, 5, idle), since, nodes, IDLE_SECONDS / 2) == []
-    assert given_back(Outlook(9.0, 0, 40, idle), since, nodes, later) == ["b0"]  # late batches may be copied
+    assert given_back(Outlook(9.0, 0, 40, idle), since, nodes, later) == [
+        "b0"
+    ]  # late batches may be copied
 
 
 def test_a_batch_is_not_to_blame_for_nodes_that_vanish_but_for_workers_that_crash():
@@ -128,7 +178,10 @@ def test_a_job_pays_for_few_more_node_seconds_than_it_must_and_ends_nearly_as_so
 
 def test_costs_thought_too_dear_ask_for_no_nodes_before_something_is_measured():
     cost, cluster = 60.0 * heavy_tailed(5_000), Cluster(nodes=32, cpus=4, start=60.0)
-    assert grown(cost, cluster, Policy.THRIFT, guess=20.0).nodes == grown(cost, cluster, Policy.THRIFT).nodes
+    assert (
+        grown(cost, cluster, Policy.THRIFT, guess=20.0).nodes
+        == grown(cost, cluster, Policy.THRIFT).nodes
+    )
 
 
 def test_while_one_dear_label_is_solved_the_other_nodes_are_given_back():

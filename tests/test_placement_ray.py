@@ -50,7 +50,9 @@ def whole(cluster):
 def digest(tiny):
     """Every label, solved here."""
     t, solver = tiny.train, PPDSparseSolver()
-    return solver.solve(solver.load(t.X, t.XT, t.YT), np.arange(tiny.n_labels, dtype=np.int32)).digest()
+    return solver.solve(
+        solver.load(t.X, t.XT, t.YT), np.arange(tiny.n_labels, dtype=np.int32)
+    ).digest()
 
 
 def until(condition, seconds: float = 300.0) -> None:
@@ -64,18 +66,43 @@ def until(condition, seconds: float = 300.0) -> None:
 class Run:
     """A job on the cluster. act: what happens at the n-th result."""
 
-    def __init__(self, dataset, folder, job: str, workers: int = 2, acts=(), seconds: float = 1.0, thrift: Thrift | None = None):
+    def __init__(
+        self,
+        dataset,
+        folder,
+        job: str,
+        workers: int = 2,
+        acts=(),
+        seconds: float = 1.0,
+        thrift: Thrift | None = None,
+    ):
         solver, t = PPDSparseSolver(), dataset.train
         costs = solver.cost_terms(t.X, t.XT, t.YT) @ solver.cost_rates
-        self.schedule = Scatter(range(dataset.n_labels), seconds * costs / costs.sum(), batch_seconds=0.01, workers=workers)
+        self.schedule = Scatter(
+            range(dataset.n_labels),
+            seconds * costs / costs.sum(),
+            batch_seconds=0.01,
+            workers=workers,
+        )
         work = SolverWork("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
-        self.pool = RayPool(work, workers, nullcontext(), job, lambda: shared_arrays(dataset), thrift=thrift)
+        self.pool = RayPool(
+            work, workers, nullcontext(), job, lambda: shared_arrays(dataset), thrift=thrift
+        )
         self.acts, self.results, folder = dict(acts), list[Result](), folder / job
         folder.mkdir()
         with Timeline(folder, lambda: self.pool.nodes) as timeline:
-            drive(self.schedule, self.pool, commit=self._commit, stop=StopFlag(), tick=lambda: None, record=timeline.add)
+            drive(
+                self.schedule,
+                self.pool,
+                commit=self._commit,
+                stop=StopFlag(),
+                tick=lambda: None,
+                record=timeline.add,
+            )
         self.rows = read_streams(folder).to_pylist()
-        self.digest = merge([result.block for result in self.results], dataset.n_labels, dataset.n_features).digest()
+        self.digest = merge(
+            [result.block for result in self.results], dataset.n_labels, dataset.n_features
+        ).digest()
 
     def _commit(self, result: Result) -> None:
         """A result; now and then something happens."""
@@ -96,7 +123,9 @@ class Run:
         def wait(seconds: float):
             found = held(seconds)
             if not enough() and time.monotonic() < ends:
-                found = [each for each in found if not isinstance(each, Result) or kept.append(each)]
+                found = [
+                    each for each in found if not isinstance(each, Result) or kept.append(each)
+                ]
             else:
                 self.pool.wait = held
                 found = kept + found
@@ -119,14 +148,24 @@ def test_the_head_tells_what_is_read_of_it(cluster):
     assert len(alive) == 3
     assert told.draining == {}
     assert alive.keys() == told.free.keys()
-    assert sum(free.get("CPU", 0.0) for free in told.free.values()) == 4.0 == ray_nodes.cores_there()
+    assert (
+        sum(free.get("CPU", 0.0) for free in told.free.values()) == 4.0 == ray_nodes.cores_there()
+    )
     assert all(node.keys() >= {"NodeManagerAddress", "Resources"} for node in alive.values())
     assert all({"memory", "object_store_memory"} <= free.keys() for free in told.free.values())
 
 
 @pytest.mark.parametrize(("workers", "nodes"), [(2, 1), (4, 2)])
-def test_a_node_is_filled_before_another_is_opened_and_bits_are_the_same(tiny, tmp_path, digest, workers, nodes):
-    run = Run(tiny, tmp_path, f"w{workers}", workers, acts={1: lambda run: run.linger(lambda: len(run.pool.nodes) == workers)})
+def test_a_node_is_filled_before_another_is_opened_and_bits_are_the_same(
+    tiny, tmp_path, digest, workers, nodes
+):
+    run = Run(
+        tiny,
+        tmp_path,
+        f"w{workers}",
+        workers,
+        acts={1: lambda run: run.linger(lambda: len(run.pool.nodes) == workers)},
+    )
     assert run.digest == digest
     assert len(run.pool.nodes) == workers
     assert len(set(run.pool.nodes.values())) == nodes
@@ -157,7 +196,12 @@ def test_a_node_that_drains_ends_its_batches_and_others_go_on(cluster, tiny, tmp
 def test_what_goes_round_leaves_a_node_that_drains_before_it_goes(cluster, tmp_path):
     """Two workers on one node of two, and two on the other; one of the nodes is told to go soon. No bit changes, nobody is lost,
     and what the node held was elsewhere before it went."""
-    work, said, drained, last = ToyWork(Toy(pause=0.01)), list[str](), list[str](), dict[str, set[str]]()
+    work, said, drained, last = (
+        ToyWork(Toy(pause=0.01)),
+        list[str](),
+        list[str](),
+        dict[str, set[str]](),
+    )
     alone = rotated(tmp_path / "alone", "serial", 1)
     team = RayTeam(work, 4, nullcontext(), "round")
 
@@ -166,7 +210,9 @@ def test_what_goes_round_leaves_a_node_that_drains_before_it_goes(cluster, tmp_p
         if not drained and standing.epoch > 2.2:
             drained.append(node_named(cluster, team.nodes["worker-0"].split("/")[1]).node_id)
             client = ray._private.worker.global_worker.gcs_client
-            assert client.drain_node(drained[0], PREEMPTION, "spot", int(time.time() * 1000) + 1000)[0]
+            assert client.drain_node(
+                drained[0], PREEMPTION, "spot", int(time.time() * 1000) + 1000
+            )[0]
             until(lambda: len(team.leaving()) == 2)
         last["nodes"] = {team.nodes[worker].split("/")[1] for worker in team.present}
 
@@ -179,7 +225,9 @@ def test_what_goes_round_leaves_a_node_that_drains_before_it_goes(cluster, tmp_p
     cluster.remove_node(node_named(cluster, drained[0]), allow_graceful=False)
 
 
-def test_a_node_that_vanishes_costs_neither_bits_nor_patience(cluster, tiny, tmp_path, digest, monkeypatch):
+def test_a_node_that_vanishes_costs_neither_bits_nor_patience(
+    cluster, tiny, tmp_path, digest, monkeypatch
+):
     """Both workers at once; not one crash is allowed. Others come on the other node."""
     monkeypatch.setattr(ray_actors, "REPLACEMENTS", 1)
 
@@ -195,16 +243,27 @@ def test_a_node_that_vanishes_costs_neither_bits_nor_patience(cluster, tiny, tmp
     assert run.node_of("worker-2") not in {run.node_of("worker-0")}
 
 
-def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_idles(cluster, tmp_path):
+def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_idles(
+    cluster, tmp_path
+):
     """Four CPUs, eight workers at most, and a label that ends when those with nothing to do are gone: nobody waited for a node."""
     gate = tmp_path / "gate"
-    pool = RayPool(Sleeping(100.0, str(gate)), 8, nullcontext(), "thrifty", tuple, thrift=Thrift(worker=0.1, node=1000.0))
+    pool = RayPool(
+        Sleeping(100.0, str(gate)),
+        8,
+        nullcontext(),
+        "thrifty",
+        tuple,
+        thrift=Thrift(worker=0.1, node=1000.0),
+    )
     counts, results = [], list[Result]()
 
     def look() -> None:
         counts.append(len(pool._actors))
         done = sum(len(result.task.labels) for result in results)
-        if done >= 400 and counts[-1] <= 2:  # the one at work, and one for a copy, wherever they came to be
+        if (
+            done >= 400 and counts[-1] <= 2
+        ):  # the one at work, and one for a copy, wherever they came to be
             gate.touch()
 
     schedule = Scatter(range(401), [100.0] + [LABEL] * 400, workers=8)

@@ -92,7 +92,9 @@ def test_every_poison_is_tried_exactly_so_often_and_neighbours_live(
     twice = submit(store, max_attempts=2)
     poison(twice, ENDS["exit"])
     neighbour = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
-    supervisor = Supervisor(store, ProcessLauncher(home, log_bytes=LOG_BYTES), cap=3, stop_seconds=600)
+    supervisor = Supervisor(
+        store, ProcessLauncher(home, log_bytes=LOG_BYTES), cap=3, stop_seconds=600
+    )
     waits: dict[str, set[int]] = {job_id: set() for job_id in bad.values()}
 
     def step() -> None:
@@ -104,7 +106,12 @@ def test_every_poison_is_tried_exactly_so_often_and_neighbours_live(
         if not store.running():
             clock.ahead += 1.0  # only pauses are left
 
-    until(lambda: all(store.get(each).status in TERMINAL for each in (*bad.values(), twice, neighbour)), step)
+    until(
+        lambda: all(
+            store.get(each).status in TERMINAL for each in (*bad.values(), twice, neighbour)
+        ),
+        step,
+    )
     supervisor.stop()
     for kind, job_id in bad.items():
         job = store.get(job_id)
@@ -112,12 +119,18 @@ def test_every_poison_is_tried_exactly_so_often_and_neighbours_live(
         assert waits[job_id] == {2}, kind  # after the second loss it had to wait
     assert (store.get(twice).status, store.get(twice).attempt) == (FAILED, 2)
     assert store.get(neighbour).status == SUCCEEDED
-    for kind, words in {"segfault": "signal 11", "exit": "status 1", "killed for want of memory": "signal 9"}.items():
+    for kind, words in {
+        "segfault": "signal 11",
+        "exit": "status 1",
+        "killed for want of memory": "signal 9",
+    }.items():
         assert words in home.log(bad[kind]).read_text(), kind
     assert "MemoryError" in home.log(bad["memory"]).read_text()
     assert home.log(bad["a huge log"]).stat().st_size <= LOG_BYTES
     assert "left out here" in home.log(bad["a huge log"]).read_text()
-    until(lambda: not supervisor._launcher.runners())  # the neighbour's process takes a moment to end
+    until(
+        lambda: not supervisor._launcher.runners()
+    )  # the neighbour's process takes a moment to end
 
 
 FORKS = "import subprocess, time\nfor _ in range(5): subprocess.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)"
@@ -125,7 +138,11 @@ FORKS = "import subprocess, time\nfor _ in range(5): subprocess.Popen(['sleep', 
 
 @pytest.mark.parametrize("program", [FORKS, "while True: pass"], ids=["fork", "infinite loop"])
 def test_a_runner_that_never_ends_is_ended_when_it_is_stopped(
-    store: JobStore, home: Home, poison: Callable[[str, str], None], program: str, monkeypatch: pytest.MonkeyPatch
+    store: JobStore,
+    home: Home,
+    poison: Callable[[str, str], None],
+    program: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("xcray.jobs.supervisor.STOPPING", 0.0)
     job_id = submit(store)
@@ -140,7 +157,14 @@ def test_a_runner_that_never_ends_is_ended_when_it_is_stopped(
     assert process.poll() is None  # nobody wished it to end
     store.request_stop(job_id)
     until(lambda: store.get(job_id).status == STOPPED, supervisor.step)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() and state(pid) not in "ZX" for pid in (process.pid, *below)))
+    until(
+        lambda: (
+            not any(
+                Path(f"/proc/{pid}").exists() and state(pid) not in "ZX"
+                for pid in (process.pid, *below)
+            )
+        )
+    )
     assert store.get(job_id).attempt == 1
     supervisor.stop()
 
@@ -154,7 +178,12 @@ def state(pid: int) -> str:
 
 
 def test_a_runner_that_stands_still_is_replaced_and_does_not_come_back(
-    store: JobStore, home: Home, clock: WallClock, poison: Callable[[str, str], None], tiny: Any, monkeypatch: pytest.MonkeyPatch
+    store: JobStore,
+    home: Home,
+    clock: WallClock,
+    poison: Callable[[str, str], None],
+    tiny: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SIGSTOP: nothing is raised anywhere. The lease tells, the next attempt does the work, the first one's process is ended."""
     monkeypatch.setattr("xcray.jobs.supervisor.ENDING", 0.0)
@@ -168,7 +197,9 @@ def test_a_runner_that_stands_still_is_replaced_and_does_not_come_back(
     clock.ahead += 601.0
     poison(job_id, None)  # type: ignore[arg-type]  # from now on the real runner
     until(lambda: store.get(job_id).status in TERMINAL, supervisor.step)
-    assert (store.get(job_id).status, store.get(job_id).attempt) == (SUCCEEDED, 2), home.log(job_id).read_text()
+    assert (store.get(job_id).status, store.get(job_id).attempt) == (SUCCEEDED, 2), home.log(
+        job_id
+    ).read_text()
     until(lambda: first.poll() is not None, supervisor.step)
     assert first.returncode == -signal.SIGKILL
     supervisor.stop()
@@ -225,7 +256,9 @@ def test_a_tenant_runs_no_more_than_its_keys_and_the_operator_allow(store: JobSt
     now[0] += 6
     quota.look()
     jobs = [submit(store, tenant="one") for _ in range(3)] + [submit(store, tenant="two")]
-    claimed = [store.claim("test", lease_seconds=60, cap=10, most_running_of=quota) for _ in range(4)]
+    claimed = [
+        store.claim("test", lease_seconds=60, cap=10, most_running_of=quota) for _ in range(4)
+    ]
     assert {job.id for job in claimed if job} == {jobs[0], jobs[1], jobs[3]}
     assert store.get(jobs[0], "one").status == RUNNING
 
@@ -256,6 +289,8 @@ def test_a_runner_stopped_in_the_middle_of_a_write_does_not_lock_the_store_for_e
     poison(job_id, None)  # type: ignore[arg-type]  # from now on the real runner
     launcher._still_seconds = 0.2
     until(lambda: store.get(job_id).status in TERMINAL)
-    assert (store.get(job_id).status, store.get(job_id).attempt) == (SUCCEEDED, 2), home.log(job_id).read_text()
+    assert (store.get(job_id).status, store.get(job_id).attempt) == (SUCCEEDED, 2), home.log(
+        job_id
+    ).read_text()
     supervisor.stop()
     store.close()

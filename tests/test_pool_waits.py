@@ -33,7 +33,13 @@ def job(play: Play, workers: int = 6, thrift: Thrift | None = None) -> tuple[flo
         def look() -> None:
             said.append(pool.muster().awaits)
 
-        drive(schedule, pool, commit=lambda result: done.extend(result.task.labels), stop=StopFlag(), tick=look)
+        drive(
+            schedule,
+            pool,
+            commit=lambda result: done.extend(result.task.labels),
+            stop=StopFlag(),
+            tick=look,
+        )
     assert sorted(done) == list(range(len(play.costs)))
     return play.now - play.began, [word for word in dict.fromkeys(said) if word]
 
@@ -47,7 +53,9 @@ def test_where_all_goes_well_nobody_says_anything():
 @pytest.mark.parametrize("thrift", [None, Thrift(node=10.0)], ids=["all", "thrift"])
 def test_a_request_that_was_lost_is_made_anew(thrift):
     """A node with room, up from the start, and an actor that Ray never places: the first, and its follower."""
-    seconds, said = job(Play([1.0] * 60, [Happening(0.0, "node", 2)], lost=frozenset({0, 1, 2})), 2, thrift)
+    seconds, said = job(
+        Play([1.0] * 60, [Happening(0.0, "node", 2)], lost=frozenset({0, 1, 2})), 2, thrift
+    )
     assert seconds < 30.0 + 3 * (STUCK_SECONDS + 5.0)
     assert any("had room" in word and "placed nobody" in word for word in said)
 
@@ -64,7 +72,8 @@ def test_where_nobody_is_ready_it_is_given_up_also_after_somebody_was(monkeypatc
     monkeypatch.setenv("XCRAY_RAY_START_SECONDS", "60")
     play = Play([1.0] * 500, [Happening(0.0, "node", 2), Happening(20.0, "kill")])
     with pytest.raises(
-        Unavailable, match=r"ready after 60 s \(\d workers? waits? for a place: no node has room\).*ray status"
+        Unavailable,
+        match=r"ready after 60 s \(\d workers? waits? for a place: no node has room\).*ray status",
     ) as caught:
         job(play, 2, Thrift(node=10.0))
     assert caught.value.code == "RAY_NO_CPU"
@@ -75,36 +84,71 @@ def test_a_clock_that_is_set_back_stops_nothing(monkeypatch):
     """What is left is looked at a few times a second, by a clock that never goes back: else nobody would be asked for."""
     play = Play([1.0] * 60, [Happening(0.0, "node", 4)])
     with played(play):
-        wall = SimpleNamespace(monotonic=lambda: play.now, time=lambda: -play.now, sleep=play.pass_time)
+        wall = SimpleNamespace(
+            monotonic=lambda: play.now, time=lambda: -play.now, sleep=play.pass_time
+        )
         monkeypatch.setattr(ray_pool, "time", wall)
-        pool, done = RayPool(WORK, 4, nullcontext(), "play", tuple, thrift=Thrift(node=10.0)), list[int]()
+        pool, done = (
+            RayPool(WORK, 4, nullcontext(), "play", tuple, thrift=Thrift(node=10.0)),
+            list[int](),
+        )
         schedule = Scatter(range(60), play.costs, workers=4)
-        drive(schedule, pool, commit=lambda result: done.extend(result.task.labels), stop=StopFlag(), tick=lambda: None)
+        drive(
+            schedule,
+            pool,
+            commit=lambda result: done.extend(result.task.labels),
+            stop=StopFlag(),
+            tick=lambda: None,
+        )
         assert pool.muster().most == 4
     assert len(done) == 60
 
 
 HAPPENINGS = st.lists(
-    st.builds(Happening, st.floats(1.0, 120.0), st.sampled_from(["node", "deaf", "kill", "drain", "crash"]), st.integers(1, 3)),
+    st.builds(
+        Happening,
+        st.floats(1.0, 120.0),
+        st.sampled_from(["node", "deaf", "kill", "drain", "crash"]),
+        st.integers(1, 3),
+    ),
     max_size=6,
 )
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(HAPPENINGS, st.frozensets(st.integers(0, 9), max_size=5), st.floats(0.0, 3.0), st.booleans(), st.integers(0, 3))
-def test_whatever_happens_in_whatever_order_all_labels_are_done_in_time(happenings, lost, lag, thrifty, grows):
+@given(
+    HAPPENINGS,
+    st.frozensets(st.integers(0, 9), max_size=5),
+    st.floats(0.0, 3.0),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_whatever_happens_in_whatever_order_all_labels_are_done_in_time(
+    happenings, lost, lag, thrifty, grows
+):
     """Nodes come, go, drain and are deaf, actors crash, requests are lost, what is told is old; from 150 s on one is sound."""
-    play = Play([0.5] * 120, [*happenings, Happening(0.0, "node", 2), Happening(150.0, "node", 3)], lost=lost, lag=lag, grows=grows)
+    play = Play(
+        [0.5] * 120,
+        [*happenings, Happening(0.0, "node", 2), Happening(150.0, "node", 3)],
+        lost=lost,
+        lag=lag,
+        grows=grows,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XCRAY_RAY_START_SECONDS", "600")
         seconds, _ = job(play, 5, Thrift(node=10.0) if thrifty else None)
-    assert seconds < 150.0 + 60.0 + (2 + len(lost)) * (STUCK_SECONDS + 10.0) + 30.0 * len(happenings)
+    assert seconds < 150.0 + 60.0 + (2 + len(lost)) * (STUCK_SECONDS + 10.0) + 30.0 * len(
+        happenings
+    )
 
 
 def test_what_is_waited_for_is_said_in_words_after_a_while():
     patience = Patience()
     assert patience.look(0.0, {"a": 0.0}, 1, [], 60.0).why == ""
-    assert patience.look(SAID_SECONDS, {"a": 0.0, "b": 5.0}, 1, [], 60.0).why == "2 workers wait for a place: no node has room"
+    assert (
+        patience.look(SAID_SECONDS, {"a": 0.0, "b": 5.0}, 1, [], 60.0).why
+        == "2 workers wait for a place: no node has room"
+    )
     assert patience.look(SAID_SECONDS, {"a": 0.0}, 1, ["n"], 60.0).why.startswith(
         "1 worker waits for a place: 1 node had room for 0 s"
     )
@@ -130,7 +174,10 @@ def test_somebody_who_comes_starts_the_patience_anew_and_too_many_are_called_off
     for now in range(int(STUCK_SECONDS)):
         assert not patience.look(float(now), {"a": 0.0, "b": 0.0}, 1, ["n"], 600.0).anew
     assert not patience.look(STUCK_SECONDS, {"b": 0.0}, 2, ["n"], 600.0).anew
-    assert [patience.surplus(now, many) for now, many in ((0.0, 2), (1.0, 0), (2.0, 3), (2.0 + SURPLUS_SECONDS, 1))] == [0, 0, 0, 1]
+    assert [
+        patience.surplus(now, many)
+        for now, many in ((0.0, 2), (1.0, 0), (2.0, 3), (2.0 + SURPLUS_SECONDS, 1))
+    ] == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("read", [node_seconds, start_seconds])

@@ -28,7 +28,9 @@ POOLS = {
 }
 
 
-PATIENCE = 300.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+PATIENCE = (
+    300.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+)
 # classes that would never end; of the hinge loss, which coordinate descent alone solves
 LONG = {"k": 2, "loss": "hinge", "eps": 1e-300, "C": 1e9, "tau": 1e-6, "max_sweeps": 2**31 - 1}
 
@@ -47,7 +49,13 @@ def test_every_pool_gives_the_same_bits(name):
     solver, local, schedule = setting()
     results: list[Result] = []
     ticks = []
-    drive(schedule, POOLS[name](solver, local), commit=results.append, stop=StopFlag(), tick=lambda: ticks.append(1))
+    drive(
+        schedule,
+        POOLS[name](solver, local),
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: ticks.append(1),
+    )
     merged = merge([r.block for r in results], 24, 80)
     assert merged.digest() == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
     assert len(results) > 4
@@ -78,7 +86,9 @@ def test_a_stop_reaches_into_a_long_class(name, monkeypatch):
     solver, local, schedule = setting(**LONG)
     stop = StopFlag()
     pool = POOLS[name](solver, local)
-    end = pool.stop if name == "serial" else stop.set  # the loop can't look while the one thread works: another thread stops it
+    end = (
+        pool.stop if name == "serial" else stop.set
+    )  # the loop can't look while the one thread works: another thread stops it
     stopper = threading.Thread(target=lambda: begun.wait(PATIENCE) and end())
     stopper.start()
     with pytest.raises(Stopped):
@@ -110,7 +120,13 @@ def test_what_a_task_raises_comes_out(name, monkeypatch):
     monkeypatch.setattr(PPDSparseSolver, "solve", broken)
     monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda _: None)
     with pytest.raises(ShapeMismatch, match="as if"):
-        drive(schedule, POOLS[name](solver, local), commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
+        drive(
+            schedule,
+            POOLS[name](solver, local),
+            commit=lambda _: None,
+            stop=StopFlag(),
+            tick=lambda: None,
+        )
 
 
 class FragilePool(SerialPool):
@@ -118,7 +134,8 @@ class FragilePool(SerialPool):
 
     def __init__(self, solver, local):
         super().__init__(solver, local)
-        self.life, self.late = 0, []
+        self.life = 0
+        self.late = []
 
     def wait(self, seconds):
         """As the serial pool, with deaths."""
@@ -140,11 +157,18 @@ class FragilePool(SerialPool):
 def test_lost_workers_and_late_answers_change_no_bit():
     solver, local, schedule = setting()
     results = []
-    drive(schedule, FragilePool(solver, local), commit=results.append, stop=StopFlag(), tick=lambda: None)
+    drive(
+        schedule,
+        FragilePool(solver, local),
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+    )
     labels = [label for r in results for label in r.task.labels]
     assert sorted(labels) == list(range(24))
     assert (
-        merge([r.block for r in results], 24, 80).digest() == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+        merge([r.block for r in results], 24, 80).digest()
+        == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
     )
 
 
@@ -159,7 +183,13 @@ def test_a_batch_that_kills_every_worker_ends_with_a_reason():
 
     solver, local, schedule = setting()
     with pytest.raises(Unavailable, match="3 workers were lost"):
-        drive(schedule, Deadly(solver, local), commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
+        drive(
+            schedule,
+            Deadly(solver, local),
+            commit=lambda _: None,
+            stop=StopFlag(),
+            tick=lambda: None,
+        )
 
 
 def test_nothing_to_solve_starts_nothing():
@@ -205,7 +235,9 @@ def test_threads_join_and_leave_while_the_pool_runs():
 
     def commit(result: Result) -> None:
         results.append(result)
-        seen.append(len({t.name for t in threading.enumerate() if t.name.startswith("xcray-thread")}))
+        seen.append(
+            len({t.name for t in threading.enumerate() if t.name.startswith("xcray-thread")})
+        )
         if len(results) == 2:
             pool.resize(3)
         if len(results) == 8:
@@ -215,7 +247,8 @@ def test_threads_join_and_leave_while_the_pool_runs():
     assert sorted(label for r in results for label in r.task.labels) == list(range(48))
     assert max(seen) == 3
     assert (
-        merge([r.block for r in results], 48, 80).digest() == solver.solve(local.sibling(), np.arange(48, dtype=np.int32)).digest()
+        merge([r.block for r in results], 48, 80).digest()
+        == solver.solve(local.sibling(), np.arange(48, dtype=np.int32)).digest()
     )
     with pytest.raises(ParameterError, match="at least 1 worker"):
         pool.resize(0)
@@ -237,7 +270,10 @@ def test_a_thread_that_leaves_gives_back_what_it_has_not_begun(monkeypatch):
         pool.resize(1)
         pool.cancel("thread-1", 0)
         reports = wait_for(pool, Left)
-        assert [type(report) for report in reports] == [GaveUp, Left]  # task 1 was never begun: the schedule takes it back
+        assert [type(report) for report in reports] == [
+            GaveUp,
+            Left,
+        ]  # task 1 was never begun: the schedule takes it back
         pool.submit("thread-1", Task(2, (1,), 1.0))  # to one that has left: nothing happens
         pool.resize(2)
         assert wait_for(pool, Joined) == [Joined("thread-2")]  # a new name
@@ -299,7 +335,14 @@ def test_with_time_enough_a_limit_changes_nothing():
 def test_no_time_at_all_begins_nothing():
     solver, local, schedule = setting()
     results = []
-    drive(schedule, SerialPool(solver, local), commit=results.append, stop=StopFlag(), tick=lambda: None, seconds=0.0)
+    drive(
+        schedule,
+        SerialPool(solver, local),
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+        seconds=0.0,
+    )
     assert results == []
 
 
@@ -308,7 +351,9 @@ class Sluggish(ThreadPool):
 
     def __init__(self, solver, local):
         super().__init__(solver, local, 2)
-        self.held, self.cancelled, self.copied = [], [], False
+        self.held = []
+        self.cancelled = []
+        self.copied = False
 
     def open(self):
         """Both are there before anything is given out: one might be done with all before the other has begun."""
@@ -332,7 +377,11 @@ class Sluggish(ThreadPool):
         if out:
             return out
         for report in super().wait(seconds):
-            (self.held if isinstance(report, Result) and report.worker == "thread-1" and self.held == [] else out).append(report)
+            (
+                self.held
+                if isinstance(report, Result) and report.worker == "thread-1" and self.held == []
+                else out
+            ).append(report)
         if self.cancelled and self.held:
             out += self.held
             self.held = [None]  # no more of this
@@ -342,7 +391,14 @@ class Sluggish(ThreadPool):
 def test_a_late_batch_is_copied_its_result_committed_once_and_its_double_recorded():
     solver, local, schedule = setting()
     pool, results, spans = Sluggish(solver, local), [], []
-    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None, record=spans.append)
+    drive(
+        schedule,
+        pool,
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+        record=spans.append,
+    )
     assert pool.copied
     assert sorted(label for r in results for label in r.task.labels) == list(range(24))
     done = [(s.task.id, s.worker) for s in spans if s.outcome == "done"]
@@ -350,14 +406,22 @@ def test_a_late_batch_is_copied_its_result_committed_once_and_its_double_recorde
     twice = [s for s in spans if s.outcome in ("duplicate", "stopped")]
     assert {s.worker for s in twice} == {"thread-1"}
     assert (
-        merge([r.block for r in results], 24, 80).digest() == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+        merge([r.block for r in results], 24, 80).digest()
+        == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
     )
 
 
 def test_a_lost_workers_batch_is_recorded_as_lost_work():
     solver, local, schedule = setting()
     spans = []
-    drive(schedule, FragilePool(solver, local), commit=lambda _: None, stop=StopFlag(), tick=lambda: None, record=spans.append)
+    drive(
+        schedule,
+        FragilePool(solver, local),
+        commit=lambda _: None,
+        stop=StopFlag(),
+        tick=lambda: None,
+        record=spans.append,
+    )
     assert {"done", "lost"} <= {span.outcome for span in spans}
     assert all(span.seconds >= 0.0 for span in spans)
 
@@ -368,7 +432,8 @@ def test_a_report_that_voids_an_earlier_command_is_heard_before_it_is_carried_ou
     class Both(SerialPool):
         def __init__(self, solver, local):
             super().__init__(solver, local)
-            self.alive, self.turn = {"serial", "b"}, 0
+            self.alive = {"serial", "b"}
+            self.turn = 0
 
         def submit(self, worker, task):
             assert worker in self.alive
@@ -388,7 +453,13 @@ def test_a_report_that_voids_an_earlier_command_is_heard_before_it_is_carried_ou
 
     solver, local, schedule = setting()
     labels = []
-    drive(schedule, Both(solver, local), commit=lambda r: labels.extend(r.task.labels), stop=StopFlag(), tick=lambda: None)
+    drive(
+        schedule,
+        Both(solver, local),
+        commit=lambda r: labels.extend(r.task.labels),
+        stop=StopFlag(),
+        tick=lambda: None,
+    )
     assert sorted(labels) == list(range(24))
 
 
@@ -405,17 +476,34 @@ def test_what_one_wait_brought_is_synced_once_before_anything_new_begins():
         durable.extend(pending)
         pending.clear()
 
-    drive(schedule, Watched(solver, local, 3), commit=pending.append, stop=StopFlag(), tick=lambda: None, sync=sync)
+    drive(
+        schedule,
+        Watched(solver, local, 3),
+        commit=pending.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+        sync=sync,
+    )
     assert sorted(label for r in durable for label in r.task.labels) == list(range(24))
     block = joined([r.block for r in durable])
-    assert merge([block], 24, 80).digest() == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+    assert (
+        merge([block], 24, 80).digest()
+        == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+    )
 
 
 def test_results_that_came_with_an_error_are_synced():
     class OneFails(SerialPool):
         def wait(self, seconds):
             reports = super().wait(seconds)
-            return [*reports, *(Failed(r.worker, r.task, ShapeMismatch("as if")) for r in reports if isinstance(r, Result))]
+            return [
+                *reports,
+                *(
+                    Failed(r.worker, r.task, ShapeMismatch("as if"))
+                    for r in reports
+                    if isinstance(r, Result)
+                ),
+            ]
 
     solver, local, schedule = setting()
     pending, durable = [], []

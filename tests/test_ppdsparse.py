@@ -17,13 +17,17 @@ from xcray.solvers.block import merge
 from xcray.solvers.ppdsparse import PPDSparseSolver
 
 
-def problem(seed: int, n: int = 120, d: int = 60, k: int = 8, density: float = 0.15) -> tuple[CSR, Pattern]:
+def problem(
+    seed: int, n: int = 120, d: int = 60, k: int = 8, density: float = 0.15
+) -> tuple[CSR, Pattern]:
     """Sparse rows of unit length, and labels that depend on a few features each."""
     rng = np.random.default_rng(seed)
     X = sp.random(n, d, density, "csr", np.float32, random_state=rng)
     X = normalize(X)
     truth = rng.normal(size=(d, k)) * (rng.random((d, k)) < 0.2)
-    return csr_from(X), pattern_from((X @ truth + 0.05 * rng.normal(size=(n, k)) > 0.25).astype(np.float32))
+    return csr_from(X), pattern_from(
+        (X @ truth + 0.05 * rng.normal(size=(n, k)) > 0.25).astype(np.float32)
+    )
 
 
 def local_of(solver: PPDSparseSolver, X: CSR, Y: Pattern):
@@ -42,7 +46,8 @@ def signs(Y: Pattern, label: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("lam", "tau", "C"), [(0.01, 1.0, 1.0), (0.5, 1.0, 1.0), (0.0, 1.0, 1.0), (0.05, 0.1, 10.0), (0.02, 3.0, 0.05)]
+    ("lam", "tau", "C"),
+    [(0.01, 1.0, 1.0), (0.5, 1.0, 1.0), (0.0, 1.0, 1.0), (0.05, 0.1, 10.0), (0.02, 3.0, 0.05)],
 )
 def test_objective_equals_the_naive_twins(lam, tau, C):
     X, Y = problem(1)
@@ -56,8 +61,12 @@ def test_objective_equals_the_naive_twins(lam, tau, C):
         assert record["primal"] >= best - 1e-7 * scale
         assert record["primal"] <= best + 1e-5 * scale
         assert record["dual"] <= best + 1e-7 * scale
-        if record["positives"]:  # tau/2 |(w, b) - best|^2 <= gap, for the primal is tau-strongly convex
-            distance = np.linalg.norm(np.append(block.W.to_scipy().toarray()[label] - w, block.bias[label] - b))
+        if record[
+            "positives"
+        ]:  # tau/2 |(w, b) - best|^2 <= gap, for the primal is tau-strongly convex
+            distance = np.linalg.norm(
+                np.append(block.W.to_scipy().toarray()[label] - w, block.bias[label] - b)
+            )
             assert distance <= np.sqrt(2.0 * record["gap"] / tau) + 2e-4
 
 
@@ -71,12 +80,18 @@ def test_certificate_is_true(loss, eps):
     dense, W = X.to_scipy().toarray().astype(float), block.W.to_scipy().toarray().astype(float)
     for label in range(Y.n_cols):
         y, record = signs(Y, label), block.records[label]
-        value = naive.primal(W[label], block.bias[label], dense, y, solver.lam, solver.tau, solver.C, loss)
+        value = naive.primal(
+            W[label], block.bias[label], dense, y, solver.lam, solver.tau, solver.C, loss
+        )
         assert value == pytest.approx(record["primal"], rel=1e-5)
-        assert record["null"] == pytest.approx(naive.null_objective(y, solver.tau, solver.C, loss), rel=1e-4)
+        assert record["null"] == pytest.approx(
+            naive.null_objective(y, solver.tau, solver.C, loss), rel=1e-4
+        )
         assert 0.0 <= record["gap"] + 1e-9 * record["null"]
         assert record["gap"] <= eps * record["null"]
-        assert record["null"] <= solver.C * X.n_rows + 1e-9  # so the paper-wide criterion, eps times the primal at zero, holds too
+        assert (
+            record["null"] <= solver.C * X.n_rows + 1e-9
+        )  # so the paper-wide criterion, eps times the primal at zero, holds too
 
 
 def test_optimality_conditions_hold_at_a_tight_gap():
@@ -89,7 +104,12 @@ def test_optimality_conditions_hold_at_a_tight_gap():
         y = signs(Y, label)
         alpha = 2.0 * solver.C * np.maximum(1.0 - y * (dense @ W[label] + block.bias[label]), 0.0)
         v, w = dense.T @ (alpha * y), W[label]
-        assert np.abs(v[w != 0] - solver.tau * w[w != 0] - solver.lam * np.sign(w[w != 0])).max(initial=0.0) < 2e-3
+        assert (
+            np.abs(v[w != 0] - solver.tau * w[w != 0] - solver.lam * np.sign(w[w != 0])).max(
+                initial=0.0
+            )
+            < 2e-3
+        )
         assert np.abs(v[w == 0]).max(initial=0.0) < solver.lam + 2e-3
         assert (alpha * y).sum() == pytest.approx(solver.tau * block.bias[label], abs=2e-3)
 
@@ -101,7 +121,9 @@ def test_objective_equals_liblinear_without_l1():
     for label in range(Y.n_cols):
         y = signs(Y, label)
         peer = LinearSVC(C=1.0, tol=1e-8, max_iter=100_000, random_state=0).fit(X.to_scipy(), y)
-        theirs = naive.primal(peer.coef_[0], peer.intercept_[0], X.to_scipy().toarray(), y, 0.0, 1.0, 1.0)
+        theirs = naive.primal(
+            peer.coef_[0], peer.intercept_[0], X.to_scipy().toarray(), y, 0.0, 1.0, 1.0
+        )
         assert block.records[label]["primal"] == pytest.approx(theirs, rel=1e-4)
 
 
@@ -127,7 +149,9 @@ def test_labels_without_positives_and_without_negatives():
     assert block.bias[0] == -1.0
     assert block.W.row(0)[0].size == 0
     assert block.records["gap"][0] == pytest.approx(0.5 - block.records["null"][0])
-    _, _, best = naive.solve_squared_hinge(X.to_scipy().toarray().astype(float), np.ones(X.n_rows), 0.01, 1.0, 1.0)
+    _, _, best = naive.solve_squared_hinge(
+        X.to_scipy().toarray().astype(float), np.ones(X.n_rows), 0.01, 1.0, 1.0
+    )
     assert block.records["primal"][1] == pytest.approx(best, rel=1e-3)
 
 
@@ -135,7 +159,9 @@ def test_empty_rows_and_a_positive_without_features():
     X = csr_from(sp.csr_matrix(np.array([[0, 0], [1, 0], [0, 1], [0, 0]], np.float32)))
     Y = pattern_from(np.array([[1], [0], [1], [0]]))
     block = solved(PPDSparseSolver(eps=1e-6), X, Y)
-    _, _, best = naive.solve_squared_hinge(X.to_scipy().toarray().astype(float), signs(Y, 0), 0.01, 1.0, 1.0)
+    _, _, best = naive.solve_squared_hinge(
+        X.to_scipy().toarray().astype(float), signs(Y, 0), 0.01, 1.0, 1.0
+    )
     assert block.records["primal"][0] == pytest.approx(best, rel=1e-5)
 
 
@@ -145,7 +171,11 @@ def test_bits_do_not_depend_on_order_batches_or_neighbours():
     whole = solved(solver, X, Y)
     local = local_of(solver, X, Y)
     order = np.random.default_rng(0).permutation(12).astype(np.int32)
-    pieces = [solver.solve(local, order[:1]), solver.solve(local, order[1:7]), solver.solve(local.sibling(), order[7:])]
+    pieces = [
+        solver.solve(local, order[:1]),
+        solver.solve(local, order[1:7]),
+        solver.solve(local.sibling(), order[7:]),
+    ]
     assert merge(pieces, 12, X.n_cols).digest() == whole.digest()
 
 
@@ -157,7 +187,9 @@ def test_bits_do_not_depend_on_the_slices(monkeypatch):
     monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 37)
     monkeypatch.setattr("xcray.solvers.ppdsparse.FIRST_ROOM", 1)
     looks = []
-    sliced = solver.solve(local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32), lambda: bool(looks.append(1)))
+    sliced = solver.solve(
+        local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32), lambda: bool(looks.append(1))
+    )
     assert len(looks) > 100
     assert sliced.digest() == whole.digest()
 

@@ -31,7 +31,9 @@ def test_sample_weights_are_weights_of_losses(loss, eps):
         C = solver.C * weights * np.where(y > 0, 1.5, 1.0)
         value = naive.primal(W[label], block.bias[label], dense, y, solver.lam, solver.tau, C, loss)
         assert value == pytest.approx(record["primal"], rel=1e-5)
-        assert record["null"] == pytest.approx(naive.null_objective(y, solver.tau, C, loss), rel=1e-4)
+        assert record["null"] == pytest.approx(
+            naive.null_objective(y, solver.tau, C, loss), rel=1e-4
+        )
         assert record["gap"] <= eps * record["null"]
         if loss == "squared_hinge":
             best = naive.solve_squared_hinge(dense, y, solver.lam, solver.tau, C)[2]
@@ -49,7 +51,13 @@ def test_a_sample_of_weight_two_is_a_sample_twice():
 
     from xcray.arrays import csr_from, pattern_from
 
-    twice = solved(solver, *(make(vstack([m, m[:40]], "csr")) for make, m in zip((csr_from, pattern_from), rows, strict=True)))
+    twice = solved(
+        solver,
+        *(
+            make(vstack([m, m[:40]], "csr"))
+            for make, m in zip((csr_from, pattern_from), rows, strict=True)
+        ),
+    )
     once = solver.solve(solver.load(X, transpose(X), transpose_pattern(Y), weights), ALL)
     assert once.records["primal"] == pytest.approx(twice.records["primal"], rel=1e-5)
     assert once.W.to_scipy().toarray() == pytest.approx(twice.W.to_scipy().toarray(), abs=5e-3)
@@ -65,13 +73,21 @@ def test_bad_sample_weights_name_the_mend(weights):
 def test_positives_are_weighted_by_frequency_and_by_propensity():
     X, Y = problem(4)
     counts = Y.to_scipy().sum(axis=0).A1
-    expected = {"balanced": np.maximum(120 - counts, 1) / np.maximum(counts, 1), "propensity": inverse_propensities(counts, 120)}
+    expected = {
+        "balanced": np.maximum(120 - counts, 1) / np.maximum(counts, 1),
+        "propensity": inverse_propensities(counts, 120),
+    }
     for positives, factors in expected.items():
         local = local_of(PPDSparseSolver(positives=positives, positive_weight=2.0), X, Y)
         np.testing.assert_allclose(local.problem.factors, 2.0 * factors)
-    plain, tail = solved(PPDSparseSolver(), X, Y), solved(PPDSparseSolver(positives="propensity"), X, Y)
+    plain, tail = (
+        solved(PPDSparseSolver(), X, Y),
+        solved(PPDSparseSolver(positives="propensity"), X, Y),
+    )
     seen = counts > 0
-    assert (tail.bias[seen] >= plain.bias[seen] - 0.01).all()  # dearer positives: labels are told more readily
+    assert (
+        tail.bias[seen] >= plain.bias[seen] - 0.01
+    ).all()  # dearer positives: labels are told more readily
 
 
 def test_pruning_drops_small_weights_and_counts_them():
@@ -105,9 +121,13 @@ def test_pruning_within_a_rise_of_the_loss(rise):
 
     for label in np.flatnonzero(plain.records["positives"]):
         record, before = pruned.records[label], pruned.records[label]["loss"]
-        W, W_plain = (block.W.to_scipy().toarray()[label].astype(float) for block in (pruned, plain))
+        W, W_plain = (
+            block.W.to_scipy().toarray()[label].astype(float) for block in (pruned, plain)
+        )
         assert before == pytest.approx(loss(W_plain, label, plain.bias[label]), rel=1e-3)
-        assert before + record["loss_added"] == pytest.approx(loss(W, label, pruned.bias[label]), rel=1e-4)
+        assert before + record["loss_added"] == pytest.approx(
+            loss(W, label, pruned.bias[label]), rel=1e-4
+        )
         assert record["loss_added"] <= rise * before * 1.0001
         if record["nnz"]:
             W[np.flatnonzero(W)[np.argmin(np.abs(W[W != 0]))]] = 0.0
@@ -120,7 +140,10 @@ def test_dismec_and_the_plain_machine_are_settings():
     assert make_solver("dismec", {}).lam == 0.0
     assert make_solver("dismec", {}).prune == 0.01
     assert make_solver("l2svm", {}).as_dict() == PPDSparseSolver(lam=0.0).as_dict()
-    assert solved(make_solver("l2svm", {}), X, Y).digest() == solved(PPDSparseSolver(lam=0.0), X, Y).digest()
+    assert (
+        solved(make_solver("l2svm", {}), X, Y).digest()
+        == solved(PPDSparseSolver(lam=0.0), X, Y).digest()
+    )
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
@@ -133,11 +156,14 @@ def test_duals_say_what_the_weights_are(loss):
     alpha, W = block.duals.to_scipy().toarray().astype(float), block.W.to_scipy().toarray()
     assert (alpha >= 0.0).all()
     assert (
-        np.count_nonzero(alpha, axis=1)[block.records["positives"] > 0] == block.records["support"][block.records["positives"] > 0]
+        np.count_nonzero(alpha, axis=1)[block.records["positives"] > 0]
+        == block.records["support"][block.records["positives"] > 0]
     ).all()
     for label in np.flatnonzero(block.records["positives"]):
         v = X.to_scipy().toarray().astype(float).T @ (alpha[label] * signs(Y, label))
-        assert np.sign(v) * np.maximum(np.abs(v) - solver.lam, 0.0) == pytest.approx(W[label], abs=3e-3)
+        assert np.sign(v) * np.maximum(np.abs(v) - solver.lam, 0.0) == pytest.approx(
+            W[label], abs=3e-3
+        )
 
 
 def test_a_warm_start_saves_rounds_and_keeps_the_promise():
@@ -148,7 +174,9 @@ def test_a_warm_start_saves_rounds_and_keeps_the_promise():
     duals = cold.solve(local, ALL, keep_duals=True).duals
     warm, fresh = near.solve(local, ALL, start=duals), near.solve(local, ALL)
     assert (warm.records["gap"] <= 0.001 * warm.records["null"]).all()
-    assert warm.records["primal"] == pytest.approx(fresh.records["primal"], abs=0.002 * warm.records["null"].max())
+    assert warm.records["primal"] == pytest.approx(
+        fresh.records["primal"], abs=0.002 * warm.records["null"].max()
+    )
     assert warm.records["work"].sum() < 0.8 * fresh.records["work"].sum()
     assert near.solve(local, ALL, start=duals).digest() == warm.digest()
 

@@ -63,11 +63,19 @@ def answers(place: Place, **more: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"top_k": 1}, {"certificate": True}, {"top_k": 100}, {"allow": ["csv", "io"], "deadline_ms": 1000, "certificate": True}],
+    [
+        {},
+        {"top_k": 1},
+        {"certificate": True},
+        {"top_k": 100},
+        {"allow": ["csv", "io"], "deadline_ms": 1000, "certificate": True},
+    ],
 )
 def test_replies_are_what_the_description_says(place: Place, more: dict[str, Any]) -> None:
     """The bytes are written without a schema; it must allow them, hold nothing else, and the values must be the predictor's own."""
-    answer = place.http.post(PREDICT, json={"instances": [{"text": text} for text in TEXTS], **more})
+    answer = place.http.post(
+        PREDICT, json={"instances": [{"text": text} for text in TEXTS], **more}
+    )
     reply = PredictReply.model_validate(answer.json(), strict=True, extra="forbid")
     assert reply.model_dump(exclude_unset=True, mode="json") == answer.json()
     assert answer.headers["content-type"] == "application/json"
@@ -75,7 +83,9 @@ def test_replies_are_what_the_description_says(place: Place, more: dict[str, Any
     among = place.predictor.filter(more.get("allow"))
     found = place.predictor.answer(list(TEXTS), more.get("top_k", 5), allow=among)
     assert [one.scores for one in reply.predictions] == found.scores.tolist()
-    assert [one.labels for one in reply.predictions] == [[LABELS[j] for j in row] for row in found.labels]
+    assert [one.labels for one in reply.predictions] == [
+        [LABELS[j] for j in row] for row in found.labels
+    ]
     for i, one in enumerate(reply.predictions):
         assert (one.certificate is not None) == ("certificate" in more)
         if one.certificate is not None:
@@ -90,9 +100,13 @@ def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Place) -> None:
         ({"allow": ["set:files", "io"], "deny": ["csv"]}, {"json", "io"}),
     ):
         for _ in range(2):  # the second time from those that are kept
-            assert [set(one["labels"]) for one in answers(place, top_k=100, **more)] == [expected] * len(TEXTS)
+            assert [set(one["labels"]) for one in answers(place, top_k=100, **more)] == [
+                expected
+            ] * len(TEXTS)
     place.rooms.registry.sets("docs").put("files", ["socket"])
-    assert {label for one in answers(place, allow=["set:files"]) for label in one["labels"]} == {"socket"}
+    assert {label for one in answers(place, allow=["set:files"]) for label in one["labels"]} == {
+        "socket"
+    }
     place.rooms.registry.sets("docs").put("files", ["csv", "json", "gone"])
 
 
@@ -113,7 +127,9 @@ def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Place) -> None:
         ({"labels": ["csv"]}, 422, "UNKNOWN_FIELD"),
     ],
 )
-def test_what_can_not_be_had_is_refused(place: Place, more: dict[str, Any], status: int, code: str) -> None:
+def test_what_can_not_be_had_is_refused(
+    place: Place, more: dict[str, Any], status: int, code: str
+) -> None:
     answer = place.http.post(PREDICT, json={"instances": [{"text": "a"}], **more})
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     if code == "NOT_CALIBRATED":
@@ -122,10 +138,15 @@ def test_what_can_not_be_had_is_refused(place: Place, more: dict[str, Any], stat
 
 def test_many_at_once_get_their_own_answers(place: Place) -> None:
     """Computed together or not, with other numbers of labels and rows between them."""
-    asked = [{"instances": [{"text": text}] * (1 + i % 3), "top_k": 1 + i % 4} for i, text in enumerate(TEXTS * 30)]
+    asked = [
+        {"instances": [{"text": text}] * (1 + i % 3), "top_k": 1 + i % 4}
+        for i, text in enumerate(TEXTS * 30)
+    ]
     expected = {text: place.predictor.predict([text], 4).scores[0].tolist() for text in TEXTS}
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda body: place.http.post(PREDICT, json=body).json()["predictions"], asked))
+        found = list(
+            pool.map(lambda body: place.http.post(PREDICT, json=body).json()["predictions"], asked)
+        )
     for body, predictions in zip(asked, found, strict=True):
         scores = expected[str(body["instances"][0]["text"])][: body["top_k"]]  # type: ignore[index]
         assert [one["scores"] for one in predictions] == [scores] * len(body["instances"])  # type: ignore[arg-type]
@@ -137,25 +158,46 @@ def test_sparse_rows_of_several_requests_are_joined(tmp_path: Path) -> None:
     predictor = Predictor(model)
     rng = np.random.default_rng(5)
     dense = (rng.normal(size=(60, 6)) * (rng.random((60, 6)) < 0.6)).astype(np.float32)
-    bodies = [[{"indices": np.flatnonzero(row)[::-1].tolist(), "values": row[row != 0][::-1].tolist()}] for row in dense]
+    bodies = [
+        [{"indices": np.flatnonzero(row)[::-1].tolist(), "values": row[row != 0][::-1].tolist()}]
+        for row in dense
+    ]
     expected = predictor.predict(dense, 3).scores.tolist()
     app.state.rooms.registry.publish("rows", tmp_path / "staged")
     with client_of(app) as http, ThreadPoolExecutor(16) as pool:
         path = "/v1/models/rows:predict"
-        found = list(pool.map(lambda one: http.post(path, json={"instances": one, "top_k": 3}).json(), bodies))
+        found = list(
+            pool.map(
+                lambda one: http.post(path, json={"instances": one, "top_k": 3}).json(), bodies
+            )
+        )
     assert [reply["predictions"][0]["scores"] for reply in found] == expected
 
 
-def test_the_door_and_the_route_behind_it_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_door_and_the_route_behind_it_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the door FastAPI's own route answers: the same bytes, the same problems, the same figures."""
-    bodies = [b'{"instances": [{"text": "a csv file"}]}', b'{"instances": []}', b"[", b'{"instances": [{"text": "a"}], "top_k": 0}']
+    bodies = [
+        b'{"instances": [{"text": "a csv file"}]}',
+        b'{"instances": []}',
+        b"[",
+        b'{"instances": [{"text": "a"}], "top_k": 0}',
+    ]
 
     def told(app: FastAPI) -> list[Any]:
         with client_of(app) as http:
             headers = {"Content-Type": "application/json", "X-Request-ID": "same"}
             replies = [http.post(PREDICT, content=body, headers=headers) for body in bodies]
-            counted = [line for line in http.get("/metrics").text.splitlines() if line.startswith("xcray_http_requests_total")]
-            return [[(one.status_code, one.content, one.headers["content-type"]) for one in replies], counted]
+            counted = [
+                line
+                for line in http.get("/metrics").text.splitlines()
+                if line.startswith("xcray_http_requests_total")
+            ]
+            return [
+                [(one.status_code, one.content, one.headers["content-type"]) for one in replies],
+                counted,
+            ]
 
     def app_of(name: str) -> FastAPI:
         app = create_app(settings_for(tmp_path / name))
@@ -163,7 +205,9 @@ def test_the_door_and_the_route_behind_it_are_the_same(tmp_path: Path, monkeypat
         return app
 
     with_door = told(app_of("a"))
-    monkeypatch.setattr(PredictDoor, "__call__", lambda self, scope, receive, send: self._app(scope, receive, send))
+    monkeypatch.setattr(
+        PredictDoor, "__call__", lambda self, scope, receive, send: self._app(scope, receive, send)
+    )
     assert told(app_of("b")) == with_door
     assert '/v1/models/{reference}:predict",status="2xx"' in with_door[1][0] + with_door[1][1]
 
@@ -194,7 +238,9 @@ def test_a_full_desk_refuses_at_once_and_recovers(tmp_path: Path) -> None:
     def opened(path: Path) -> Predictor:
         return Slow(Model.open(path))
 
-    app = create_app(settings_for(tmp_path / "home", predict_rows=10, predict_batch_ms=0), opener=opened)
+    app = create_app(
+        settings_for(tmp_path / "home", predict_rows=10, predict_batch_ms=0), opener=opened
+    )
     publish(app.state.rooms.registry, "docs", tmp_path / "staged")
     body = {"instances": [{"text": "a"}] * 4}
     with client_of(app) as http, ThreadPoolExecutor(12) as pool:
@@ -220,7 +266,9 @@ def wait_for_refusal(one: Any, go: threading.Event, others: list[Any]) -> bool:
     return bool(one.done() and one.result().status_code == 503)
 
 
-def test_references_are_remembered_until_something_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_are_remembered_until_something_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = create_app(settings_for(tmp_path / "home"))
     rooms: Rooms = app.state.rooms
     for seed in (1, 2):
@@ -229,7 +277,9 @@ def test_references_are_remembered_until_something_changes(tmp_path: Path, monke
     route = Registry.route
 
     def counted(self: Registry, reference: str) -> tuple[str, Route]:
-        looked.extend([reference] if ":" not in reference else [])  # not those that a loading asks for
+        looked.extend(
+            [reference] if ":" not in reference else []
+        )  # not those that a loading asks for
         return route(self, reference)
 
     monkeypatch.setattr(Registry, "route", counted)
@@ -276,5 +326,7 @@ def test_strange_names_arrive_whole(tmp_path: Path) -> None:
     labels = ['say "hi"\\', "é\u2028\U0001f600", "<script>", "tab\there"]
     publish(app.state.rooms.registry, "docs", tmp_path / "staged", labels=labels)
     with client_of(app) as http:
-        content = http.post(PREDICT, json={"instances": [{"text": "a csv file"}], "top_k": 4}).content
+        content = http.post(
+            PREDICT, json={"instances": [{"text": "a csv file"}], "top_k": 4}
+        ).content
     assert sorted(json.loads(content)["predictions"][0]["labels"]) == sorted(labels)

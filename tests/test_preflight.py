@@ -25,7 +25,14 @@ from xcray.model.model import Model
 from xcray.solvers import SOLVERS, make_solver
 from xcray.solvers.block import Block
 from xcray.train import TrainSpec, preflight, train, watch
-from xcray.train.preflight import check, entries_of_labels, estimate, limits_of, merge_budget, worker_bytes
+from xcray.train.preflight import (
+    check,
+    entries_of_labels,
+    estimate,
+    limits_of,
+    merge_budget,
+    worker_bytes,
+)
 from xcray.train.watch import Watch
 from xcray.train.ways import foresee
 
@@ -35,8 +42,13 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.fixture(scope="module")
 def middle(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A set large enough for its estimate to mean something."""
-    options = {"test_fraction": 0.1, "synthetic": {"rows": 3000, "features": 2500, "labels": 300, "seed": 3}}
-    return build("synthetic", {}, tmp_path_factory.mktemp("middle") / "data", BuildOptions.from_dict(options))
+    options = {
+        "test_fraction": 0.1,
+        "synthetic": {"rows": 3000, "features": 2500, "labels": 300, "seed": 3},
+    }
+    return build(
+        "synthetic", {}, tmp_path_factory.mktemp("middle") / "data", BuildOptions.from_dict(options)
+    )
 
 
 def spec(dataset: Dataset, **changes: Any) -> TrainSpec:
@@ -50,14 +62,22 @@ def held(value: Any, given: set[int]) -> int:
         return 0 if value.__array_interface__["data"][0] in given else value.nbytes
     if isinstance(value, tuple):
         return sum(held(each, given) for each in value)
-    return sum(held(each, given) for each in vars(value).values()) if hasattr(value, "__dict__") else 0
+    return (
+        sum(held(each, given) for each in vars(value).values()) if hasattr(value, "__dict__") else 0
+    )
 
 
-@pytest.mark.parametrize("name", sorted(name for name in SOLVERS if SOLVERS[name].family == "scatter"))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in SOLVERS if SOLVERS[name].family == "scatter")
+)
 def test_a_worker_holds_what_is_foreseen(middle: Dataset, name: str) -> None:
     """The formula, fitted on made-up problems, against the arrays of a real worker."""
     solver, train_part = make_solver(name, {}), middle.train
-    given = {a.__array_interface__["data"][0] for m in (train_part.X, train_part.XT, train_part.YT) for a in m[:-1]}
+    given = {
+        a.__array_interface__["data"][0]
+        for m in (train_part.X, train_part.XT, train_part.YT)
+        for a in m[:-1]
+    }
     local = solver.load(train_part.X, train_part.XT, train_part.YT)
     foreseen, reserved = worker_bytes(solver, train_part, 0)
     assert foreseen + reserved == pytest.approx(held(local, given), rel=0.05, abs=1 << 16)
@@ -73,7 +93,9 @@ def test_entries_of_labels_are_counted(middle: Dataset) -> None:
 
 def test_a_probe_knows_the_weights(middle: Dataset, tmp_path: Path) -> None:
     """Within a third of what is trained: weights, parts and model; and every figure is compared in the report."""
-    found = foresee(spec(middle), probe=600.0)  # as long as it takes: by itself it ends early on a slow machine
+    found = foresee(
+        spec(middle), probe=600.0
+    )  # as long as it takes: by itself it ends early on a slow machine
     assert found.probed >= 20
     report = train(spec(middle), run_dir=tmp_path / "run", out=tmp_path / "model").report
     told, compared = report["preflight"]["estimate"], report["preflight"]["compared"]
@@ -84,15 +106,21 @@ def test_a_probe_knows_the_weights(middle: Dataset, tmp_path: Path) -> None:
     assert found.parts == pytest.approx(compared["parts"]["actual"], rel=0.4)
     assert {"weights", "model", "parts", "seconds", "core_seconds", "memory"} <= set(compared)
     assert all(row["estimated"] == told[name] for name, row in compared.items())
-    assert compared["parts"]["actual"] == sum(p.stat().st_size for p in (tmp_path / "run").glob("part-*.arrow"))
-    assert report["preflight"]["driver"]["anonymous_peak"] >= report["preflight"]["driver"]["anonymous_before"]
+    assert compared["parts"]["actual"] == sum(
+        p.stat().st_size for p in (tmp_path / "run").glob("part-*.arrow")
+    )
+    assert (
+        report["preflight"]["driver"]["anonymous_peak"]
+        >= report["preflight"]["driver"]["anonymous_before"]
+    )
     json.dumps(report)
 
 
 def test_what_is_done_is_not_foreseen_again(middle: Dataset) -> None:
     solver = make_solver("ppdsparse", {})
     whole, rest = (
-        estimate(spec(middle), middle, solver, frozen(np.arange(n), np.int32), workers=1, probe=0.0) for n in (middle.n_labels, 10)
+        estimate(spec(middle), middle, solver, frozen(np.arange(n), np.int32), workers=1, probe=0.0)
+        for n in (middle.n_labels, 10)
     )
     assert (whole.weights, whole.model) == (rest.weights, rest.model)
     assert rest.parts < whole.parts / 5
@@ -103,7 +131,9 @@ def test_what_is_done_is_not_foreseen_again(middle: Dataset) -> None:
 def test_places_of_workers(middle: Dataset) -> None:
     def of(**changes: Any) -> preflight.Estimate:
         solver = make_solver("ppdsparse", {})
-        return estimate(spec(middle, **changes), middle, solver, frozen([0], np.int32), workers=3, probe=0.0)
+        return estimate(
+            spec(middle, **changes), middle, solver, frozen([0], np.int32), workers=3, probe=0.0
+        )
 
     here, own, beside, away = (
         of(pool="threads"),
@@ -125,30 +155,47 @@ def test_too_little_memory_is_refused_with_figures(middle: Dataset, tmp_path: Pa
     assert caught.value.code == "MEMORY"
     assert caught.value.details["needed"] > caught.value.details["available"] == 0
     assert not (tmp_path / "model").exists()
-    result = train(spec(middle, memory_limit="2GiB"), run_dir=tmp_path / "run", out=tmp_path / "model")
+    result = train(
+        spec(middle, memory_limit="2GiB"), run_dir=tmp_path / "run", out=tmp_path / "model"
+    )
     assert Model.open(tmp_path / "model").sha256 == result.sha256
 
 
-def test_a_limit_of_address_space_counts_what_is_only_reserved(middle: Dataset, tmp_path: Path) -> None:
+def test_a_limit_of_address_space_counts_what_is_only_reserved(
+    middle: Dataset, tmp_path: Path
+) -> None:
     found = foresee(spec(middle), probe=0.0)._replace(reserved=10**9, mapped=10**8)
-    for limit, wanted in (("machine", 0), ("cgroup", 0), ("RLIMIT_DATA", 10**9), ("RLIMIT_AS", 10**9 + 10**8)):
+    for limit, wanted in (
+        ("machine", 0),
+        ("cgroup", 0),
+        ("RLIMIT_DATA", 10**9),
+        ("RLIMIT_AS", 10**9 + 10**8),
+    ):
         check(found, {limit: found.memory + wanted}, tmp_path, tmp_path)
         with pytest.raises(Refused, match=limit):
             check(found, {limit: found.memory + wanted - 1}, tmp_path, tmp_path)
 
 
-def test_too_little_disk_is_refused_before_and_under_way(middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_is_refused_before_and_under_way(
+    middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = foresee(spec(middle), probe=0.0)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, found.disk))
     check(found, {}, tmp_path / "run" / "deep", tmp_path / "model")
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, found.disk - 1))
-    with pytest.raises(Refused, match="make room, choose another place, or make the model smaller") as caught:
+    monkeypatch.setattr(
+        preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, found.disk - 1)
+    )
+    with pytest.raises(
+        Refused, match="make room, choose another place, or make the model smaller"
+    ) as caught:
         check(found, {}, tmp_path / "run" / "deep", tmp_path / "model")
     assert caught.value.code == "DISK"
     assert caught.value.details == {"needed": found.disk, "available": found.disk - 1}
 
 
-def test_the_disk_is_watched_by_the_weights_that_come(middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_is_watched_by_the_weights_that_come(
+    middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of the labels are done, with more weights than foreseen: the other half is expected to have as many."""
     K, D = middle.n_labels, middle.n_features
     parts = Parts(tmp_path / "run", {}, n_labels=K, n_features=D)
@@ -160,16 +207,29 @@ def test_the_disk_is_watched_by_the_weights_that_come(middle: Dataset, tmp_path:
     monkeypatch.setattr(watch, "SECONDS", -1.0)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1000))
     watched.look()  # nothing is known yet
-    parts.commit(Block(labels, W, frozen(np.zeros(len(labels)), np.float64), np.zeros(len(labels), [("label", np.int32)])))
+    parts.commit(
+        Block(
+            labels,
+            W,
+            frozen(np.zeros(len(labels)), np.float64),
+            np.zeros(len(labels), [("label", np.int32)]),
+        )
+    )
     expected = 8 * D * K / 2 + 16 * D * K + preflight.PART_LABEL * K / 2 + preflight.MODEL_LABEL * K
-    with pytest.raises(Refused, match=f"by the {D * K // 2:,} weights of {K // 2} finished labels") as caught:
+    with pytest.raises(
+        Refused, match=f"by the {D * K // 2:,} weights of {K // 2} finished labels"
+    ) as caught:
         watched.look()
     assert caught.value.details["needed"] == pytest.approx(expected, rel=1e-6)
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, int(expected) + 1000))
+    monkeypatch.setattr(
+        preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, int(expected) + 1000)
+    )
     watched.look()
 
 
-def test_merging_keeps_within_what_is_left(middle: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_keeps_within_what_is_left(
+    middle: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preflight, "available", lambda: {"machine": 1 << 40})
     assert merge_budget(spec(middle)) == BUDGET
     assert merge_budget(spec(middle), 10**10) == 8 * 10**10 // preflight.PASSES
@@ -197,8 +257,18 @@ MEMINFO = {"proc/meminfo": "MemTotal: 999999 kB\nMemAvailable:  5000 kB\nHugePag
     ("files", "cgroup"),
     [
         ({}, None),
-        ({"proc/self/cgroup": "0::/\n", "cg/memory.max": "max\n", "cg/memory.current": "1000\n"}, None),
-        ({"proc/self/cgroup": "0::/a/b\n", "cg/a/memory.max": "9000\n", "cg/a/memory.current": "2000\n"}, 7000),
+        (
+            {"proc/self/cgroup": "0::/\n", "cg/memory.max": "max\n", "cg/memory.current": "1000\n"},
+            None,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "cg/a/memory.max": "9000\n",
+                "cg/a/memory.current": "2000\n",
+            },
+            7000,
+        ),
         (
             {
                 "proc/self/cgroup": "0::/a/b\n",
@@ -210,7 +280,14 @@ MEMINFO = {"proc/meminfo": "MemTotal: 999999 kB\nMemAvailable:  5000 kB\nHugePag
             },
             800,
         ),
-        ({"proc/self/cgroup": "0::/a\n", "cg/a/memory.max": "100\n", "cg/a/memory.current": "2000\n"}, 0),
+        (
+            {
+                "proc/self/cgroup": "0::/a\n",
+                "cg/a/memory.max": "100\n",
+                "cg/a/memory.current": "2000\n",
+            },
+            0,
+        ),
         (
             {
                 "proc/self/cgroup": "5:cpu,memory:/job\n4:pids:/x\n",
@@ -229,24 +306,45 @@ def test_limits_of_control_groups(
     system(tmp_path, {**MEMINFO, **files})
     monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cg")
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert memory.available() == {"machine": 5000 << 10, **({} if cgroup is None else {"cgroup": cgroup})}
+    monkeypatch.setattr(
+        memory.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
+    assert memory.available() == {
+        "machine": 5000 << 10,
+        **({} if cgroup is None else {"cgroup": cgroup}),
+    }
 
 
 def test_limits_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    system(tmp_path, {**MEMINFO, "proc/self/status": "Name:\tpython\nVmSize:\t 3000 kB\nVmData:\t 1000 kB\nRssAnon:\t 600 kB\n"})
+    system(
+        tmp_path,
+        {
+            **MEMINFO,
+            "proc/self/status": "Name:\tpython\nVmSize:\t 3000 kB\nVmData:\t 1000 kB\nRssAnon:\t 600 kB\n",
+        },
+    )
     monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cg")
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (4000 << 10, resource.RLIM_INFINITY))
-    assert memory.available() == {"machine": 5000 << 10, "RLIMIT_AS": 1000 << 10, "RLIMIT_DATA": 3000 << 10}
+    monkeypatch.setattr(
+        memory.resource, "getrlimit", lambda which: (4000 << 10, resource.RLIM_INFINITY)
+    )
+    assert memory.available() == {
+        "machine": 5000 << 10,
+        "RLIMIT_AS": 1000 << 10,
+        "RLIMIT_DATA": 3000 << 10,
+    }
     assert memory.anonymous() == 600 << 10
     assert memory.footprint() is None
 
 
-def test_without_proc_something_is_known_or_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_something_is_known_or_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "PROC", tmp_path / "no")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path / "no")
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(
+        memory.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
     assert set(memory.available()) <= {"machine"}
     monkeypatch.setattr(memory.os, "sysconf_names", {})
     assert memory.available() == {}
@@ -260,19 +358,31 @@ def test_footprint_of_this_process() -> None:
     assert before is not None
     assert after is not None
     assert after.anonymous - before.anonymous >= 0.9 * kept.nbytes
-    for grown in (after.own - before.own, after.resident - before.resident):  # mapped files may go while it is taken
+    for grown in (
+        after.own - before.own,
+        after.resident - before.resident,
+    ):  # mapped files may go while it is taken
         assert grown >= 0.5 * kept.nbytes
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [(4096, 4096), ("4GiB", 4 << 30), (" 500 MB ", 500 * 10**6), ("1.5gib", 3 << 29), ("2e9", 2 * 10**9), ("64 kib", 64 << 10)],
+    [
+        (4096, 4096),
+        ("4GiB", 4 << 30),
+        (" 500 MB ", 500 * 10**6),
+        ("1.5gib", 3 << 29),
+        ("2e9", 2 * 10**9),
+        ("64 kib", 64 << 10),
+    ],
 )
 def test_amounts_of_memory(text: int | str, size: int) -> None:
     assert memory.parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-4GB", "4 parsecs", "nan", "0", 0, -1, True, "1e99", "4GiB; rm"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-4GB", "4 parsecs", "nan", "0", 0, -1, True, "1e99", "4GiB; rm"]
+)
 def test_what_is_no_amount_of_memory(text: Any) -> None:
     with pytest.raises(ParameterError, match="no amount of memory: write bytes"):
         TrainSpec("d", memory_limit=text)
@@ -286,7 +396,15 @@ def test_sizes_for_people() -> None:
 
 def test_the_command_line_tells_and_refuses(middle: Dataset, tmp_path: Path) -> None:
     runner = CliRunner()
-    asked = ["train", str(middle.path), "--estimate", "--out", str(tmp_path / "m"), "--pool", "serial"]
+    asked = [
+        "train",
+        str(middle.path),
+        "--estimate",
+        "--out",
+        str(tmp_path / "m"),
+        "--pool",
+        "serial",
+    ]
     told = runner.invoke(app, [*asked, "--json"])
     assert told.exit_code == 0
     assert json.loads(told.stdout)["estimate"]["workers"] == 1

@@ -18,9 +18,7 @@ from xcray.service.protocol import AHEAD, HEADERS_READ
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 PATIENCE = 300.0  # seconds until a wait is given up
-CHUNKED = (
-    b"POST /v1/models/a:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
+CHUNKED = b"POST /v1/models/a:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +37,9 @@ def sent_until_closed(url: str, begin: bytes, piece: bytes, most: int) -> tuple[
     parts = httpx.URL(url)
     sent, answer = 0, b""
     with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HEADERS_READ)  # else the system takes megabytes, as it likes
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, HEADERS_READ
+        )  # else the system takes megabytes, as it likes
         connection.settimeout(PATIENCE)
         connection.connect((parts.host, parts.port or 80))
         try:
@@ -76,7 +76,9 @@ def test_what_does_not_end_is_refused_early(url: str, begin: bytes, piece: bytes
 
 
 def test_a_head_below_the_bound_is_the_guards(url: str) -> None:
-    answer = raw(url, GET + b"Connection: close\r\nX-Big: " + b"a" * (HEADERS_READ // 2) + b"\r\n\r\n")
+    answer = raw(
+        url, GET + b"Connection: close\r\nX-Big: " + b"a" * (HEADERS_READ // 2) + b"\r\n\r\n"
+    )
     assert status(answer) == 431
     assert b"HEADERS_TOO_LARGE" in answer
 
@@ -90,7 +92,10 @@ def test_a_body_of_many_small_chunks_is_no_head(url: str) -> None:
 
 
 def test_two_hosts_are_refused(url: str) -> None:
-    answer = raw(url, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    answer = raw(
+        url,
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    )
     assert status(answer) == 400
     assert b"BAD_HEADER" in answer
 
@@ -99,7 +104,11 @@ def test_requests_sent_ahead_are_answered_in_order(url: str) -> None:
     paths = [b"/healthz", b"/nowhere", b"/v1/jobs"]
     ahead = b"".join(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in paths * 2)
     answer = raw(url, ahead[:-2] + b"Connection: close\r\n\r\n")
-    assert [int(part.split(b" ")[0]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [200, 404, 200] * 2
+    assert [int(part.split(b" ")[0]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [
+        200,
+        404,
+        200,
+    ] * 2
 
 
 def test_requests_sent_ahead_without_end_are_not_kept(tmp_path: Path) -> None:
@@ -117,7 +126,9 @@ def test_requests_sent_ahead_without_end_are_not_kept(tmp_path: Path) -> None:
     first += b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     with client_of(app) as http:
         parts = http.base_url
-        with socket.create_connection((parts.host, parts.port or 80), timeout=PATIENCE) as connection:
+        with socket.create_connection(
+            (parts.host, parts.port or 80), timeout=PATIENCE
+        ) as connection:
             connection.sendall(first + (GET + b"\r\n") * (AHEAD + 10))
             try:
                 assert connection.recv(100) == b""  # closed, while the first still waits

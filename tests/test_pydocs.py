@@ -89,18 +89,27 @@ def test_repeats_and_unreadable_files_are_counted(corpus):
 
 
 def test_rare_labels_go_and_documents_without_labels_too(tmp_path):
-    found = list(documents([tree(tmp_path, SOURCES)], PydocsParams(min_label_documents=2, min_words=3)))
+    found = list(
+        documents([tree(tmp_path, SOURCES)], PydocsParams(min_label_documents=2, min_words=3))
+    )
     times = Counter(label for document in found for label in document.labels)
     assert times == {"pack": 5, "pack.Ridge": 2}
 
 
 def test_packages_choose(tmp_path):
-    found = read([tree(tmp_path, SOURCES)], PydocsParams(packages=("again",), min_label_documents=1))
+    found = read(
+        [tree(tmp_path, SOURCES)], PydocsParams(packages=("again",), min_label_documents=1)
+    )
     assert [document.id for document in found.documents] == ["again:same"]
 
 
 def test_reading_runs_nothing(tmp_path):
-    tree(tmp_path, {"danger_of_import.py": '"""This module must never be imported."""\nraise SystemExit("imported")\n'})
+    tree(
+        tmp_path,
+        {
+            "danger_of_import.py": '"""This module must never be imported."""\nraise SystemExit("imported")\n'
+        },
+    )
     assert len(read([tmp_path], ALL).documents) == 1
     assert "danger_of_import" not in sys.modules
 
@@ -128,19 +137,33 @@ def test_clear_errors(tmp_path):
 
 @pytest.fixture(scope="module")
 def standard_library():
-    return read([pydocs.default_roots()[0]], PydocsParams(packages=("csv", "_pydecimal", "xml", "tempfile", "gzip")))
+    return read(
+        [pydocs.default_roots()[0]],
+        PydocsParams(packages=("csv", "_pydecimal", "xml", "tempfile", "gzip")),
+    )
 
 
 def test_the_standard_library_documents_what_the_demo_asks(standard_library):
     times = Counter(label for document in standard_library.documents for label in document.labels)
     assert times["csv"] >= 10
     assert times["csv.DictReader"] >= 3
-    assert {"xml", "xml.dom", "xml.dom.minidom", "decimal", "decimal.Context", "gzip.GzipFile", "tempfile"} <= set(times)
+    assert {
+        "xml",
+        "xml.dom",
+        "xml.dom.minidom",
+        "decimal",
+        "decimal.Context",
+        "gzip.GzipFile",
+        "tempfile",
+    } <= set(times)
     assert not standard_library.unreadable
 
 
 def test_documents_are_distinct_and_in_a_fixed_order(standard_library):
-    again = read([pydocs.default_roots()[0]], PydocsParams(packages=("csv", "_pydecimal", "xml", "tempfile", "gzip")))
+    again = read(
+        [pydocs.default_roots()[0]],
+        PydocsParams(packages=("csv", "_pydecimal", "xml", "tempfile", "gzip")),
+    )
     assert again == standard_library
     assert len({document.id for document in again.documents}) == len(again.documents)
     assert all(isinstance(document, Document) and document.labels for document in again.documents)
@@ -148,7 +171,9 @@ def test_documents_are_distinct_and_in_a_fixed_order(standard_library):
 
 def test_the_demo_question_meets_the_words_of_its_answer(standard_library):
     found = standard_library.documents
-    pipeline, X = TextPipeline.fit_transform((document.text for document in found), pydocs.TEXT_PARAMS)
+    pipeline, X = TextPipeline.fit_transform(
+        (document.text for document in found), pydocs.TEXT_PARAMS
+    )
     query = pipeline.transform(["read rows of a csv file into dictionaries"])
     scores = (X.to_scipy() @ query.to_scipy().T).toarray().ravel()
     nearest = [found[i] for i in scores.argsort()[::-1][:5]]

@@ -31,7 +31,12 @@ def strictly(body: bytes) -> quick.Ask:
 def plain(ask: quick.Ask) -> list[Any]:
     """A request as comparable values; repr tells -0.0 from 0.0."""
     rows = [
-        (each.text, each.indices, None if each.values is None else [repr(float(v)) for v in each.values]) for each in ask.instances
+        (
+            each.text,
+            each.indices,
+            None if each.values is None else [repr(float(v)) for v in each.values],
+        )
+        for each in ask.instances
     ]
     return [rows, *ask[1:]]
 
@@ -46,8 +51,13 @@ def agree(body: bytes) -> bool:
 
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=12)
 indices = st.lists(st.integers(0, 2**31 - 2), max_size=5)
-values = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False) | st.integers(-(10**6), 10**6), max_size=5)
-instances = st.fixed_dictionaries({}, optional={"text": texts, "indices": indices, "values": values})
+values = st.lists(
+    st.floats(width=32, allow_nan=False, allow_infinity=False) | st.integers(-(10**6), 10**6),
+    max_size=5,
+)
+instances = st.fixed_dictionaries(
+    {}, optional={"text": texts, "indices": indices, "values": values}
+)
 labels = st.lists(texts, min_size=1, max_size=3)
 requests = st.fixed_dictionaries(
     {"instances": st.lists(instances, min_size=1, max_size=3)},
@@ -64,7 +74,9 @@ requests = st.fixed_dictionaries(
 
 @given(requests, st.booleans())
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_good_requests_are_taken_and_understood_alike(request: dict[str, Any], ascii_only: bool) -> None:
+def test_good_requests_are_taken_and_understood_alike(
+    request: dict[str, Any], ascii_only: bool
+) -> None:
     body = json.dumps(request, ensure_ascii=ascii_only).encode()
     took = agree(body)
     assert took or b"\\u0022" in body
@@ -119,8 +131,15 @@ def test_mutated_requests_are_never_understood_otherwise() -> None:
     """Pieces cut out, doubled and put in anywhere: 30,000 bodies, some of which are good."""
     rng, took = random.Random(7), 0
     seeds = [
-        json.dumps({"instances": [{"text": 'a "b" \\ c'}], "top_k": 3, "allow": ["x"], "certificate": True}).encode(),
-        json.dumps({"instances": [{"indices": [3, 1], "values": [0.5, -1e-3]}, {"values": [1.0]}], "deadline_ms": 5.0}).encode(),
+        json.dumps(
+            {"instances": [{"text": 'a "b" \\ c'}], "top_k": 3, "allow": ["x"], "certificate": True}
+        ).encode(),
+        json.dumps(
+            {
+                "instances": [{"indices": [3, 1], "values": [0.5, -1e-3]}, {"values": [1.0]}],
+                "deadline_ms": 5.0,
+            }
+        ).encode(),
         b'{"instances":[{"text":"a"},{"indices":[1],"values":[2]}],"probabilities":false,"deny":["y"]}',
     ]
     for _ in range(30_000):
@@ -129,7 +148,11 @@ def test_mutated_requests_are_never_understood_otherwise() -> None:
             i, j = sorted(rng.randrange(len(body) + 1) for _ in range(2))
             piece = rng.choice([*PIECES, body[i : i + 12]])
             body = rng.choice(
-                [body[:i] + piece + body[i:], body[:i] + body[min(j, i + 8) :], body[:i] + piece + body[i + len(piece) :]]
+                [
+                    body[:i] + piece + body[i:],
+                    body[:i] + body[min(j, i + 8) :],
+                    body[:i] + piece + body[i + len(piece) :],
+                ]
             )
         try:
             took += agree(body)
@@ -138,7 +161,9 @@ def test_mutated_requests_are_never_understood_otherwise() -> None:
     assert took > 300
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.status in (400, 422)], ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.status in (400, 422)], ids=lambda case: case.id
+)
 def test_what_the_law_refuses_is_left_to_it(case: Any) -> None:
     """Bad requests of the table: refused by the law itself, or only later, by the model."""
     try:
@@ -171,7 +196,9 @@ def test_ordinary_requests_are_taken() -> None:
         json.dumps({"instances": [{"text": "a"}] * MOST, "allow": ["b", "set:c"]}).encode(),
     ):
         assert agree(body)
-    assert quick.read(json.dumps({"instances": [{"text": "a"}] * (MOST + 1)}).encode(), MOST) is None
+    assert (
+        quick.read(json.dumps({"instances": [{"text": "a"}] * (MOST + 1)}).encode(), MOST) is None
+    )
 
 
 def ask(*rows: dict[str, Any]) -> list[quick.InstanceLike]:
@@ -183,8 +210,19 @@ def ask(*rows: dict[str, Any]) -> list[quick.InstanceLike]:
 
 def test_rows_all_at_once_are_the_rows_one_by_one(tmp_path: Any) -> None:
     model = plain_model(tmp_path / "model", 6)
-    good = [{"indices": [4, 1], "values": [0.1, 2]}, {"indices": [], "values": []}, {"indices": [0, 5], "values": [1, -3.5]}]
-    for rows in (good, good[:1], good[1:2], good[1:], [good[1], good[1]], [*good, {"values": [0, 1, 0, 0, 2, 0]}]):
+    good = [
+        {"indices": [4, 1], "values": [0.1, 2]},
+        {"indices": [], "values": []},
+        {"indices": [0, 5], "values": [1, -3.5]},
+    ]
+    for rows in (
+        good,
+        good[:1],
+        good[1:2],
+        good[1:],
+        [good[1], good[1]],
+        [*good, {"values": [0, 1, 0, 0, 2, 0]}],
+    ):
         found, expected = taken(model, ask(*rows)), rows_of(model, ask(*rows))
         assert isinstance(found, CSR)
         for one, other in zip(found, expected, strict=True):
@@ -203,7 +241,9 @@ def test_rows_all_at_once_are_the_rows_one_by_one(tmp_path: Any) -> None:
         ({}, "ROW_KIND"),
     ],
 )
-def test_a_fault_among_good_rows_is_named_with_its_place(tmp_path: Any, row: dict[str, Any], code: str) -> None:
+def test_a_fault_among_good_rows_is_named_with_its_place(
+    tmp_path: Any, row: dict[str, Any], code: str
+) -> None:
     model, good = plain_model(tmp_path / "model", 6), {"indices": [5, 1], "values": [1, 1]}
     with pytest.raises(InputError) as caught:
         taken(model, ask(good, row, good))

@@ -26,7 +26,14 @@ from xcray.errors import Unavailable
 from xcray.execution import ray_cluster, ray_keeper, ray_session
 from xcray.execution.ray_cluster import ClusterInfo, LocalCluster, connect, local_ray
 from xcray.execution.ray_keeper import descendants
-from xcray.execution.ray_session import auth_environment, free_port, reachable, set_environment, short_root, write_token
+from xcray.execution.ray_session import (
+    auth_environment,
+    free_port,
+    reachable,
+    set_environment,
+    short_root,
+    write_token,
+)
 from xcray.files import read_json, write_json
 
 pytestmark = pytest.mark.ray
@@ -102,7 +109,9 @@ time.sleep(600)
 
 def get(url, headers=None):
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}), timeout=60) as reply:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers or {}), timeout=60
+        ) as reply:
             return reply.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -118,7 +127,11 @@ def test_it_outlives_the_process_that_asked_for_it_and_is_found_again(cluster, d
 def test_only_the_bearer_of_the_token_gets_in(cluster):
     info = cluster.ensure()
     jobs = f"{info.dashboard}/api/jobs/"
-    assert [get(jobs), get(jobs, {"Authorization": "Bearer wrong"}), get(jobs, info.headers)] == [401, 403, 200]
+    assert [get(jobs), get(jobs, {"Authorization": "Bearer wrong"}), get(jobs, info.headers)] == [
+        401,
+        403,
+        200,
+    ]
 
 
 def test_the_token_is_in_one_file_of_its_owner_and_shown_nowhere(cluster, directory):
@@ -195,7 +208,9 @@ def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, be
         pids = [info.pid, *descendants(info.pid)]
         assert pid in pids
         root = root_of(directory)
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # xcray ray"])
+    bystander = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)  # xcray ray"]
+    )
     cluster.stop()
     assert gone(pids, 10.0) == []
     assert bystander.poll() is None
@@ -236,7 +251,9 @@ def test_a_ray_that_nobody_wants_any_more_is_ended(tmp_path, monkeypatch):
             wanted.touch()
             os.utime(wanted, ns=(len(turns), len(turns)))
 
-    monkeypatch.setattr(ray_keeper, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(
+        ray_keeper, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    )
     monkeypatch.setattr(ray_keeper, "_reap", lambda _but: None)  # our own children are none of its
     keeper = ray_keeper.Keeper(tmp_path, 1, 1, grace=100.0)
     keeper.root.rmdir()
@@ -260,7 +277,9 @@ def test_a_ray_that_is_slow_to_come_is_ended_and_begun_again(monkeypatch, tmp_pa
         def __init__(self):
             raise Exception(f"The current node {ray_session.SLOW}.")
 
-        kill_all_processes = create_autospec(node.Node.kill_all_processes, side_effect=lambda self, **how: ended.append(self))
+        kill_all_processes = create_autospec(
+            node.Node.kill_all_processes, side_effect=lambda self, **how: ended.append(self)
+        )
 
     monkeypatch.setattr(Half, "__module__", node.__name__)
     assert ray_session.patiently(lambda: Half() if len(ended) < 2 else "up") == "up"
@@ -308,7 +327,9 @@ def test_a_port_is_free_given_once_and_none_of_those_that_the_system_deals_out(m
     assert len(set(given)) == 20
     ranges = Path("/proc/sys/net/ipv4/ip_local_port_range")
     first, last = map(int, ranges.read_text().split()) if ranges.exists() else (49_152, 65_535)
-    assert not [port for port in given if first <= port <= last] or first < ray_session.QUIET_PORTS[-1]  # as a system was told to
+    assert (
+        not [port for port in given if first <= port <= last] or first < ray_session.QUIET_PORTS[-1]
+    )  # as a system was told to
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port := free_port()))
         monkeypatch.setattr(ray_session, "_PORTS", count(port - ray_session.QUIET_PORTS[0]))
@@ -323,7 +344,9 @@ def test_nothing_listening_is_said_at_once():
 
 
 def test_a_start_that_fails_says_why(tmp_path):
-    cluster = LocalCluster(tmp_path / "ray", num_cpus=1, object_store_memory=1)  # Ray refuses such a small store
+    cluster = LocalCluster(
+        tmp_path / "ray", num_cpus=1, object_store_memory=1
+    )  # Ray refuses such a small store
     with pytest.raises(Unavailable, match=r"ray\.log") as caught:
         cluster.ensure()
     assert caught.value.code == "RAY_START"
@@ -346,19 +369,26 @@ def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
 
     def keeper():
         words = [sys.executable, "-c", KEEPER, str(tmp_path / "keeper.lock")]
-        keepers.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        keepers.append(
+            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
         assert keepers[-1].stdout.readline()
 
     def spawn(_seconds):
         with open(tmp_path / "keeper.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never two at once
         keeper()
-        write_json(tmp_path / "ray.json", {"address": "a:1", "dashboard": "d", "token_path": "t", "pid": keepers[-1].pid})
+        write_json(
+            tmp_path / "ray.json",
+            {"address": "a:1", "dashboard": "d", "token_path": "t", "pid": keepers[-1].pid},
+        )
 
     monkeypatch.setattr(cluster, "_spawn", spawn)
     keeper()
     looks = cluster.info
-    monkeypatch.setattr(cluster, "info", lambda: (keepers[0].stdin.close(), looks())[1])  # it ends after the first look
+    monkeypatch.setattr(
+        cluster, "info", lambda: (keepers[0].stdin.close(), looks())[1]
+    )  # it ends after the first look
     try:
         assert cluster.ensure(60).pid == keepers[1].pid
     finally:

@@ -57,9 +57,23 @@ def ended(client: Any, job: str) -> str:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(cluster: ClusterInfo, tiny: Dataset, tmp_path: Path) -> None:
+def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(
+    cluster: ClusterInfo, tiny: Dataset, tmp_path: Path
+) -> None:
     out, store, run_dir = tmp_path / "news", f"file://{tmp_path / 'store'}", tmp_path / "run"
-    words = [sys.executable, "-m", "xcray", "train", str(tiny.path), "--pool", "ray", "--ray-address", "auto", "--workers", "1"]
+    words = [
+        sys.executable,
+        "-m",
+        "xcray",
+        "train",
+        str(tiny.path),
+        "--pool",
+        "ray",
+        "--ray-address",
+        "auto",
+        "--workers",
+        "1",
+    ]
     words += ["--run-dir", str(run_dir), "--out", str(out), "--resume", "--push", store]
     client = JobSubmissionClient(cluster.dashboard, headers=cluster.headers)
     client.submit_job(entrypoint=shlex.join(words), submission_id="first")
@@ -67,7 +81,10 @@ def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(cluster: Clus
     while not run_dir.exists() and time.monotonic() < until:
         time.sleep(0.02)
     client.stop_job("first")
-    assert ended(client, "first") in ("STOPPED", "SUCCEEDED")  # the latter where it was quicker than the stop
+    assert ended(client, "first") in (
+        "STOPPED",
+        "SUCCEEDED",
+    )  # the latter where it was quicker than the stop
     client.submit_job(entrypoint=shlex.join(words), submission_id="second")
     assert ended(client, "second") == "SUCCEEDED", client.get_job_logs("second")
     (remote,) = versions(Place.at(store) / "news")
@@ -83,14 +100,21 @@ def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(cluster: Clus
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_serve_answers_with_the_same_bytes(cluster: ClusterInfo, tmp_path: Path, own_home: Path) -> None:
+def test_serve_answers_with_the_same_bytes(
+    cluster: ClusterInfo, tmp_path: Path, own_home: Path
+) -> None:
     home = Home(own_home)
     publish(Registry(home.models), "news", tmp_path / "staged")
     made = new_token()
     with closing(JobStore(home.store_url)) as store:
         store.add_key("default", "reader", ["predict"], made.digest, key_id=made.key_id)
     port = free_port()
-    args = {"home": str(own_home), "preload": ["news"], "disk_reserve_bytes": 0, "allowed_hosts": ["127.0.0.1"]}
+    args = {
+        "home": str(own_home),
+        "preload": ["news"],
+        "disk_reserve_bytes": 0,
+        "allowed_hosts": ["127.0.0.1"],
+    }
     body = {"instances": [{"text": "read a csv file"}, {"text": "open a socket"}], "top_k": 3}
     headers = {"Authorization": f"Bearer {made.token}"}
 
@@ -100,9 +124,14 @@ def test_serve_answers_with_the_same_bytes(cluster: ClusterInfo, tmp_path: Path,
             client.post("/v1/models/news:predict", json=body),
         ]
         answers.append(client.post("/v1/models/nws:predict", json=body, headers=headers))
-        answers.append(client.post("/v1/models/news:predict", json={"instances": []}, headers=headers))
+        answers.append(
+            client.post("/v1/models/news:predict", json={"instances": []}, headers=headers)
+        )
         return [
-            (answer.status_code, answer.content.replace(answer.headers.get("x-request-id", "-").encode(), b"-"))
+            (
+                answer.status_code,
+                answer.content.replace(answer.headers.get("x-request-id", "-").encode(), b"-"),
+            )
             for answer in answers
         ]
 
@@ -112,8 +141,12 @@ def test_serve_answers_with_the_same_bytes(cluster: ClusterInfo, tmp_path: Path,
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             serve.run(application(args), name="xcray", route_prefix="/")
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE) as client:
-                until = time.monotonic() + PATIENCE  # checks that take a moment count as they were found last
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE
+            ) as client:
+                until = (
+                    time.monotonic() + PATIENCE
+                )  # checks that take a moment count as they were found last
                 while client.get("/readyz").status_code != 200:
                     assert time.monotonic() < until, client.get("/readyz").text
                     time.sleep(0.1)

@@ -27,7 +27,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     rows, features, entries = 400, 40_000, 20_000
     indices = np.concatenate([np.arange(entries) * 2 + row % 2 for row in range(rows)])
     X = csr(np.arange(rows + 1) * entries, indices, np.full(len(indices), 0.01), features)
-    writer = DatasetWriter(tmp_path_factory.mktemp("wide") / "data", name="wide", n_features=features, n_labels=rows)
+    writer = DatasetWriter(
+        tmp_path_factory.mktemp("wide") / "data", name="wide", n_features=features, n_labels=rows
+    )
     writer.add("train", X, pattern(np.arange(rows + 1), np.arange(rows), rows))
     return writer.finish(source={})
 

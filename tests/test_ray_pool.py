@@ -29,7 +29,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 def serial_sha(tiny, tmp_path_factory):
     """The model's hash when one thread solves all."""
     folder = tmp_path_factory.mktemp("serial")
-    return train(TrainSpec(str(tiny.path), pool="serial"), run_dir=folder / "run", out=folder / "model").sha256
+    return train(
+        TrainSpec(str(tiny.path), pool="serial"), run_dir=folder / "run", out=folder / "model"
+    ).sha256
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -47,9 +49,15 @@ def pool_and_schedule(dataset, workers=2, **parameters):
 
     solver, t = PPDSparseSolver(**parameters), dataset.train
     costs = solver.cost_terms(t.X, t.XT, t.YT) @ solver.cost_rates
-    schedule = Scatter(range(dataset.n_labels), costs / costs.sum(), batch_seconds=0.01, workers=workers)
+    schedule = Scatter(
+        range(dataset.n_labels), costs / costs.sum(), batch_seconds=0.01, workers=workers
+    )
     work = SolverWork("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
-    return solver, RayPool(work, workers, nullcontext(), "test", lambda: shared_arrays(dataset)), schedule
+    return (
+        solver,
+        RayPool(work, workers, nullcontext(), "test", lambda: shared_arrays(dataset)),
+        schedule,
+    )
 
 
 def whole(solver, dataset):
@@ -72,7 +80,10 @@ def test_kill_minus_nine_of_a_worker_changes_no_bit(tiny):
     drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
     assert sorted(label for r in results for label in r.task.labels) == list(range(tiny.n_labels))
     assert len({r.worker for r in results}) >= 2
-    assert merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest() == whole(solver, tiny).digest()
+    assert (
+        merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest()
+        == whole(solver, tiny).digest()
+    )
 
 
 def test_a_worker_that_holds_two_batches_solves_one_at_a_time(tiny):
@@ -99,7 +110,10 @@ def test_a_node_that_does_not_see_the_data_gets_it_from_the_object_store(tiny):
     solver, pool, schedule = pool_and_schedule(replace(tiny, path=Path("/nowhere/to/be/found")))
     results: list[Result] = []
     drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
-    assert merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest() == whole(solver, tiny).digest()
+    assert (
+        merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest()
+        == whole(solver, tiny).digest()
+    )
 
 
 def test_actors_have_readable_names_and_are_gone_after(tiny):
@@ -135,7 +149,9 @@ def test_what_a_worker_raises_is_raised_here(tiny):
 
 
 def test_a_batch_called_off_ends_and_its_actor_goes_on(tiny):
-    _, pool, _ = pool_and_schedule(tiny, workers=1, loss="hinge", eps=1e-300, C=1e9, tau=1e-6, max_sweeps=2**31 - 1)
+    _, pool, _ = pool_and_schedule(
+        tiny, workers=1, loss="hinge", eps=1e-300, C=1e9, tau=1e-6, max_sweeps=2**31 - 1
+    )
     reports = []
     pool.open()
     try:
@@ -202,4 +218,7 @@ def test_workers_join_when_the_cluster_has_room_and_leave_when_told(tiny):
     drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
     assert workers[0] == "worker-0"
     assert set(workers) == {"worker-0", "worker-1"}
-    assert merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest() == whole(solver, tiny).digest()
+    assert (
+        merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest()
+        == whole(solver, tiny).digest()
+    )

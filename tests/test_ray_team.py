@@ -114,7 +114,9 @@ def test_a_thing_is_freed_everywhere_when_its_handle_goes(team):
     for turn in range(4):
         things = [ask(team, f"worker-{(turn + 1) % 2}", "add", thing, 1.0).bulk for thing in things]
     assert sum(store_use().values()) - sum(before.values()) >= 4 * BYTES
-    until(lambda: sum(store_use().values()) - sum(before.values()) < 5 * BYTES)  # not what the turns before made
+    until(
+        lambda: sum(store_use().values()) - sum(before.values()) < 5 * BYTES
+    )  # not what the turns before made
     assert [float(team.fetch(thing)[0]) for thing in things] == [4.0, 5.0, 6.0, 7.0]
     del things
     until(lambda: store_use() == before)
@@ -146,7 +148,9 @@ def test_names_can_be_read_and_the_dead_do_not_hold_them(team):
     os.kill(pid_of(team, "worker-1"), signal.SIGKILL)
     assert isinstance(ask(team, "worker-1", "history"), Lost)
     team.replace("worker-1")
-    mine = [name for name in ray.util.list_named_actors() if name.startswith(f"xcray:{job}:worker-1")]
+    mine = [
+        name for name in ray.util.list_named_actors() if name.startswith(f"xcray:{job}:worker-1")
+    ]
     assert mine in ([f"xcray:{job}:worker-1"], [f"xcray:{job}:worker-1.2"])
 
 
@@ -161,7 +165,9 @@ def test_a_silent_worker_is_lost_and_its_late_answer_is_not_heard(cluster, monke
         os.kill(pid, signal.SIGSTOP)
         while not (found := team.wait(0.1)):
             other, _ = team._pulse._asked.get("worker-1", (ray.put(None), 0.0))
-            assert ray.wait([other], timeout=300)[0]  # who lives has answered before the clock goes on
+            assert ray.wait([other], timeout=300)[
+                0
+            ]  # who lives has answered before the clock goes on
             ahead[0] += 2000.0
         assert found == [Lost("worker-0")]
         (tmp_path / "gate").touch()
@@ -184,8 +190,15 @@ def test_the_death_of_an_idle_worker_is_noticed(cluster, monkeypatch):
 def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, monkeypatch):
     """What was made there is told as lost, by verbs and by fetching; without a CPU for it a worker can't be replaced."""
     with opened("node") as team:
-        victim = next(node for node in cluster.worker_nodes if node.node_id.startswith(node_of(team, "worker-0")))
-        lost, kept = ask(team, "worker-0", "make", 1.0).bulk, ask(team, "worker-1", "make", 2.0).bulk
+        victim = next(
+            node
+            for node in cluster.worker_nodes
+            if node.node_id.startswith(node_of(team, "worker-0"))
+        )
+        lost, kept = (
+            ask(team, "worker-0", "make", 1.0).bulk,
+            ask(team, "worker-1", "make", 2.0).bulk,
+        )
         before = team.nodes
         team.ask("worker-0", "long")
         cluster.remove_node(victim, allow_graceful=False)
@@ -201,9 +214,13 @@ def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, m
             assert ask(team, "worker-1", "total", [kept]).told == 2.0
             with monkeypatch.context() as patch:
                 patch.setenv("XCRAY_RAY_NODE_SECONDS", "1")
-                with pytest.raises(Unavailable, match=r"1 of 2 Ray workers \(worker-0\) were not ready"):
+                with pytest.raises(
+                    Unavailable, match=r"1 of 2 Ray workers \(worker-0\) were not ready"
+                ):
                     team.replace("worker-0")
-            with pytest.raises(Unavailable, match="no node has room"):  # whatever a node takes to come: others can go on
+            with pytest.raises(
+                Unavailable, match="no node has room"
+            ):  # whatever a node takes to come: others can go on
                 team.replace("worker-0", at_once=True)
             assert team.invite() == []
             assert team.present == ("worker-1",)
@@ -222,7 +239,11 @@ def test_too_few_processors_are_said_and_nothing_is_left(cluster, monkeypatch):
         with opened("crowd", workers=4):
             raise AssertionError("four workers on two CPUs")
     assert caught.value.code == "RAY_NO_CPU"
-    until(lambda: not [name for name in ray.util.list_named_actors() if name.startswith("xcray:crowd:")])
+    until(
+        lambda: (
+            not [name for name in ray.util.list_named_actors() if name.startswith("xcray:crowd:")]
+        )
+    )
 
 
 def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
@@ -235,7 +256,9 @@ def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
             team.replace("worker-0")
         team.ask("worker-0", "long")
         ray.kill(team._actors["worker-0"])
-        with pytest.raises(Unavailable, match="3 Ray workers were lost one after the other") as caught:
+        with pytest.raises(
+            Unavailable, match="3 Ray workers were lost one after the other"
+        ) as caught:
             replies(team, 1)
         assert caught.value.code == "WORKERS_LOST"
         assert "died" in caught.value.hint
@@ -247,15 +270,27 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
     with opened("rotation", work=work) as team:
         asks = [Errand(team.workers[b % 2], "start", 4 * b, 4 * b + 4) for b in range(GRID.blocks)]
         homes = [team.workers[0]] * 2 + [team.workers[1]] * 2
-        list(errands(team, [Errand(worker, "hold", [s for s in range(4) if homes[s] == worker]) for worker in team.workers]))
+        list(
+            errands(
+                team,
+                [
+                    Errand(worker, "hold", [s for s in range(4) if homes[s] == worker])
+                    for worker in team.workers
+                ],
+            )
+        )
         before = sum(store_use().values())
         blocks = [made(answer.bulk) for answer in errands(team, asks)]
         steps = [Step(verb, 1, 1.0) for verb in ("update", "sum", "observe")]
-        stretch = rotate(Circulate(homes, GRID.blocks, 3, order="ring"), team, blocks, steps, stop=StopFlag())
+        stretch = rotate(
+            Circulate(homes, GRID.blocks, 3, order="ring"), team, blocks, steps, stop=StopFlag()
+        )
         del blocks
         for block, maker in enumerate(stretch.makers):
             assert places(stretch.blocks[block]) == {node_of(team, maker)}
-        until(lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4)  # W and state, 4 labels, float32
+        until(
+            lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4
+        )  # W and state, 4 labels, float32
 
 
 def test_workers_tell_what_they_hold(team):

@@ -75,10 +75,16 @@ def read(data: bytes, path: Path, **options: Any) -> tuple[Any, ...]:
     )
 
 
-def careful(data: bytes, path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Any, ...]:
+def careful(
+    data: bytes, path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[Any, ...]:
     """The same reading with the kernel refusing every line."""
     with monkeypatch.context() as patch:
-        patch.setattr(svmlight_room, "parse_lines", lambda text, pos, row, last, slow, out, bounds: (pos, row, slow))
+        patch.setattr(
+            svmlight_room,
+            "parse_lines",
+            lambda text, pos, row, last, slow, out, bounds: (pos, row, slow),
+        )
         return read(data, path, **options)
 
 
@@ -104,10 +110,15 @@ LABELS = st.one_of(
     st.lists(st.integers(0, 12).map(str), min_size=1, max_size=5).map(",".join),
     st.sampled_from(["1,", "-1", "1.0", "nan"]),
 )
-UNHURT = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # each example writes over the last; some machines are slow
+UNHURT = [
+    HealthCheck.function_scoped_fixture,
+    HealthCheck.too_slow,
+]  # each example writes over the last; some machines are slow
 GAPS = st.sampled_from([" ", " ", " ", "\t", "  ", ""])
 LINES = st.tuples(
-    LABELS, st.lists(st.tuples(GAPS, TOKENS), max_size=6), st.sampled_from(["\n", "\n", "\r\n", " \n", "\r", ""])
+    LABELS,
+    st.lists(st.tuples(GAPS, TOKENS), max_size=6),
+    st.sampled_from(["\n", "\n", "\r\n", " \n", "\r", ""]),
 ).map(lambda t: t[0] + "".join(gap + token for gap, token in t[1]) + t[2])
 
 
@@ -120,7 +131,9 @@ def test_the_kernel_agrees_with_the_careful_parser(
     parts: list[str], options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = "".join(parts).encode()
-    assert read(data, tmp_path / "f", **options) == careful(data, tmp_path / "f", monkeypatch, **options)
+    assert read(data, tmp_path / "f", **options) == careful(
+        data, tmp_path / "f", monkeypatch, **options
+    )
 
 
 @given(noise=st.binary(max_size=60), at=st.integers(0, 40), cut=st.integers(0, 12))
@@ -134,7 +147,9 @@ def test_the_kernel_agrees_on_damaged_files(
 
 
 @given(
-    number=st.one_of(st.floats(allow_nan=False, allow_infinity=False, width=32), st.floats(-1e37, 1e37)),
+    number=st.one_of(
+        st.floats(allow_nan=False, allow_infinity=False, width=32), st.floats(-1e37, 1e37)
+    ),
     form=st.sampled_from(["r", ".17g", ".9g", "e", "f", ".30e"]),
 )
 @settings(max_examples=500, deadline=None, suppress_health_check=UNHURT)
@@ -148,11 +163,17 @@ def test_values_are_python_floats(number: float, form: str, tmp_path: Path) -> N
     assert X.data.view(np.int32).tolist() == expected.view(np.int32).tolist()
 
 
-@given(number=st.floats(min_value=2.0**-50, max_value=2.0**20, width=32), nudge=st.integers(-2, 2), digits=st.integers(15, 22))
+@given(
+    number=st.floats(min_value=2.0**-50, max_value=2.0**20, width=32),
+    nudge=st.integers(-2, 2),
+    digits=st.integers(15, 22),
+)
 @settings(max_examples=800, deadline=None, suppress_health_check=UNHURT)
 def test_values_between_two_floats(number: float, nudge: int, digits: int, tmp_path: Path) -> None:
     """Half-way between two float32 the last bit of the float64 decides, so an inexact product is seen."""
-    between = (float(np.float32(number)) + float(np.nextafter(np.float32(number), np.float32(np.inf)))) / 2
+    between = (
+        float(np.float32(number)) + float(np.nextafter(np.float32(number), np.float32(np.inf)))
+    ) / 2
     between += nudge * float(np.spacing(between))
     path = tmp_path / "f"
     path.write_text(f"0 1:{between:.{digits}g}\n")
@@ -174,7 +195,8 @@ def lines(n: int, seed: int) -> bytes:
     for _ in range(n):
         labels = ",".join(map(str, sorted(rng.sample(range(30), rng.randrange(1, 5)))))
         features = " ".join(
-            f"{j}:{rng.choice([1, 0.5, rng.random(), rng.gauss(0, 9)])!r}" for j in sorted(rng.sample(range(1, 200), 20))
+            f"{j}:{rng.choice([1, 0.5, rng.random(), rng.gauss(0, 9)])!r}"
+            for j in sorted(rng.sample(range(1, 200), 20))
         )
         out.append(f"{labels} {features}\n")
     return "".join(out).encode()
@@ -183,17 +205,30 @@ def lines(n: int, seed: int) -> bytes:
 def test_the_same_as_scikit_learn(tmp_path: Path) -> None:
     path = tmp_path / "f.svm"
     path.write_bytes(lines(500, 1))
-    expected, labels = load_svmlight_file(str(path), multilabel=True, n_features=200, dtype=np.float32, zero_based=False)
-    ds = build("svmlight", {"train": path}, tmp_path / "ds", BuildOptions(read=ReadOptions(n_features=200)))
+    expected, labels = load_svmlight_file(
+        str(path), multilabel=True, n_features=200, dtype=np.float32, zero_based=False
+    )
+    ds = build(
+        "svmlight", {"train": path}, tmp_path / "ds", BuildOptions(read=ReadOptions(n_features=200))
+    )
     assert (ds.train.X.to_scipy() != expected).nnz == 0
-    assert [ds.train.Y.row(i).tolist() for i in range(500)] == [sorted(map(int, row)) for row in labels]
+    assert [ds.train.Y.row(i).tolist() for i in range(500)] == [
+        sorted(map(int, row)) for row in labels
+    ]
 
 
 def test_what_scikit_learn_writes(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(20, 5)).astype(np.float32)
     Y = np.random.default_rng(1).integers(0, 2, (20, 4))
-    dump_svmlight_file(X, Y, str(tmp_path / "f"), multilabel=True, zero_based=True, comment="made\nby hand")
-    ds = build("svmlight", {"train": tmp_path / "f"}, tmp_path / "ds", BuildOptions(read=ReadOptions(zero_based=True)))
+    dump_svmlight_file(
+        X, Y, str(tmp_path / "f"), multilabel=True, zero_based=True, comment="made\nby hand"
+    )
+    ds = build(
+        "svmlight",
+        {"train": tmp_path / "f"},
+        tmp_path / "ds",
+        BuildOptions(read=ReadOptions(zero_based=True)),
+    )
     assert ds.train.X.to_scipy().toarray().tolist() == X.tolist()
     assert ds.train.Y.to_scipy().toarray().tolist() == Y.tolist()
 
@@ -209,7 +244,9 @@ def test_blocks_do_not_matter(block: int, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(expected[0]) == 44
 
 
-@pytest.mark.parametrize(("suffix", "opener"), [(".gz", gzip.open), (".xz", lzma.open), (".bz2", bz2.open)])
+@pytest.mark.parametrize(
+    ("suffix", "opener"), [(".gz", gzip.open), (".xz", lzma.open), (".bz2", bz2.open)]
+)
 def test_compressed_files(suffix: str, opener: Callable[..., Any], tmp_path: Path) -> None:
     plain, packed = tmp_path / "f", tmp_path / f"f{suffix}"
     plain.write_bytes(lines(50, 4))
@@ -220,10 +257,20 @@ def test_compressed_files(suffix: str, opener: Callable[..., Any], tmp_path: Pat
 
 
 def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
-    rows = [("red apples", ["fruit"]), ("green apples", ["fruit", "green"]), ("red wine", ["drink"])]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text, "labels": labels}) + "\n" for text, labels in rows))
-    (tmp_path / "a.csv").write_text("labels,text\n" + "".join(f'"{" | ".join(labels)}","{text}"\n' for text, labels in rows))
-    (tmp_path / "a.tsv").write_text("".join(f"{'|'.join(labels)}\t{text}\n" for text, labels in rows))
+    rows = [
+        ("red apples", ["fruit"]),
+        ("green apples", ["fruit", "green"]),
+        ("red wine", ["drink"]),
+    ]
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": text, "labels": labels}) + "\n" for text, labels in rows)
+    )
+    (tmp_path / "a.csv").write_text(
+        "labels,text\n" + "".join(f'"{" | ".join(labels)}","{text}"\n' for text, labels in rows)
+    )
+    (tmp_path / "a.tsv").write_text(
+        "".join(f"{'|'.join(labels)}\t{text}\n" for text, labels in rows)
+    )
     headless = BuildOptions(read=ReadOptions(header=False, columns=("labels", "text")))
     built = [
         build("jsonl", {"train": tmp_path / "a.jsonl"}, tmp_path / "1"),
@@ -250,21 +297,34 @@ def as_svmlight(ds: Any, base: int) -> str:
 
 
 def test_the_test_part_shares_the_spaces_of_training(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"text": "red apples", "labels": ["b"]}\n{"text": "red wine", "labels": ["a", "b"]}\n')
-    (tmp_path / "test.jsonl").write_text('{"text": "red cheese", "labels": ["c", "b"]}\n{"text": "cheese", "labels": ["c"]}\n')
-    ds = build("jsonl", {"train": tmp_path / "train.jsonl", "test": tmp_path / "test.jsonl"}, tmp_path / "ds")
+    (tmp_path / "train.jsonl").write_text(
+        '{"text": "red apples", "labels": ["b"]}\n{"text": "red wine", "labels": ["a", "b"]}\n'
+    )
+    (tmp_path / "test.jsonl").write_text(
+        '{"text": "red cheese", "labels": ["c", "b"]}\n{"text": "cheese", "labels": ["c"]}\n'
+    )
+    ds = build(
+        "jsonl",
+        {"train": tmp_path / "train.jsonl", "test": tmp_path / "test.jsonl"},
+        tmp_path / "ds",
+    )
     assert ds.label_names.to_pylist() == ["a", "b"]
     assert ds.feature_names.to_pylist() == ["apples", "red", "wine"]
     assert ds.test is not None
     assert [ds.test.Y.row(i).tolist() for i in range(2)] == [[1], []]
     assert [ds.test.X.row(i)[0].tolist() for i in range(2)] == [[1], []]
-    assert ds.manifest["source"]["parts"]["test"]["warnings"] == {"labels_unseen_in_train": 2, "test_rows_without_features": 1}
+    assert ds.manifest["source"]["parts"]["test"]["warnings"] == {
+        "labels_unseen_in_train": 2,
+        "test_rows_without_features": 1,
+    }
 
 
 def test_label_ids_beyond_training_are_kept_out(tmp_path: Path) -> None:
     (tmp_path / "train").write_text("0 1:1\n1 2:1\n")
     (tmp_path / "test").write_text("0,5 1:1\n7 2:1\n1 1:1\n")
-    ds = build("svmlight", {"train": tmp_path / "train", "test": tmp_path / "test"}, tmp_path / "ds")
+    ds = build(
+        "svmlight", {"train": tmp_path / "train", "test": tmp_path / "test"}, tmp_path / "ds"
+    )
     assert ds.test is not None
     assert [ds.test.Y.row(i).tolist() for i in range(3)] == [[0], [], [1]]
     assert ds.manifest["source"]["parts"]["test"]["warnings"]["labels_unseen_in_train"] == 2
@@ -283,7 +343,9 @@ def test_label_names_give_the_order(tmp_path: Path) -> None:
 
 
 def test_splits_by_hash_hold_for_any_order(tmp_path: Path) -> None:
-    rows = [json.dumps({"id": f"d{i}", "text": f"words number{i}", "labels": ["x"]}) for i in range(200)]
+    rows = [
+        json.dumps({"id": f"d{i}", "text": f"words number{i}", "labels": ["x"]}) for i in range(200)
+    ]
     options = BuildOptions(test_fraction=0.3, read=ReadOptions(id_field="id"))
     sizes = []
     for name, ordered in (("a", rows), ("b", rows[::-1])):
@@ -298,7 +360,9 @@ def test_splits_by_hash_hold_for_any_order(tmp_path: Path) -> None:
 
 def test_splits_of_matrices(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(lines(300, 5))
-    ds = build("svmlight", {"train": tmp_path / "f"}, tmp_path / "ds", BuildOptions(test_fraction=0.25))
+    ds = build(
+        "svmlight", {"train": tmp_path / "f"}, tmp_path / "ds", BuildOptions(test_fraction=0.25)
+    )
     whole = build("svmlight", {"train": tmp_path / "f"}, tmp_path / "whole")
     mask = HashSplit(0.25).mask(0, 300)
     assert ds.test is not None
@@ -335,10 +399,17 @@ def test_xc_sizes_come_from_the_header(tmp_path: Path) -> None:
         ("jsonl", {"train": "f"}, {"text": {"nonsense": 1}}),
     ],
 )
-def test_what_does_not_go_together(format: str, sources: dict[str, str], options: dict[str, Any], tmp_path: Path) -> None:
+def test_what_does_not_go_together(
+    format: str, sources: dict[str, str], options: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "f").write_text("1 1:1\n")
     with pytest.raises(ParameterError):
-        build(format, {part: tmp_path / name for part, name in sources.items()}, tmp_path / "ds", BuildOptions.from_dict(options))
+        build(
+            format,
+            {part: tmp_path / name for part, name in sources.items()},
+            tmp_path / "ds",
+            BuildOptions.from_dict(options),
+        )
     assert not (tmp_path / "ds").exists()
 
 
@@ -361,11 +432,17 @@ def test_errors_stay_in_file_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "code", "line"), [("a\nb\na\n", "LABEL_DUPLICATE", 3), ("a\n\nb\n", "LABEL_EMPTY", 2), ("", "EMPTY_FILE", None)]
+    ("data", "code", "line"),
+    [("a\nb\na\n", "LABEL_DUPLICATE", 3), ("a\n\nb\n", "LABEL_EMPTY", 2), ("", "EMPTY_FILE", None)],
 )
 def test_files_of_names_are_checked(data: str, code: str, line: int | None, tmp_path: Path) -> None:
     (tmp_path / "names").write_text(data)
     (tmp_path / "f").write_text("1 1:1\n")
     with pytest.raises(DataError) as caught:
-        build("svmlight", {"train": tmp_path / "f"}, tmp_path / "ds", BuildOptions(label_names_file=str(tmp_path / "names")))
+        build(
+            "svmlight",
+            {"train": tmp_path / "f"},
+            tmp_path / "ds",
+            BuildOptions(label_names_file=str(tmp_path / "names")),
+        )
     assert (caught.value.code, caught.value.file, caught.value.line) == (code, "names", line)

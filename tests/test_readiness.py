@@ -24,7 +24,9 @@ from xcray.service.app import create_app
 from xcray.service.checks import Idle
 from xcray.service.readiness import HANGS, STALE, Readiness
 
-PATIENCE = 600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+PATIENCE = (
+    600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+)
 
 
 class Clock:
@@ -56,7 +58,12 @@ def eventually(http: httpx.Client, **wanted: Any) -> None:
 
 def test_what_hangs_has_failed_and_holds_up_nobody() -> None:
     clock, held, draining = Clock(), threading.Event(), [False]
-    readiness = Readiness({"STORE": lambda: held.wait(PATIENCE) and None}, {"RAY": lambda: None}, lambda: draining[0], clock)
+    readiness = Readiness(
+        {"STORE": lambda: held.wait(PATIENCE) and None},
+        {"RAY": lambda: None},
+        lambda: draining[0],
+        clock,
+    )
     while "RAY" in readiness.standing().degraded:
         assert "STORE" in asyncio.run(readiness.look()).reasons  # not known yet: not ready
     for _ in range(3):
@@ -103,7 +110,9 @@ def test_a_store_that_stands_still_makes_it_unready_and_not_dead(tmp_path: Path)
         app.state.rooms.readiness.patience = 0.05
         ping, figures = store.ping, store.figures
         store.ping = store.figures = lambda: held.wait(PATIENCE) and None
-        eventually(http, reasons=["STORE"], degraded=["RUNNER"])  # whether anybody runs jobs can't be known either
+        eventually(
+            http, reasons=["STORE"], degraded=["RUNNER"]
+        )  # whether anybody runs jobs can't be known either
         assert http.get("/healthz").json()["status"] == "ok"
         assert http.get("/metrics").status_code == 200
         store.ping, store.figures = ping, figures
@@ -118,7 +127,9 @@ def test_a_store_that_another_xcray_has_changed(tmp_path: Path, grace: float) ->
 
     def at(revision: str, oldest: str) -> None:
         with engine.begin() as connection:
-            connection.execute(sa.text("UPDATE alembic_version SET version_num = :at"), {"at": revision})
+            connection.execute(
+                sa.text("UPDATE alembic_version SET version_num = :at"), {"at": revision}
+            )
             connection.execute(sa.text("UPDATE oldest_program SET revision = :at"), {"at": oldest})
 
     with client_of(app) as http:
@@ -126,9 +137,14 @@ def test_a_store_that_another_xcray_has_changed(tmp_path: Path, grace: float) ->
         assert told(http) == as_it_was
         at("9999", HEAD)  # it was added to
         assert told(http) == as_it_was
-        for another in ("9999", "0001"):  # for a while, predictions are answered by keys that are known
+        for another in (
+            "9999",
+            "0001",
+        ):  # for a while, predictions are answered by keys that are known
             at(another, another)
-            eventually(http, reasons=[], degraded=["SCHEMA"]) if grace else eventually(http, reasons=["SCHEMA"], degraded=[])
+            eventually(http, reasons=[], degraded=["SCHEMA"]) if grace else eventually(
+                http, reasons=["SCHEMA"], degraded=[]
+            )
         at(HEAD, HEAD)
         eventually(http, **as_it_was)
     engine.dispose()
@@ -145,7 +161,13 @@ def test_what_can_be_done_without_for_a_while_degrades_and_then_makes_unready() 
         reasons, degraded = asyncio.run(readiness.look(PATIENCE))
         return reasons, degraded
 
-    readiness = Readiness({"STORE": check, "DISK": check}, {"RAY": check}, lambda: False, clock, graces={"STORE": 60.0})
+    readiness = Readiness(
+        {"STORE": check, "DISK": check},
+        {"RAY": check},
+        lambda: False,
+        clock,
+        graces={"STORE": 60.0},
+    )
     assert stands() == (["STORE", "DISK"], ["RAY"])  # it never held: nobody could be answered
     for _ in range(2):
         fails[0] = False
@@ -159,7 +181,9 @@ def test_what_can_be_done_without_for_a_while_degrades_and_then_makes_unready() 
         assert stands() == (["STORE", "DISK"], ["RAY"])
 
 
-def test_models_that_are_wanted_before_requests_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_are_wanted_before_requests_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preloading, "AGAIN", 0.02)
     registry = Registry(tmp_path / "home" / "models")
     publish(registry, "first", tmp_path / "a")
@@ -168,7 +192,10 @@ def test_models_that_are_wanted_before_requests_come(tmp_path: Path, monkeypatch
         eventually(http, reasons=["MODELS"])
         publish(registry, "second", tmp_path / "b", seed=1)
         eventually(http, ready=True)
-        assert {name for name, _ in app.state.rooms.predictors.held("default")} == {"first", "second"}
+        assert {name for name, _ in app.state.rooms.predictors.held("default")} == {
+            "first",
+            "second",
+        }
 
 
 def test_jobs_that_wait_and_nobody_looks() -> None:

@@ -24,7 +24,16 @@ def staged(path: Path, bias: float = 0.0) -> Path:
     """A small model directory, ready to be published; the bias tells models apart."""
     W = csr([0, 1, 2], [0, 1], [1, 2], 2)
     names = {"label_names": ["a", "b"], "feature_names": ["x", "y"]}
-    write_model(path, W=W, b=[bias, 0], solver="ppdsparse", params={}, dataset_hash="d", measures={"P@1": 0.5}, **names)
+    write_model(
+        path,
+        W=W,
+        b=[bias, 0],
+        solver="ppdsparse",
+        params={},
+        dataset_hash="d",
+        measures={"P@1": 0.5},
+        **names,
+    )
     return path
 
 
@@ -47,7 +56,9 @@ def test_publish_moves_the_model_in(registry: Registry, tmp_path: Path) -> None:
     assert registry.names() == ["news"]
     assert registry.versions("news") == [1, 2, 3]
     assert registry.resolve("news") == tmp_path / "registry" / "news" / "versions" / "3"
-    assert [bias(registry, reference) for reference in ("news", "news:1", "news:2", "news@latest")] == [3, 1, 2, 3]
+    assert [
+        bias(registry, reference) for reference in ("news", "news:1", "news:2", "news@latest")
+    ] == [3, 1, 2, 3]
 
 
 def test_aliases_move_and_versions_do_not(registry: Registry) -> None:
@@ -74,7 +85,13 @@ def test_summaries_come_from_the_manifests(registry: Registry, tmp_path: Path) -
         ("news", 3, ("latest",)),
     ]
     entry = registry.describe("news", 2)
-    assert (entry.solver, entry.shape, entry.nnz, entry.measures, entry.dataset_hash) == ("ppdsparse", (2, 2), 2, {"P@1": 0.5}, "d")
+    assert (entry.solver, entry.shape, entry.nnz, entry.measures, entry.dataset_hash) == (
+        "ppdsparse",
+        (2, 2),
+        2,
+        {"P@1": 0.5},
+        "d",
+    )
     assert entry.sha256 == Model.open(entry.path).sha256
     assert entry.n_bytes == Model.open(entry.path).n_bytes
 
@@ -108,7 +125,9 @@ def test_a_mapped_model_outlives_its_version(registry: Registry) -> None:
     assert model.W.to_scipy().toarray().tolist() == [[1, 0], [0, 2]]
 
 
-@pytest.mark.parametrize("reference", ["nothing", "nothing:1", "nothing@latest", "news:4", "news:0", "news@nobody"])
+@pytest.mark.parametrize(
+    "reference", ["nothing", "nothing:1", "nothing@latest", "news:4", "news:0", "news@nobody"]
+)
 def test_what_is_not_there_is_not_found(registry: Registry, reference: str) -> None:
     with pytest.raises(NotFound):
         registry.resolve(reference)
@@ -117,11 +136,37 @@ def test_what_is_not_there_is_not_found(registry: Registry, reference: str) -> N
 @pytest.mark.parametrize(
     "reference",
     [
-        *("", "..", "../news", "news/../news", "/etc", "News", "news.", "news\n", "%2e%2e", ".hidden", "con", "a" * 65),
-        *("news:", "news:-1", "news:1.0", "news:²", "news:../1", "news:1@x", "news:" + "9" * 50, ":1", "news@x@y\0", "@champion"),
+        *(
+            "",
+            "..",
+            "../news",
+            "news/../news",
+            "/etc",
+            "News",
+            "news.",
+            "news\n",
+            "%2e%2e",
+            ".hidden",
+            "con",
+            "a" * 65,
+        ),
+        *(
+            "news:",
+            "news:-1",
+            "news:1.0",
+            "news:²",
+            "news:../1",
+            "news:1@x",
+            "news:" + "9" * 50,
+            ":1",
+            "news@x@y\0",
+            "@champion",
+        ),
     ],
 )
-def test_strange_references_are_refused_and_touch_nothing(registry: Registry, reference: str) -> None:
+def test_strange_references_are_refused_and_touch_nothing(
+    registry: Registry, reference: str
+) -> None:
     before = sorted(path.as_posix() for path in registry.root.rglob("*"))
     with pytest.raises((ParameterError, NotFound)):
         registry.resolve(reference)
@@ -167,7 +212,9 @@ def test_only_whole_models_are_published(registry: Registry, tmp_path: Path) -> 
     assert registry.versions("news") == [1, 2, 3]
 
 
-def test_a_model_comes_whole_from_another_file_system(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_comes_whole_from_another_file_system(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rename, model = os.rename, staged(tmp_path / "elsewhere", 4)
 
     def far(source: Path, target: Path) -> None:
@@ -187,7 +234,10 @@ def test_every_change_leaves_a_line(registry: Registry) -> None:
     registry.set_alias("news", "champion", 2)
     registry.delete_alias("news", "champion")
     registry.delete("news", 1)
-    lines = [{key: value for key, value in line.items() if key not in ("at", "sha256")} for line in registry.history("news")]
+    lines = [
+        {key: value for key, value in line.items() if key not in ("at", "sha256")}
+        for line in registry.history("news")
+    ]
     assert lines == [
         {"action": "publish", "version": 1},
         {"action": "publish", "version": 2},
@@ -218,10 +268,17 @@ def test_processes_that_publish_at_once_get_numbers_of_their_own(tmp_path: Path)
     for model in (model for group in groups for model in group):
         shutil.copytree(first, model)
     command = [sys.executable, "-c", PUBLISH, str(tmp_path / "registry")]
-    running = [subprocess.Popen([*command, *map(str, group)], stdout=subprocess.PIPE, text=True) for group in groups]
+    running = [
+        subprocess.Popen([*command, *map(str, group)], stdout=subprocess.PIPE, text=True)
+        for group in groups
+    ]
     outputs = [process.communicate(timeout=600)[0] for process in running]
     assert [process.returncode for process in running] == [0] * 4
-    given = {name: int(number) for output in outputs for name, number in (line.split() for line in output.splitlines())}
+    given = {
+        name: int(number)
+        for output in outputs
+        for name, number in (line.split() for line in output.splitlines())
+    }
     registry = Registry(tmp_path / "registry")
     assert sorted(given.values()) == list(range(1, 33)) == registry.versions("news")
     assert registry.aliases("news") == {**given, "latest": 32}
@@ -248,7 +305,9 @@ def test_readers_see_a_whole_model_whatever_changes(registry: Registry, tmp_path
     assert bias(registry, "news@champion") == 11
 
 
-def test_a_publisher_that_died_before_its_last_line_loses_nothing(registry: Registry, tmp_path: Path) -> None:
+def test_a_publisher_that_died_before_its_last_line_loses_nothing(
+    registry: Registry, tmp_path: Path
+) -> None:
     files.write_json(
         registry.root / "news" / "aliases.json", {"aliases": {}, "highest": 2}
     )  # version 3 is there, its record is not

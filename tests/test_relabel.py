@@ -19,28 +19,45 @@ from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose_pattern
 from xcray.model.model import Model, write_model
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.train import Progress, TrainSpec, train
-from xcray.train.relabel import add_labels, merge_labels, remove_labels, rename_labels, retrain_labels
+from xcray.train.relabel import (
+    add_labels,
+    merge_labels,
+    remove_labels,
+    rename_labels,
+    retrain_labels,
+)
 from xcray.train.remake import Running
 
 SERIAL = Running(pool="serial")
 EMPTY = 38  # of the tiny set: a label without a training row
 
 
-def with_labels(source: Dataset, sets: list[tuple[str, list[int]]], path: Path, rows: int | None = None) -> Dataset:
+def with_labels(
+    source: Dataset, sets: list[tuple[str, list[int]]], path: Path, rows: int | None = None
+) -> Dataset:
     """`source` with other labels: of each a name and the old labels whose rows it has; the first `rows` training rows."""
-    with DatasetWriter(path, name="other", n_features=source.n_features, n_labels=len(sets)) as writer:
+    with DatasetWriter(
+        path, name="other", n_features=source.n_features, n_labels=len(sets)
+    ) as writer:
         for part, split in source.splits.items():
             n = split.n_rows if rows is None or part == "test" else rows
             cells = [np.unique(np.concatenate([split.YT.row(k) for k in old])) for _, old in sets]
             YT = pattern(np.cumsum([0, *map(len, cells)]), np.concatenate(cells), split.n_rows)
-            X, Y = take_rows(split.X, np.arange(n)), take_pattern_rows(transpose_pattern(YT), np.arange(n))
+            X, Y = (
+                take_rows(split.X, np.arange(n)),
+                take_pattern_rows(transpose_pattern(YT), np.arange(n)),
+            )
             writer.add(part, X, Y)
         return writer.finish(source={}, label_names=[name for name, _ in sets])
 
 
 def trained(data: Dataset, folder: Path) -> Model:
     """The model of a data set."""
-    return Model.open(train(TrainSpec(str(data.path), pool="serial"), run_dir=folder / "run", out=folder / "model").model_path)
+    return Model.open(
+        train(
+            TrainSpec(str(data.path), pool="serial"), run_dir=folder / "run", out=folder / "model"
+        ).model_path
+    )
 
 
 def same_labels(a: Model, i: Any, b: Model, j: Any, leave_out: Sequence[str] = ("label",)) -> bool:
@@ -49,8 +66,13 @@ def same_labels(a: Model, i: Any, b: Model, j: Any, leave_out: Sequence[str] = (
     weights = [take_rows(model.W, rows) for model, rows in ((a, i), (b, j))]
     assert a.classes is not None
     assert b.classes is not None
-    rows = [model.classes.drop_columns(list(leave_out)).take(list(map(int, at))) for model, at in ((a, i), (b, j))]
-    same = all(x.tobytes() == y.tobytes() for x, y in zip(weights[0][:3], weights[1][:3], strict=True))
+    rows = [
+        model.classes.drop_columns(list(leave_out)).take(list(map(int, at)))
+        for model, at in ((a, i), (b, j))
+    ]
+    same = all(
+        x.tobytes() == y.tobytes() for x, y in zip(weights[0][:3], weights[1][:3], strict=True)
+    )
     return same and a.b[i].tobytes() == b.b[j].tobytes() and rows[0].equals(rows[1])
 
 
@@ -96,29 +118,44 @@ def test_adding_the_missing_labels_gives_the_whole_model(
     assert new.classes is not None
     assert new.classes.column("label").to_pylist() == list(range(39))
     assert None not in new.classes.column("worker").to_pylist()
-    assert (result.report["labels_trained"], result.report["labels_kept"], result.report["classes"]) == (9, 30, 39)
-    assert (result.report["classes_certified"], result.report["trained"]["classes_certified"]) == (39, 9)
+    assert (
+        result.report["labels_trained"],
+        result.report["labels_kept"],
+        result.report["classes"],
+    ) == (9, 30, 39)
+    assert (result.report["classes_certified"], result.report["trained"]["classes_certified"]) == (
+        39,
+        9,
+    )
     assert 0.0 < result.report["largest_gap"] <= 0.01
     assert tiny.test is not None
     seen = int((tiny.label_counts[tiny.test.Y.indices] > 0).sum())
     assert sum(group["true"] for group in result.report["by_frequency"]["labels"]) == seen
 
 
-def test_adding_named_labels_appends_them_in_the_order_given(tiny: Dataset, whole: Model, some: Model, tmp_path: Path) -> None:
-    new = Model.open(add_labels(some.path, tiny.path, tmp_path / "new", ["37", "31"], SERIAL).model_path)
+def test_adding_named_labels_appends_them_in_the_order_given(
+    tiny: Dataset, whole: Model, some: Model, tmp_path: Path
+) -> None:
+    new = Model.open(
+        add_labels(some.path, tiny.path, tmp_path / "new", ["37", "31"], SERIAL).model_path
+    )
     assert new.label_names.to_pylist()[30:] == ["37", "31"]
     assert solved_alike(new, [30, 31], whole, [37, 31])
     assert same_labels(new, range(30), some, range(30))
 
 
-def test_labels_without_a_training_row_are_not_added(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+def test_labels_without_a_training_row_are_not_added(
+    tiny: Dataset, some: Model, tmp_path: Path
+) -> None:
     first = int(tiny.train.YT.row(39)[0])  # rows before it: label 39 is empty
     data = with_labels(tiny, [(str(k), [k]) for k in range(40)], tmp_path / "data", rows=first)
     missing = [str(k) for k in range(30, 40) if data.label_counts[k] == 0]
     assert "39" in missing
     assert len(missing) < 10
     new = Model.open(add_labels(some.path, data.path, tmp_path / "new", how=SERIAL).model_path)
-    assert new.label_names.to_pylist()[30:] == [str(k) for k in range(30, 40) if str(k) not in missing]
+    assert new.label_names.to_pylist()[30:] == [
+        str(k) for k in range(30, 40) if str(k) not in missing
+    ]
 
 
 def test_removing_keeps_every_other_byte(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
@@ -130,30 +167,47 @@ def test_removing_keeps_every_other_byte(tiny: Dataset, whole: Model, tmp_path: 
     assert same_labels(new, range(36), whole, left)
     assert new.measures == {}  # those of 40 labels are not those of 36
     assert new.manifest["dataset_hash"] == whole.manifest["dataset_hash"]
-    measured = remove_labels(whole.path, tmp_path / "measured", [str(k) for k in gone], dataset=tiny.path)
+    measured = remove_labels(
+        whole.path, tmp_path / "measured", [str(k) for k in gone], dataset=tiny.path
+    )
     assert measured.sha256 == result.sha256  # measuring is no part of the content
-    assert 0.2 < measured.measures["P@1"] < whole.measures["P@1"]  # the removed labels are still true where they stand
+    assert (
+        0.2 < measured.measures["P@1"] < whole.measures["P@1"]
+    )  # the removed labels are still true where they stand
 
 
 def test_removing_and_adding_again_comes_back(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
     names = ["35", "36", "39"]
     less = remove_labels(whole.path, tmp_path / "less", names)
     again = Model.open(add_labels(less.model_path, tiny.path, tmp_path / "again", names).model_path)
-    assert solved_alike(again, [*range(35), 35, 36, 37, 38, 39], whole, [*range(35), 37, 38, 35, 36, 39])
+    assert solved_alike(
+        again, [*range(35), 35, 36, 37, 38, 39], whole, [*range(35), 37, 38, 35, 36, 39]
+    )
     assert [step["operation"] for step in again.provenance] == ["remove", "add"]
     assert [step["parent"] for step in again.provenance] == [whole.sha256, less.sha256]
 
 
-def test_retraining_on_the_same_rows_changes_no_byte(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+def test_retraining_on_the_same_rows_changes_no_byte(
+    tiny: Dataset, whole: Model, tmp_path: Path
+) -> None:
     result = retrain_labels(whole.path, tiny.path, tmp_path / "new", ["3", "17"], SERIAL)
     assert result.sha256 == whole.sha256
     assert solved_alike(Model.open(result.model_path), range(40), whole, range(40))
 
 
-def test_retraining_on_other_rows_changes_those_labels_alone(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
-    order = [5, 3, 1, *(k for k in range(40) if k not in (5, 3, 1))]  # other numbers: labels are found by name
+def test_retraining_on_other_rows_changes_those_labels_alone(
+    tiny: Dataset, whole: Model, tmp_path: Path
+) -> None:
+    order = [
+        5,
+        3,
+        1,
+        *(k for k in range(40) if k not in (5, 3, 1)),
+    ]  # other numbers: labels are found by name
     data = with_labels(tiny, [(str(k), [k]) for k in order], tmp_path / "data", rows=200)
-    new = Model.open(retrain_labels(whole.path, data.path, tmp_path / "new", ["3", "1"], SERIAL).model_path)
+    new = Model.open(
+        retrain_labels(whole.path, data.path, tmp_path / "new", ["3", "1"], SERIAL).model_path
+    )
     fresh = trained(data, tmp_path)
     rest = [k for k in range(40) if k not in (1, 3)]
     assert new.label_names.equals(whole.label_names)
@@ -166,10 +220,16 @@ def test_retraining_on_other_rows_changes_those_labels_alone(tiny: Dataset, whol
 
 def test_merging_trains_on_the_rows_of_all(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
     merged = with_labels(
-        tiny, [("both" if k == 4 else str(k), [4, 39, 20] if k == 4 else [k]) for k in range(39)], tmp_path / "data"
+        tiny,
+        [("both" if k == 4 else str(k), [4, 39, 20] if k == 4 else [k]) for k in range(39)],
+        tmp_path / "data",
     )
     fresh = trained(merged, tmp_path)
-    new = Model.open(merge_labels(whole.path, tiny.path, tmp_path / "new", ["4", "39", "20"], "both", SERIAL).model_path)
+    new = Model.open(
+        merge_labels(
+            whole.path, tiny.path, tmp_path / "new", ["4", "39", "20"], "both", SERIAL
+        ).model_path
+    )
     left = [k for k in range(40) if k not in (39, 20)]
     assert new.label_names.to_pylist() == ["both" if k == 4 else str(k) for k in left]
     assert solved_alike(new, [4], fresh, [4])
@@ -178,9 +238,15 @@ def test_merging_trains_on_the_rows_of_all(tiny: Dataset, whole: Model, tmp_path
     assert new.provenance[0]["into"] == "both"
 
 
-def test_a_merged_label_may_keep_a_name_of_the_group_and_is_measured_as_one(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+def test_a_merged_label_may_keep_a_name_of_the_group_and_is_measured_as_one(
+    tiny: Dataset, whole: Model, tmp_path: Path
+) -> None:
     names = [str(k) for k in range(40)]
-    every = Model.open(merge_labels(whole.path, tiny.path, tmp_path / "new", ["1", *names[:1], *names[2:]], "0", SERIAL).model_path)
+    every = Model.open(
+        merge_labels(
+            whole.path, tiny.path, tmp_path / "new", ["1", *names[:1], *names[2:]], "0", SERIAL
+        ).model_path
+    )
     assert every.label_names.to_pylist() == ["0"]
     assert every.measures["P@1"] == 1.0  # all labels in one: each row of the test part has it
 
@@ -202,15 +268,30 @@ def test_the_same_change_gives_the_same_bytes(tiny: Dataset, some: Model, tmp_pa
         assert (one.model_path / name).read_bytes() == (two.model_path / name).read_bytes()
 
 
-def test_labels_of_a_solver_of_another_xcray_can_be_removed_and_renamed(some: Model, tmp_path: Path) -> None:
-    kept = {"params": {"depth": 3}, "solver": "forest", "dataset_hash": "0" * 64, "feature_names": some.feature_names}
-    model = write_model(tmp_path / "model", W=some.W, b=some.b, label_names=some.label_names, **kept)
+def test_labels_of_a_solver_of_another_xcray_can_be_removed_and_renamed(
+    some: Model, tmp_path: Path
+) -> None:
+    kept = {
+        "params": {"depth": 3},
+        "solver": "forest",
+        "dataset_hash": "0" * 64,
+        "feature_names": some.feature_names,
+    }
+    model = write_model(
+        tmp_path / "model", W=some.W, b=some.b, label_names=some.label_names, **kept
+    )
     less = remove_labels(model.path, tmp_path / "less", ["3"])
     new = Model.open(rename_labels(less.model_path, tmp_path / "new", {"4": "four"}).model_path)
-    assert (new.n_labels, new.manifest["solver"], new.manifest["params"]) == (29, "forest", {"depth": 3})
+    assert (new.n_labels, new.manifest["solver"], new.manifest["params"]) == (
+        29,
+        "forest",
+        {"depth": 3},
+    )
 
 
-def test_a_model_without_a_class_report_stays_without(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+def test_a_model_without_a_class_report_stays_without(
+    tiny: Dataset, some: Model, tmp_path: Path
+) -> None:
     kept = {name: some.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")}
     names = {"label_names": some.label_names, "feature_names": some.feature_names}
     bare = write_model(tmp_path / "bare", W=some.W, b=some.b, **names, **kept)
@@ -220,34 +301,108 @@ def test_a_model_without_a_class_report_stays_without(tiny: Dataset, some: Model
 
 
 CASES: dict[str, tuple[Any, type[XcrayError], str]] = {
-    "add unknown": (lambda m, d, o: add_labels(m, d, o, ["nine"]), NotFound, "data set .* has no label 'nine'"),
-    "add known": (lambda m, d, o: add_labels(m, d, o, ["31", "3"]), Conflict, "has label '3' already; train it again with"),
-    "add twice": (lambda m, d, o: add_labels(m, d, o, ["31", "31"]), InputError, "'31' is named twice"),
-    "remove unknown": (lambda m, d, o: remove_labels(m, o, ["35"]), NotFound, "the model has no label '35'"),
+    "add unknown": (
+        lambda m, d, o: add_labels(m, d, o, ["nine"]),
+        NotFound,
+        "data set .* has no label 'nine'",
+    ),
+    "add known": (
+        lambda m, d, o: add_labels(m, d, o, ["31", "3"]),
+        Conflict,
+        "has label '3' already; train it again with",
+    ),
+    "add twice": (
+        lambda m, d, o: add_labels(m, d, o, ["31", "31"]),
+        InputError,
+        "'31' is named twice",
+    ),
+    "remove unknown": (
+        lambda m, d, o: remove_labels(m, o, ["35"]),
+        NotFound,
+        "the model has no label '35'",
+    ),
     "remove nothing": (lambda m, d, o: remove_labels(m, o, []), InputError, "at least one label"),
-    "remove all": (lambda m, d, o: remove_labels(m, o, [str(k) for k in range(30)]), InputError, "no label would be left"),
-    "retrain nothing": (lambda m, d, o: retrain_labels(m, d, o, []), InputError, "at least one label"),
-    "retrain in data only": (lambda m, d, o: retrain_labels(m, d, o, ["35"]), NotFound, "the model has no label '35'"),
-    "retrain in neither": (lambda m, d, o: retrain_labels(m, d, o, ["x"]), NotFound, "the model has no label 'x'"),
-    "merge one": (lambda m, d, o: merge_labels(m, d, o, ["1"], "x"), InputError, "at least two labels"),
-    "merge twice": (lambda m, d, o: merge_labels(m, d, o, ["1", "1"], "x"), InputError, "named twice"),
-    "merge unknown": (lambda m, d, o: merge_labels(m, d, o, ["1", "35"], "x"), NotFound, "the model has no label '35'"),
-    "merge into another": (lambda m, d, o: merge_labels(m, d, o, ["1", "2"], "3"), Conflict, "the model has another label '3'"),
-    "merge into one of the data": (lambda m, d, o: merge_labels(m, d, o, ["1", "2"], "35"), Conflict, "data set .* '35'"),
-    "merge into nothing": (lambda m, d, o: merge_labels(m, d, o, ["1", "2"], " "), InputError, "not empty"),
-    "rename unknown": (lambda m, d, o: rename_labels(m, o, {"35": "x"}), NotFound, "the model has no label '35'"),
-    "rename clash": (lambda m, d, o: rename_labels(m, o, {"1": "2"}), Conflict, "would name two labels .*'1' and '2'"),
-    "rename to one": (lambda m, d, o: rename_labels(m, o, {"1": "x", "2": "x"}), Conflict, "would name two labels"),
+    "remove all": (
+        lambda m, d, o: remove_labels(m, o, [str(k) for k in range(30)]),
+        InputError,
+        "no label would be left",
+    ),
+    "retrain nothing": (
+        lambda m, d, o: retrain_labels(m, d, o, []),
+        InputError,
+        "at least one label",
+    ),
+    "retrain in data only": (
+        lambda m, d, o: retrain_labels(m, d, o, ["35"]),
+        NotFound,
+        "the model has no label '35'",
+    ),
+    "retrain in neither": (
+        lambda m, d, o: retrain_labels(m, d, o, ["x"]),
+        NotFound,
+        "the model has no label 'x'",
+    ),
+    "merge one": (
+        lambda m, d, o: merge_labels(m, d, o, ["1"], "x"),
+        InputError,
+        "at least two labels",
+    ),
+    "merge twice": (
+        lambda m, d, o: merge_labels(m, d, o, ["1", "1"], "x"),
+        InputError,
+        "named twice",
+    ),
+    "merge unknown": (
+        lambda m, d, o: merge_labels(m, d, o, ["1", "35"], "x"),
+        NotFound,
+        "the model has no label '35'",
+    ),
+    "merge into another": (
+        lambda m, d, o: merge_labels(m, d, o, ["1", "2"], "3"),
+        Conflict,
+        "the model has another label '3'",
+    ),
+    "merge into one of the data": (
+        lambda m, d, o: merge_labels(m, d, o, ["1", "2"], "35"),
+        Conflict,
+        "data set .* '35'",
+    ),
+    "merge into nothing": (
+        lambda m, d, o: merge_labels(m, d, o, ["1", "2"], " "),
+        InputError,
+        "not empty",
+    ),
+    "rename unknown": (
+        lambda m, d, o: rename_labels(m, o, {"35": "x"}),
+        NotFound,
+        "the model has no label '35'",
+    ),
+    "rename clash": (
+        lambda m, d, o: rename_labels(m, o, {"1": "2"}),
+        Conflict,
+        "would name two labels .*'1' and '2'",
+    ),
+    "rename to one": (
+        lambda m, d, o: rename_labels(m, o, {"1": "x", "2": "x"}),
+        Conflict,
+        "would name two labels",
+    ),
     "rename empty": (lambda m, d, o: rename_labels(m, o, {"1": ""}), InputError, "not empty"),
     "rename nothing": (lambda m, d, o: rename_labels(m, o, {"1": "1"}), InputError, "OLD=NEW"),
     "no such data": (lambda m, d, o: add_labels(m, d / "x", o), NotFound, "no data set"),
     "no such model": (lambda m, d, o: remove_labels(m / "x", o, ["1"]), NotFound, "no model"),
-    "another pool": (lambda m, d, o: add_labels(m, d, o, how=Running(pool="ray")), XcrayError, "serial, threads"),
+    "another pool": (
+        lambda m, d, o: add_labels(m, d, o, how=Running(pool="ray")),
+        XcrayError,
+        "serial, threads",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input_names_the_mend_and_leaves_nothing(tiny: Dataset, some: Model, tmp_path: Path, case: str) -> None:
+def test_bad_input_names_the_mend_and_leaves_nothing(
+    tiny: Dataset, some: Model, tmp_path: Path, case: str
+) -> None:
     act, error, message = CASES[case]
     with pytest.raises(error, match=message):
         act(some.path, tiny.path, tmp_path / "out")
@@ -259,8 +414,15 @@ def test_nothing_to_add(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
         add_labels(whole.path, tiny.path, tmp_path / "out")
 
 
-def test_a_label_without_rows_can_not_be_trained(tiny: Dataset, some: Model, tmp_path: Path) -> None:
-    data = with_labels(tiny, [(str(k), [k]) for k in range(40)], tmp_path / "data", rows=int(tiny.train.YT.row(39)[0]))
+def test_a_label_without_rows_can_not_be_trained(
+    tiny: Dataset, some: Model, tmp_path: Path
+) -> None:
+    data = with_labels(
+        tiny,
+        [(str(k), [k]) for k in range(40)],
+        tmp_path / "data",
+        rows=int(tiny.train.YT.row(39)[0]),
+    )
     empty = next(str(k) for k in range(30) if data.label_counts[k] == 0)
     with pytest.raises(InputError, match="no training row"):
         add_labels(some.path, data.path, tmp_path / "out", ["39"])
@@ -272,7 +434,14 @@ def test_a_label_without_rows_can_not_be_trained(tiny: Dataset, some: Model, tmp
 def test_a_name_of_several_labels_is_not_guessed(some: Model, tmp_path: Path) -> None:
     names = ["twice", "twice", *map(str, range(28))]
     kept = {name: some.manifest[name] for name in ("solver", "params", "dataset_hash")}
-    model = write_model(tmp_path / "model", W=some.W, b=some.b, label_names=names, feature_names=some.feature_names, **kept)
+    model = write_model(
+        tmp_path / "model",
+        W=some.W,
+        b=some.b,
+        label_names=names,
+        feature_names=some.feature_names,
+        **kept,
+    )
     with pytest.raises(InputError, match="several labels 'twice'"):
         remove_labels(model.path, tmp_path / "out", ["twice"])
 
@@ -303,7 +472,12 @@ def test_other_features_are_refused(tiny: Dataset, some: Model, tmp_path: Path) 
     wider = csr(tiny.train.X.indptr, tiny.train.X.indices, tiny.train.X.data, tiny.n_features + 1)
     for name, X, features, message in (
         ("wider", wider, None, "has 201 features, the model 200; .*--like"),
-        ("named", tiny.train.X, [f"f{j}" for j in range(200)], "other names than the model; .*--like"),
+        (
+            "named",
+            tiny.train.X,
+            [f"f{j}" for j in range(200)],
+            "other names than the model; .*--like",
+        ),
     ):
         with DatasetWriter(tmp_path / name, name=name) as writer:
             writer.add("train", X, tiny.train.Y)
@@ -323,11 +497,15 @@ def test_a_stopped_change_goes_on_where_it_was(tiny: Dataset, some: Model, tmp_p
             stop.set()
 
     with pytest.raises(Stopped, match="finished batches are kept"):
-        add_labels(some.path, tiny.path, tmp_path / "out", how=replace(first, progress=look, stop=stop))
+        add_labels(
+            some.path, tiny.path, tmp_path / "out", how=replace(first, progress=look, stop=stop)
+        )
     assert not (tmp_path / "out").exists()
     kept = told[-1].done
     told.clear()
-    whole = add_labels(some.path, tiny.path, tmp_path / "out", how=replace(first, progress=told.append))
+    whole = add_labels(
+        some.path, tiny.path, tmp_path / "out", how=replace(first, progress=told.append)
+    )
     assert kept <= min(step.done for step in told if step.phase == "TRAINING" and step.done)
     assert whole.sha256 == add_labels(some.path, tiny.path, tmp_path / "again", how=SERIAL).sha256
 
@@ -343,8 +521,13 @@ def test_a_stop_leaves_nothing(tiny: Dataset, some: Model, tmp_path: Path) -> No
 
 def test_the_card_tells_the_history(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
     less = remove_labels(whole.path, tmp_path / "less", ["3"])
-    model = merge_labels(less.model_path, tiny.path, tmp_path / "model", ["1", "2"], "one|two", SERIAL).model_path
+    model = merge_labels(
+        less.model_path, tiny.path, tmp_path / "model", ["1", "2"], "one|two", SERIAL
+    ).model_path
     card = (model / "card.md").read_text()
     assert f"1. remove 1 label (`3`), from `{whole.sha256[:16]}`" in card
-    assert f"2. merge 2 labels (`1`, `2`) into `one\\|two`, from `{less.sha256[:16]}`, on data `{tiny.content_hash[:16]}`" in card
+    assert (
+        f"2. merge 2 labels (`1`, `2`) into `one\\|two`, from `{less.sha256[:16]}`, on data `{tiny.content_hash[:16]}`"
+        in card
+    )
     assert "History" not in (whole.path / "card.md").read_text()

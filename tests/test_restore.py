@@ -37,7 +37,10 @@ class Place:
     """A home and its store, on SQLite or PostgreSQL, with the backups of docs/operations.md."""
 
     def __init__(self, folder: Path, tiny: Dataset, server: Any) -> None:
-        self.home, self.backups, self._tiny, self._server = Home(folder / "home"), folder / "backups", tiny, server
+        self.home = Home(folder / "home")
+        self.backups = folder / "backups"
+        self._tiny = tiny
+        self._server = server
         self.backups.mkdir()
         self.url = self.home.store_url if server is None else unhurried(server.emptied())
         self.store = JobStore(self.url)
@@ -51,7 +54,12 @@ class Place:
 
     def job(self, dataset_id: str) -> Job:
         """A training that waits."""
-        spec = {"dataset": str(self.home.dataset(dataset_id)), "name": "tiny", "pool": "serial", "dataset_id": dataset_id}
+        spec = {
+            "dataset": str(self.home.dataset(dataset_id)),
+            "name": "tiny",
+            "pool": "serial",
+            "dataset_id": dataset_id,
+        }
         return self.store.submit(spec, name="tiny")[0]
 
     def run(self, training: Callable[..., Any] = train) -> dict[str, Any]:
@@ -64,7 +72,18 @@ class Place:
     def copy_store(self) -> None:
         """The first half of a backup."""
         if self._server is None:
-            assert main(["store", "backup", str(self.backups / "xcray.db"), "--home", str(self.home.path)]) == 0
+            assert (
+                main(
+                    [
+                        "store",
+                        "backup",
+                        str(self.backups / "xcray.db"),
+                        "--home",
+                        str(self.home.path),
+                    ]
+                )
+                == 0
+            )
         else:
             dump = f"--file={self.backups / 'xcray.dump'}"
             subprocess.run([binaries() / "pg_dump", "--format=custom", dump, self.url], check=True)
@@ -88,13 +107,17 @@ class Place:
         else:
             self.url = self._server.database()
             tool, dump = binaries() / "pg_restore", self.backups / "xcray.dump"
-            subprocess.run([tool, "--clean", "--if-exists", f"--dbname={self.url}", dump], check=True)
+            subprocess.run(
+                [tool, "--clean", "--if-exists", f"--dbname={self.url}", dump], check=True
+            )
         self.store = JobStore(self.url, upgrade=False)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, tiny: Dataset) -> Iterator[Place]:
-    made = Place(tmp_path, tiny, None if request.param == "sqlite" else request.getfixturevalue("postgres"))
+    made = Place(
+        tmp_path, tiny, None if request.param == "sqlite" else request.getfixturevalue("postgres")
+    )
     yield made
     made.store.close()
 
@@ -102,11 +125,27 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, tiny: Dataset) -> Iter
 def verify(place: Place, capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
     """What the command says of references."""
     capsys.readouterr()
-    assert main(["store", "verify", "--whole", "--json", "--home", str(place.home.path), "--store", place.url]) == code
+    assert (
+        main(
+            [
+                "store",
+                "verify",
+                "--whole",
+                "--json",
+                "--home",
+                str(place.home.path),
+                "--store",
+                place.url,
+            ]
+        )
+        == code
+    )
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_a_backup_taken_while_jobs_run_is_restored_and_answers_as_before(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_backup_taken_while_jobs_run_is_restored_and_answers_as_before(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     dataset_id = place.dataset()
     place.job(dataset_id)
     first = place.run()
@@ -142,21 +181,29 @@ def test_a_backup_taken_while_jobs_run_is_restored_and_answers_as_before(place: 
     assert found["dangling"] == []
     assert found["looked"]["dataset"] == 1
     assert found["looked"]["version"] >= 1
-    assert place.store.get(running.id).status == "RUNNING"  # as it was when the store was copied: its lease will be missed
+    assert (
+        place.store.get(running.id).status == "RUNNING"
+    )  # as it was when the store was copied: its lease will be missed
     assert place.store.get(waiting.id).status == "PENDING"
     assert first["sha256"] == second["sha256"]  # the same data and parameters
     settings = settings_for(place.home.path, store=place.url, preload=["tiny@prod"])
     with client_of(create_app(settings)) as http:
-        answer = http.post("/v1/models/tiny@prod:predict", json={"instances": [{"indices": [0], "values": [1.0]}]})
+        answer = http.post(
+            "/v1/models/tiny@prod:predict", json={"instances": [{"indices": [0], "values": [1.0]}]}
+        )
         assert answer.status_code == 200, answer.text
         assert first["sha256"] in answer.text
     assert Model.open(Registry(place.home.models).resolve("tiny@prod")).sha256 == first["sha256"]
     place.store.lose(running.id, 1, max_attempts=3)  # whoever watches misses its heartbeats
-    assert place.run()["sha256"] == second["sha256"]  # it comes first again, and ends as it would have
+    assert (
+        place.run()["sha256"] == second["sha256"]
+    )  # it comes first again, and ends as it would have
     assert place.store.get(running.id).status == "SUCCEEDED"
 
 
-def test_files_copied_before_the_store_are_found_to_lack(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_copied_before_the_store_are_found_to_lack(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The wrong order, so that the drill can fail: records that came in between have no files."""
     old = place.dataset()
     place.job(old)
@@ -190,8 +237,15 @@ def test_what_was_damaged_or_lost_in_the_home_is_named(tmp_path: Path, tiny: Dat
     damaged = place.home.models / "tiny" / "versions" / "3" / "weights.arrow"
     damaged.write_bytes(damaged.read_bytes()[:-8] + b"\0" * 8)
     (place.home.dataset(dataset_id) / "manifest.json").unlink()
-    assert {each.kind for each in verified(place.store, place.home).dangling} == {"dataset", "version", "alias"}
-    found = {(each.kind, each.what): each.why for each in verified(place.store, place.home, whole=True).dangling}
+    assert {each.kind for each in verified(place.store, place.home).dangling} == {
+        "dataset",
+        "version",
+        "alias",
+    }
+    found = {
+        (each.kind, each.what): each.why
+        for each in verified(place.store, place.home, whole=True).dangling
+    }
     assert set(found) == {
         ("dataset", dataset_id),
         ("version", "default tiny:2"),
@@ -213,7 +267,9 @@ def test_a_home_that_was_mounted_elsewhere_is_told_so(tmp_path: Path, tiny: Data
     store.close()
 
 
-def test_pods_that_may_not_upgrade_wait_for_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_that_may_not_upgrade_wait_for_the_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The order of the chart: an old store, new pods that refuse it, the hook, pods that start with all that was in it."""
     home = Home(tmp_path / "home")
     old_file(home.path / "xcray.db", 2)
@@ -221,7 +277,12 @@ def test_pods_that_may_not_upgrade_wait_for_the_hook(tmp_path: Path, monkeypatch
     with pytest.raises(Conflict) as caught, client_of(create_app(settings)):
         pass
     assert caught.value.code == "SCHEMA_OLDER"
-    monkeypatch.setenv("XCRAY_STORE_UPGRADE", "false")  # the hook has the environment of the pods, and upgrades all the same
+    monkeypatch.setenv(
+        "XCRAY_STORE_UPGRADE", "false"
+    )  # the hook has the environment of the pods, and upgrades all the same
     assert main(["store", "upgrade", "--home", str(home.path)]) == 0
     with client_of(create_app(settings)) as http:
-        assert {job["id"] for job in http.get("/v1/jobs").json()["jobs"]} == {"job_waits", "job_runs"}
+        assert {job["id"] for job in http.get("/v1/jobs").json()["jobs"]} == {
+            "job_waits",
+            "job_runs",
+        }

@@ -58,14 +58,21 @@ def job(store: JobStore, home: Home, status: str) -> str:
 def there(home: Home) -> set[str]:
     """All files in the folders that retention looks at."""
     roots = (home.runs, home.logs, home.datasets, home.models)
-    return {str(path.relative_to(home.path)) for root in roots for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(home.path))
+        for root in roots
+        for path in root.rglob("*")
+        if path.is_file()
+    }
 
 
 def of(job_id: str, *names: str) -> set[str]:
     return {f"runs/{job_id}/{name}" for name in names}
 
 
-def test_old_jobs_are_forgotten_with_all_that_is_theirs(store: JobStore, home: Home, clock: WallClock) -> None:
+def test_old_jobs_are_forgotten_with_all_that_is_theirs(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
     old = job(store, home, FAILED)
     clock.ahead = 31 * DAY
     young = job(store, home, FAILED)
@@ -78,17 +85,28 @@ def test_old_jobs_are_forgotten_with_all_that_is_theirs(store: JobStore, home: H
     assert {store.get(each).status for each in (young, waiting)} == {FAILED, PENDING}
 
 
-def test_the_oldest_ended_jobs_go_when_there_are_too_many(store: JobStore, home: Home, clock: WallClock) -> None:
+def test_the_oldest_ended_jobs_go_when_there_are_too_many(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
     running = job(store, home, "RUNNING")
     ids = [job(store, home, FAILED) for _ in range(5)]
     retention = Retention(store, home, Kept(jobs=2), clock)
     retention.turn()
-    assert [store.find_job(each) is not None for each in (running, *ids)] == [True, False, False, False, True, True]
+    assert [store.find_job(each) is not None for each in (running, *ids)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert {path.split("/")[1].split(".")[0] for path in there(home)} == {running, *ids[3:]}
     assert retention.turn() == []
 
 
-def test_a_published_job_keeps_what_people_read(store: JobStore, home: Home, clock: WallClock) -> None:
+def test_a_published_job_keeps_what_people_read(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
     done, failed, running = (job(store, home, status) for status in (SUCCEEDED, FAILED, "RUNNING"))
     (home.run(done) / "output").mkdir()
     (home.run(done) / "output" / "part-0.parquet").write_text("answers")
@@ -100,13 +118,22 @@ def test_a_published_job_keeps_what_people_read(store: JobStore, home: Home, clo
     assert sum(each.n_bytes for each in gone) == 20
     left = {path for path in there(home) if path.startswith("runs/") and not path.endswith(".lock")}
     kept = {"part-1.arrow", "timeline.arrow", "publish/outcome.json"}
-    assert left == of(done, "timeline.arrow", "output/part-0.parquet") | of(failed, *kept) | of(running, *kept)
+    assert left == of(done, "timeline.arrow", "output/part-0.parquet") | of(failed, *kept) | of(
+        running, *kept
+    )
 
 
-def test_orphans_go_after_a_day_and_strangers_never(store: JobStore, home: Home, clock: WallClock) -> None:
+def test_orphans_go_after_a_day_and_strangers_never(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
     known = store.add_dataset("d", "/d", dataset_id=new_id("ds")).id
     orphan, stray = new_id("job"), new_id("ds")
-    for folder in (home.run(orphan), home.dataset(known), home.dataset(stray), home.datasets / f".{stray}.ab12cd34.part"):
+    for folder in (
+        home.run(orphan),
+        home.dataset(known),
+        home.dataset(stray),
+        home.datasets / f".{stray}.ab12cd34.part",
+    ):
         folder.mkdir()
         (folder / "file").write_text("x")
     home.log(orphan).write_text("x")
@@ -119,16 +146,24 @@ def test_orphans_go_after_a_day_and_strangers_never(store: JobStore, home: Home,
     assert Retention(store, home, Kept(), clock).turn() == []
     clock.ahead = 1.1 * DAY
     gone = {each.path for each in Retention(store, home, Kept(), clock).turn()}
-    folders = {f"runs/{orphan}", f"logs/{orphan}.log", f"datasets/{stray}", f"datasets/.{stray}.ab12cd34.part"}
+    folders = {
+        f"runs/{orphan}",
+        f"logs/{orphan}.log",
+        f"datasets/{stray}",
+        f"datasets/.{stray}.ab12cd34.part",
+    }
     assert gone == folders | {"models/docs/versions/.3.ab12cd34.part"}
     assert all(path.exists() for path in (*strangers, home.dataset(known)))
 
 
-def test_what_dead_replicas_said_of_themselves_goes(store: JobStore, home: Home, clock: WallClock) -> None:
+def test_what_dead_replicas_said_of_themselves_goes(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
     from xcray.jobs.retention import host_name
 
     dead, living, elsewhere = (
-        home.path / f"serve-{name}.json" for name in (f"{host_name()}-{2**22 + 1}", f"{host_name()}-{os.getpid()}", "other-1")
+        home.path / f"serve-{name}.json"
+        for name in (f"{host_name()}-{2**22 + 1}", f"{host_name()}-{os.getpid()}", "other-1")
     )
     for path in (dead, living, elsewhere):
         path.write_text("{}")
@@ -137,7 +172,9 @@ def test_what_dead_replicas_said_of_themselves_goes(store: JobStore, home: Home,
     assert [path.exists() for path in (dead, living, elsewhere)] == [False, True, True]
 
 
-def test_a_job_that_was_resumed_meanwhile_keeps_its_work(store: JobStore, home: Home, clock: WallClock) -> None:
+def test_a_job_that_was_resumed_meanwhile_keeps_its_work(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
     failed = job(store, home, FAILED)
     retention = Retention(store, home, Kept(), clock)
     thing = retention._told("of a published job", home.run(failed) / "part-1.arrow")
@@ -153,7 +190,10 @@ def test_the_command_says_what_would_go_and_then_does_it(
     for path in (home.run(done), *home.run(done).iterdir()):
         os.utime(path, (time.time() - 2 * DAY,) * 2)
     before = there(home)
-    for how, expected in ((["--dry-run"], before), ([], before - of(done, "part-1.arrow", "publish/outcome.json"))):
+    for how, expected in (
+        (["--dry-run"], before),
+        ([], before - of(done, "part-1.arrow", "publish/outcome.json")),
+    ):
         assert main(["store", "sweep", "--home", str(home.path), "--json", *how]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["removed"], told["files"], told["bytes"]) == (not how, 2, 20)

@@ -22,21 +22,38 @@ from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.jobs.store import JobStore
 
 LEASE = "6"
-PATIENCE = 600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+PATIENCE = (
+    600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+)
 SIZES = {"rows": 400, "features": 200, "labels": 40, "seed": 7}
-DATA = {"name": "small", "format": "synthetic", "options": {"test_fraction": 0.2, "synthetic": SIZES}}
+DATA = {
+    "name": "small",
+    "format": "synthetic",
+    "options": {"test_fraction": 0.2, "synthetic": SIZES},
+}
 
 
 @contextmanager
-def process(home: Path, *words: str, store: str | None = None, lease: str = LEASE) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    home: Path, *words: str, store: str | None = None, lease: str = LEASE
+) -> Iterator[subprocess.Popen[bytes]]:
     """`xcray WORDS` on a home, ended with the block. lease: seconds; a slow machine may lose a job that is heard of no sooner."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
-    environment |= {"XCRAY_HOME": str(home), "XCRAY_DISK_RESERVE_BYTES": "0", "XCRAY_LEASE_SECONDS": lease, "XCRAY_PORT": "0"}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")
+    }
+    environment |= {
+        "XCRAY_HOME": str(home),
+        "XCRAY_DISK_RESERVE_BYTES": "0",
+        "XCRAY_LEASE_SECONDS": lease,
+        "XCRAY_PORT": "0",
+    }
     environment["XCRAY_JOB_NICE"] = "0"  # beside other work jobs that stand back would take minutes
     environment |= {"XCRAY_STORE": store} if store else {}
     home.mkdir(exist_ok=True)
     with open(home / "processes.log", "ab") as log:
-        child = subprocess.Popen([sys.executable, "-m", "xcray", *words], env=environment, stdout=log, stderr=log)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "xcray", *words], env=environment, stdout=log, stderr=log
+        )
     try:
         yield child
     finally:
@@ -75,7 +92,9 @@ def built(http: httpx.Client, home: Path) -> str:
 def trained(http: httpx.Client, home: Path, data: str) -> dict[str, Any]:
     """A job that has ended."""
     job = http.post("/v1/jobs", json={"dataset": data, "model": "m", "pool": "serial"}).json()["id"]
-    found: dict[str, Any] = until(lambda: (job_ := http.get(f"/v1/jobs/{job}").json())["status"] in TERMINAL and job_, home)
+    found: dict[str, Any] = until(
+        lambda: (job_ := http.get(f"/v1/jobs/{job}").json())["status"] in TERMINAL and job_, home
+    )
     return found
 
 
@@ -88,7 +107,11 @@ def refused(home: Path, *words: str) -> str:
     """What a command that is refused says."""
     environment = {**os.environ, "XCRAY_HOME": str(home), "XCRAY_PORT": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "xcray", *words, "--json"], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "xcray", *words, "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     return done.stderr
@@ -96,11 +119,17 @@ def refused(home: Path, *words: str) -> str:
 
 def test_on_a_file_one_answers_and_one_runs_jobs(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    with process(home, "serve", "--no-runner", lease="600") as api, process(home, "runner", lease="600") as runner:
+    with (
+        process(home, "serve", "--no-runner", lease="600") as api,
+        process(home, "runner", lease="600") as runner,
+    ):
         facts = told(home, api, "serve"), told(home, runner, "runner")
         with client(facts[0]["url"]) as http, client(facts[1]["url"]) as health:
             assert trained(http, home, built(http, home))["status"] == SUCCEEDED
-            assert (health.get("/healthz").status_code, health.get("/readyz").status_code) == (200, 200)
+            assert (health.get("/healthz").status_code, health.get("/readyz").status_code) == (
+                200,
+                200,
+            )
             assert "xcray_dataset_builds_total" in health.get("/metrics").text
             assert health.get("/v1/jobs").status_code == 404  # it tells how it is, and nothing else
         for words in (("serve",), ("serve", "--no-runner"), ("runner",)):
@@ -112,7 +141,9 @@ def test_on_a_file_one_answers_and_one_runs_jobs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_on_postgresql_replicas_share_a_home_and_who_dies_is_followed(tmp_path: Path, postgres: Any) -> None:
+def test_on_postgresql_replicas_share_a_home_and_who_dies_is_followed(
+    tmp_path: Path, postgres: Any
+) -> None:
     """Two that answer, two that run jobs. The one that keeps the house is killed: the other builds and runs what comes."""
     home, url = tmp_path / "home", unhurried(postgres.emptied())
     with ExitStack() as held:
@@ -140,7 +171,9 @@ def keeper_of(url: str) -> str:
 
     store = JobStore(url)
     with store._database.read() as connection:
-        owner = connection.execute(sa.select(DUTIES.c.owner).where(DUTIES.c.name == "house")).scalar()
+        owner = connection.execute(
+            sa.select(DUTIES.c.owner).where(DUTIES.c.name == "house")
+        ).scalar()
     store.close()
     return str(owner)
 
@@ -149,7 +182,10 @@ def test_settings_name_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from xcray.service.settings import Settings
 
     home = Home(tmp_path)
-    assert (Settings(home=tmp_path).store_url, Settings(home=tmp_path).shares_store) == (home.store_url, False)
+    assert (Settings(home=tmp_path).store_url, Settings(home=tmp_path).shares_store) == (
+        home.store_url,
+        False,
+    )
     monkeypatch.setenv("XCRAY_STORE", "postgresql+psycopg://db/xcray")
     settings = Settings(home=tmp_path)
     assert (settings.store_url, settings.shares_store) == ("postgresql+psycopg://db/xcray", True)

@@ -44,15 +44,30 @@ EXPAND = (
     ),
     NextStep('online.index("jobs_colour", "jobs", ["colour"])', f"{ADDS}\nin_transaction = False"),
 )
-CONTRACT = NextStep('op.drop_column("keys", "revoked")', f'oldest = "{int(HEAD) + 3:04}"')  # a key that was revoked would look good
+CONTRACT = NextStep(
+    'op.drop_column("keys", "revoked")', f'oldest = "{int(HEAD) + 3:04}"'
+)  # a key that was revoked would look good
 ROWS = {"instances": [{"text": "read rows of a csv file"}]}
 
 
 def upgraded_by_the_next_program(following: Path, home: Path, store: str | None) -> dict[str, Any]:
     """What `xcray store upgrade` of a release says, as a process."""
-    environment = {**os.environ, "XCRAY_HOME": str(home), **({"XCRAY_STORE": store} if store else {})}
-    command = [sys.executable, str(Path(__file__).parent / "rolling.py"), str(following), "store", "upgrade", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    environment = {
+        **os.environ,
+        "XCRAY_HOME": str(home),
+        **({"XCRAY_STORE": store} if store else {}),
+    }
+    command = [
+        sys.executable,
+        str(Path(__file__).parent / "rolling.py"),
+        str(following),
+        "store",
+        "upgrade",
+        "--json",
+    ]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -71,9 +86,18 @@ class Clients:
 
     def __init__(self, url: str, token: str) -> None:
         self.heard: Counter[tuple[str, int]] = Counter()
-        self.http = httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE, headers={"Authorization": f"Bearer {token}"})
+        self.http = httpx.Client(
+            base_url=url,
+            trust_env=False,
+            timeout=PATIENCE,
+            headers={"Authorization": f"Bearer {token}"},
+        )
         self._ending = threading.Event()
-        asks = (("POST", "/v1/models/m:predict", ROWS), ("GET", "/readyz", None), ("GET", "/v1/jobs", None))
+        asks = (
+            ("POST", "/v1/models/m:predict", ROWS),
+            ("GET", "/readyz", None),
+            ("GET", "/v1/jobs", None),
+        )
         self._threads = [threading.Thread(target=self._ask, args=ask) for ask in asks]
 
     def _ask(self, method: str, path: str, body: Any) -> None:
@@ -112,7 +136,10 @@ class Clients:
 
 def train(http: httpx.Client, data: str, n: int) -> list[str]:
     """Submit jobs; their ids."""
-    asked = [http.post("/v1/jobs", json={"dataset": data, "model": f"t{i}", "pool": "serial"}) for i in range(n)]
+    asked = [
+        http.post("/v1/jobs", json={"dataset": data, "model": f"t{i}", "pool": "serial"})
+        for i in range(n)
+    ]
     assert [each.status_code for each in asked] == [201] * n, asked[-1].text
     return [each.json()["id"] for each in asked]
 
@@ -127,14 +154,19 @@ def ended(store: JobStore, jobs: list[str], home: Path) -> list[tuple[str, int]]
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str | None]:
     home = tmp_path / "home"
     publish(Registry(Home(home).models), "m", tmp_path / "staged")
-    return home, None if request.param == "sqlite" else request.getfixturevalue("postgres").database()
+    return home, None if request.param == "sqlite" else request.getfixturevalue(
+        "postgres"
+    ).database()
 
 
 def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
     place: tuple[Path, str | None], tmp_path: Path, tiny: Dataset
 ) -> None:
     home, address = place
-    following, after = release(tmp_path / "following", *EXPAND), release(tmp_path / "after", *EXPAND, CONTRACT)
+    following, after = (
+        release(tmp_path / "following", *EXPAND),
+        release(tmp_path / "after", *EXPAND, CONTRACT),
+    )
     store, made, data = JobStore(address or Home(home).store_url), new_token(), new_id("ds")
     store.add_key("default", "clients", ["admin"], made.digest, key_id=made.key_id)
     shutil.copytree(tiny.path, Home(home).dataset(data))
@@ -149,7 +181,11 @@ def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
             until(lambda: store.get(jobs[0]).status == RUNNING, home)
             clients.more("/v1/models/m:predict", 5, home)
             found = upgraded_by_the_next_program(following, home, address)
-            assert (found["before"], found["revision"], found["oldest"]) == (HEAD, newest(following), HEAD)
+            assert (found["before"], found["revision"], found["oldest"]) == (
+                HEAD,
+                newest(following),
+                HEAD,
+            )
             assert found["programs"][HEAD] >= 1  # it was done under them
             assert ended(store, jobs, home) == [(SUCCEEDED, 1)] * 2
             clients.more("/v1/models/m:predict", 5, home)
@@ -157,7 +193,9 @@ def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
                 upgraded(store.url, after)
             assert caught.value.code == "SCHEMA_IN_USE"
             assert look(store.url)["revision"] == newest(following)
-            JobStore(store.url, upgrade=False).close()  # a program of before begins and works, as after `helm rollback`
+            JobStore(
+                store.url, upgrade=False
+            ).close()  # a program of before begins and works, as after `helm rollback`
             clients.more("/readyz", 5, home)
         assert clients.failed() == {}
         upgraded(store.url, after, forced=True)
@@ -174,8 +212,13 @@ def _only_predictions(clients: Clients, home: Path) -> None:
     ready = clients.http.get("/readyz")
     assert (ready.status_code, ready.json()["reasons"]) == (200, [])
     assert clients.http.post("/v1/models/m:predict", json=ROWS).status_code == 200
-    until(lambda: clients.http.get("/v1/jobs").status_code == 503, home)  # reads believe for a moment what they saw last
-    for answer in (clients.http.get("/v1/jobs"), clients.http.post("/v1/jobs", json={"dataset": "ds_1", "model": "m"})):
+    until(
+        lambda: clients.http.get("/v1/jobs").status_code == 503, home
+    )  # reads believe for a moment what they saw last
+    for answer in (
+        clients.http.get("/v1/jobs"),
+        clients.http.post("/v1/jobs", json={"dataset": "ds_1", "model": "m"}),
+    ):
         assert (answer.status_code, answer.json().get("code")) == (503, "SCHEMA_NEWER"), answer.text
     stranger = {"Authorization": f"Bearer {new_token().token}"}
     assert clients.http.post("/v1/models/m:predict", json=ROWS, headers=stranger).status_code == 503

@@ -29,9 +29,12 @@ class Hand:
     """What a shard computes depends on the order in which blocks pass, and what a block becomes on the order of its shards."""
 
     def __init__(self, stopped: Any) -> None:
-        self._stopped, self.kept = stopped, dict[int, float]()
+        self._stopped = stopped
+        self.kept = dict[int, float]()
 
-    def visit(self, block: np.ndarray, shards: tuple[int, ...], step: Step, owned: bool) -> tuple[np.ndarray | None, list[Any]]:
+    def visit(
+        self, block: np.ndarray, shards: tuple[int, ...], step: Step, owned: bool
+    ) -> tuple[np.ndarray | None, list[Any]]:
         """In a lap of updates the block changes, in a lap of sums the shards do."""
         told, after = [], block if owned else block.copy()
         for shard in shards:
@@ -161,7 +164,10 @@ def test_every_cell_comes_once_a_lap_and_everything_is_told(order):
         last = [float(team.fetch(handle) @ team.fetch(handle)) for handle in stretch.blocks]
     finally:
         team.close()
-    cells = {shard: sum(pace.cells.get(shard, 0) for pace in stretch.paces.values()) for shard in range(SHARDS)}
+    cells = {
+        shard: sum(pace.cells.get(shard, 0) for pace in stretch.paces.values())
+        for shard in range(SHARDS)
+    }
     assert cells == dict.fromkeys(range(SHARDS), BLOCKS * len(VERBS))
     assert stretch.squared == last
     assert set(stretch.makers) <= set(team.workers)
@@ -196,7 +202,9 @@ def test_it_breaks_off_within_a_slice_and_the_hands_are_there(reason):
     ends = None if reason == "stop" else time.monotonic() + 0.1
     try:
         with pytest.raises(Stopped) as raised:
-            turn(team, stop=stop if reason == "stop" else StopFlag(), ends=ends, record=spans.append)
+            turn(
+                team, stop=stop if reason == "stop" else StopFlag(), ends=ends, record=spans.append
+            )
         assert run(team, Errand("worker-1", "hello")).told == "hello"
     finally:
         team.close()

@@ -45,8 +45,20 @@ def cluster() -> Iterator[str]:
 def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
     """A second node with two CPUs, on this machine; ended with all that is of it."""
     ray = Path(sys.executable).with_name("ray")
-    command = [str(ray), "start", "--address", address, "--num-cpus", "2", "--object-store-memory", str(STORE), "--block"]
-    node = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        str(ray),
+        "start",
+        "--address",
+        address,
+        "--num-cpus",
+        "2",
+        "--object-store-memory",
+        str(STORE),
+        "--block",
+    ]
+    node = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         ends = time.monotonic() + 300.0
         while sum(each["Alive"] for each in ray_module.nodes()) < 2:
@@ -75,7 +87,9 @@ class Fault:
     """Does something once, in the middle of the stretch after so many rests."""
 
     def __init__(self, rests: int, act) -> None:
-        self._rests, self._act, self.done = rests, act, False
+        self._rests = rests
+        self._act = act
+        self.done = False
 
     def tell(self, standing) -> None:
         """See `Standing`."""
@@ -85,11 +99,20 @@ class Fault:
             self._act()
 
 
-def on_ray(folder: Path, rests: int, act, order: str = "ring", work: ToyWork = WORK, job: str = "faults"):
+def on_ray(
+    folder: Path, rests: int, act, order: str = "ring", work: ToyWork = WORK, job: str = "faults"
+):
     """A training on two actors with one fault: it, its team, and what workers did."""
     team, spans = RayTeam(work, 2, nullcontext(), job), []
     fault = Fault(rests, lambda: act(team))
-    ran = trained(folder, team, work=work, plan=plan_of(order=order, checkpoint_seconds=0.0), tell=fault.tell, record=spans.append)
+    ran = trained(
+        folder,
+        team,
+        work=work,
+        plan=plan_of(order=order, checkpoint_seconds=0.0),
+        tell=fault.tell,
+        record=spans.append,
+    )
     assert fault.done
     return ran, spans
 
@@ -111,7 +134,8 @@ class Teams:
     """Makes Ray teams, and remembers the last one for the fault."""
 
     def __init__(self, job: str) -> None:
-        self._job, self.last = job, None
+        self._job = job
+        self.last = None
 
     def __call__(self, work, workers: int) -> RayTeam:
         """A team, not open."""
@@ -133,7 +157,9 @@ def test_a_stop_ends_visits_on_ray_and_the_last_rest_is_saved(cluster, alone, tm
     stop = StopFlag()
     fault = Fault(2, stop.set)
     with pytest.raises(Stopped):
-        trained(tmp_path, RayTeam(WORK, 2, nullcontext(), "stop"), work=WORK, stop=stop, tell=fault.tell)
+        trained(
+            tmp_path, RayTeam(WORK, 2, nullcontext(), "stop"), work=WORK, stop=stop, tell=fault.tell
+        )
     assert [path.name for path in tmp_path.glob("rest-*")] == ["rest-000002"]
     assert trained(tmp_path, "threads", 3).bits == alone.bits
 
@@ -147,8 +173,12 @@ def test_under_nomad_no_block_is_lost_or_doubled(cluster, tiny, tmp_path):
     assert fault.done
     assert model.told.lost == 1
     assert [entry["epoch"] for entry in model.told.history] == list(range(1, model.told.epochs + 1))
-    assert model.told.objective == pytest.approx(trained_dsmlr(tiny, tmp_path / "one", epochs=12, pairs=0).told.objective, rel=0.01)
-    assert sum(span.outcome == DONE for span in spans) >= 2 * model.told.epochs * GRID.blocks  # laps and blocks
+    assert model.told.objective == pytest.approx(
+        trained_dsmlr(tiny, tmp_path / "one", epochs=12, pairs=0).told.objective, rel=0.01
+    )
+    assert (
+        sum(span.outcome == DONE for span in spans) >= 2 * model.told.epochs * GRID.blocks
+    )  # laps and blocks
 
 
 def test_nodes_that_do_not_see_the_data_get_it_again_after_a_loss(cluster, alone, tmp_path):
@@ -187,6 +217,8 @@ def test_a_dead_node_costs_no_block(cluster, alone, tmp_path, order):
         ran, _ = on_ray(tmp_path, 2, act, order)
     assert len(set(places[0].values())) == 2, "both nodes must have a worker for this to be a test"
     assert ran.bits == alone.bits or order == "uniform"
-    assert [(block.lo, block.hi) for block in ran.blocks] == [(block.lo, block.hi) for block in alone.blocks]
+    assert [(block.lo, block.hi) for block in ran.blocks] == [
+        (block.lo, block.hi) for block in alone.blocks
+    ]
     assert ran.told.lost >= 1
     assert [entry["epoch"] for entry in ran.told.history] == [1, 2, 3, 4, 5, 6]

@@ -38,7 +38,9 @@ def test_optimum_is_scikit_learns(solver):
     X, Y, _ = problem(1)
     classes = Y.argmax(axis=1)
     n = len(X)
-    theirs = LogisticRegression(C=1.0 / (n * LAM), fit_intercept=False, tol=1e-10, max_iter=10_000).fit(X, classes)
+    theirs = LogisticRegression(
+        C=1.0 / (n * LAM), fit_intercept=False, tol=1e-10, max_iter=10_000
+    ).fit(X, classes)
     ours = weights(train(solver, (X, np.eye(Y.shape[1])[classes], np.full(n, 1.0 / n))))
     assert ours == pytest.approx(theirs.coef_.T, abs=1e-5)
 
@@ -58,7 +60,9 @@ def test_a_row_of_two_labels_is_two_rows_of_half_the_weight(solver):
     labels, times = np.nonzero(Y)[1], np.repeat(np.arange(len(X)), several)
     single = (X[times], np.eye(Y.shape[1])[labels], c[times] * Y[times, labels])
     assert several.max() == 2
-    assert weights(train(solver, (X, Y, c))) == pytest.approx(weights(train(solver, single)), abs=1e-5)
+    assert weights(train(solver, (X, Y, c))) == pytest.approx(
+        weights(train(solver, single)), abs=1e-5
+    )
 
 
 @each_solver
@@ -66,7 +70,9 @@ def test_rows_without_labels_count_for_nothing(solver):
     X, Y, c = problem(4)
     there = Y.sum(axis=1) > 0
     assert not there.all()
-    assert weights(train(solver, (X, Y, c))) == pytest.approx(weights(train(solver, (X[there], Y[there], c[there]))), abs=1e-6)
+    assert weights(train(solver, (X, Y, c))) == pytest.approx(
+        weights(train(solver, (X[there], Y[there], c[there]))), abs=1e-6
+    )
 
 
 @each_solver
@@ -75,7 +81,9 @@ def test_weights_are_repetitions(solver):
     times = np.random.default_rng(5).integers(1, 4, len(X)) * (Y.sum(axis=1) > 0)
     again = np.repeat(np.arange(len(X)), times)
     repeated = (X[again], Y[again], np.full(len(again), 1.0 / len(again)))
-    assert weights(train(solver, (X, Y, times / times.sum()))) == pytest.approx(weights(train(solver, repeated)), abs=1e-5)
+    assert weights(train(solver, (X, Y, times / times.sum()))) == pytest.approx(
+        weights(train(solver, repeated)), abs=1e-5
+    )
 
 
 @each_solver
@@ -91,7 +99,13 @@ def test_a_constant_feature_becomes_the_bias(solver):
     assert X @ rows_of_W.T + bias == pytest.approx(rows[0] @ W, abs=1e-5)
     assert np.abs(bias).max() > 0.01
     assert np.concatenate([block.labels for block in blocks]).tolist() == [0, 1, 2, 3, 4]
-    assert np.concatenate([block.records["positives"] for block in blocks]).tolist() == [0, 1, 2, 3, 4]
+    assert np.concatenate([block.records["positives"] for block in blocks]).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 @each_solver
@@ -172,7 +186,10 @@ def test_a_stop_is_heard_inside_a_verb_and_between_two(solver):
 
 
 @each_solver
-@pytest.mark.parametrize("wrong", [{"lam": 0.0}, {"tolerance": 0.0}, {"bias": -1.0}, {"watch_every": -1}, {"prune": -0.1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lam": 0.0}, {"tolerance": 0.0}, {"bias": -1.0}, {"watch_every": -1}, {"prune": -0.1}],
+)
 def test_parameters_have_ranges(solver, wrong):
     with pytest.raises(ParameterError, match=next(iter(wrong))):
         type(solver)(**wrong)
@@ -182,7 +199,8 @@ class Hand:
     """Tells who it is, and how often it was asked."""
 
     def __init__(self, worker: str) -> None:
-        self.worker, self.asked = worker, 0
+        self.worker = worker
+        self.asked = 0
 
     def say(self, *things):
         self.asked += 1
@@ -215,7 +233,9 @@ def test_answers_are_in_worker_order_and_each_gets_its_own(kind):
         answers = rounds.call("say", rounds.put("all"), each=["a", "b", "c"])
         assert rounds.size == 3
         assert [told[0] for _, told in answers] == ["worker-0", "worker-1", "worker-2"]
-        assert [rounds.fetch(handle) for handle, _ in answers] == [[f"worker-{i}", own, "all"] for i, own in enumerate("abc")]
+        assert [rounds.fetch(handle) for handle, _ in answers] == [
+            [f"worker-{i}", own, "all"] for i, own in enumerate("abc")
+        ]
         again = rounds.call("say", each=[handle for handle, _ in answers])
         assert rounds.fetch(again[1][0]) == ["worker-1", ["worker-1", "b", "all"]]
         assert set(rounds.seconds) == set(team.workers)
@@ -276,7 +296,9 @@ class Losing(SerialTeam):
 
     def __init__(self, work, workers, losses, every=3):
         super().__init__(work, workers)
-        self.left, self._waits, self._every = dict(losses), 0, every
+        self.left = dict(losses)
+        self._waits = 0
+        self._every = every
 
     def wait(self, seconds):
         self._waits += 1
@@ -296,5 +318,9 @@ def test_the_best_of_parts_are_the_best_of_all():
     S = np.random.default_rng(0).integers(0, 6, (50, 9)).astype(float)  # many equal ones
     whole = top(S, 0, 4)
     parts = best_of([top(S[:, :2], 0, 4), top(S[:, 2:7], 2, 4), top(S[:, 7:], 7, 4)], 4)
-    assert parts.labels.tolist() == whole.labels.tolist() == np.argsort(-S, axis=1, kind="stable")[:, :4].tolist()
+    assert (
+        parts.labels.tolist()
+        == whole.labels.tolist()
+        == np.argsort(-S, axis=1, kind="stable")[:, :4].tolist()
+    )
     assert parts.scores.tolist() == whole.scores.tolist()

@@ -36,12 +36,18 @@ def test_shares_are_those_of_the_hashes(weights: tuple[float, ...]) -> None:
     for at in POINTS:
         counts[chosen(split, at)] += 1
     for count, weight in zip(counts, weights, strict=True):
-        assert abs(count / len(POINTS) - weight) < 4 * math.sqrt(weight * (1 - weight) / len(POINTS))
+        assert abs(count / len(POINTS) - weight) < 4 * math.sqrt(
+            weight * (1 - weight) / len(POINTS)
+        )
 
 
 def test_points_are_the_same_everywhere() -> None:
     """The first 53 bits of BLAKE2b-64, keyed by the reference. A change of these would move every sticky client."""
-    assert [round(point("news@prod", key), 12) for key in ("a", "b", "é")] == [0.329372309844, 0.975673824853, 0.770436986406]
+    assert [round(point("news@prod", key), 12) for key in ("a", "b", "é")] == [
+        0.329372309844,
+        0.975673824853,
+        0.770436986406,
+    ]
     assert point("news@prod", "a") != point("news@beta", "a")
     assert all(0.0 <= at < 1.0 for at in POINTS)
 
@@ -74,7 +80,9 @@ def test_the_last_version_answers_at_the_very_end() -> None:
         ([(1, 1.0)], (2, 1.5)),
     ],
 )
-def test_bad_splits_are_refused(split: list[tuple[int, float]], shadow: tuple[int, float] | None) -> None:
+def test_bad_splits_are_refused(
+    split: list[tuple[int, float]], shadow: tuple[int, float] | None
+) -> None:
     with pytest.raises(ParameterError) as told:
         Route.of(split, shadow)
     assert told.value.code == "SPLIT"
@@ -102,10 +110,16 @@ def test_an_alias_may_lead_to_several(registry: Registry) -> None:
 def test_registries_of_earlier_programs_are_read(registry: Registry, tmp_path: Path) -> None:
     """The file as it was before splits, letter by letter."""
     path = registry.root / "news" / "aliases.json"
-    path.write_text('{\n  "aliases": {\n    "champion": 2\n  },\n  "highest": 3,\n  "schema_version": 1\n}\n')
+    path.write_text(
+        '{\n  "aliases": {\n    "champion": 2\n  },\n  "highest": 3,\n  "schema_version": 1\n}\n'
+    )
     assert registry.aliases("news") == {"champion": 2, "latest": 3}
     assert registry.route("news@champion") == ("news", Route.to(2))
-    assert (registry.digest("news", 2), registry.corrupt("news"), registry.kept("news")) == (None, {}, ([], {}))
+    assert (registry.digest("news", 2), registry.corrupt("news"), registry.kept("news")) == (
+        None,
+        {},
+        ([], {}),
+    )
     assert registry.publish("news", staged(tmp_path / "next", 4)) == 4
     assert registry.aliases("news") == {"champion": 2, "latest": 4}
 

@@ -61,7 +61,14 @@ def model_at(out):
     eye = csr(np.arange(3, dtype=np.int64), np.arange(2, dtype=np.int32), np.ones(2, np.float32), 2)
     bias = np.zeros(2, np.float32)
     return write_model(
-        out, W=eye, b=bias, label_names=["a", "b"], feature_names=["x", "y"], solver="ppdsparse", params={}, dataset_hash="0" * 64
+        out,
+        W=eye,
+        b=bias,
+        label_names=["a", "b"],
+        feature_names=["x", "y"],
+        solver="ppdsparse",
+        params={},
+        dataset_hash="0" * 64,
     )
 
 
@@ -70,7 +77,12 @@ def good(spec, *, run_dir, out, progress, stop, job):
     progress(Progress("LOADING", 0, 0, 0.0, 0.0, None, ""))
     progress(Progress("TRAINING", 2, 2, 0.1, float("inf"), float("nan"), "two classes"))
     model = model_at(out)
-    return TrainResult(out, model.sha256, {"P@1": 0.5}, {"seconds": {"TRAINING": 0.1}, "timeline": ["x" * LARGEST_FIGURE]})
+    return TrainResult(
+        out,
+        model.sha256,
+        {"P@1": 0.5},
+        {"seconds": {"TRAINING": 0.1}, "timeline": ["x" * LARGEST_FIGURE]},
+    )
 
 
 def until_stopped(spec, *, run_dir, out, progress, stop, job):
@@ -109,7 +121,10 @@ def test_a_training_is_published_and_the_job_says_what(store, home, registry, jo
         "report": {"seconds": {"TRAINING": 0.1}},
     }
     assert done.progress["eta"] is None  # not a number is not JSON
-    assert [e.data["phase"] for e in store.events(job.id) if e.kind == "phase"] == ["LOADING", "TRAINING"]
+    assert [e.data["phase"] for e in store.events(job.id) if e.kind == "phase"] == [
+        "LOADING",
+        "TRAINING",
+    ]
     assert not (home.run(job.id) / "publish").exists()
 
 
@@ -121,8 +136,16 @@ def test_the_training_is_given_what_it_needs(store, home, job):
         return good(spec, **more)
 
     run_attempt(store, home, job.id, 1, training=training, **QUICK)
-    assert (seen["spec"].dataset, seen["spec"].name, seen["spec"].pool) == ("/nowhere", "pydocs", "threads")
-    assert (seen["run_dir"], seen["job"], seen["spec"].ray_address) == (home.run(job.id), job.id, None)
+    assert (seen["spec"].dataset, seen["spec"].name, seen["spec"].pool) == (
+        "/nowhere",
+        "pydocs",
+        "threads",
+    )
+    assert (seen["run_dir"], seen["job"], seen["spec"].ray_address) == (
+        home.run(job.id),
+        job.id,
+        None,
+    )
 
 
 def test_a_spec_for_ray_gets_the_clusters_address_unless_it_names_one(store, home):
@@ -140,7 +163,13 @@ def test_a_spec_for_ray_gets_the_clusters_address_unless_it_names_one(store, hom
 
 
 def test_a_partial_model_is_published_and_the_result_says_so(store, home, job):
-    lacks = {"done": 1, "missing": 1, "max_seconds": 9.0, "positives_share": 0.7, "most_rows_missing": 3}
+    lacks = {
+        "done": 1,
+        "missing": 1,
+        "max_seconds": 9.0,
+        "positives_share": 0.7,
+        "most_rows_missing": 3,
+    }
 
     def in_time(spec, **given):
         result = good(spec, **given)
@@ -153,7 +182,9 @@ def test_a_partial_model_is_published_and_the_result_says_so(store, home, job):
 def test_two_jobs_of_one_name_are_two_versions(store, home, registry):
     for _ in range(2):
         store.submit(SPEC, name="pydocs")
-        run_attempt(store, home, store.claim("test", lease_seconds=60).id, 1, training=good, **QUICK)
+        run_attempt(
+            store, home, store.claim("test", lease_seconds=60).id, 1, training=good, **QUICK
+        )
     assert registry.versions("pydocs") == [1, 2]
 
 
@@ -166,7 +197,13 @@ def test_progress_is_throttled_and_phases_are_not(store, home, job):
 
     run_attempt(store, home, job.id, 1, training=training, **{**QUICK, "report_seconds": 0.2})
     events = store.events(job.id)
-    assert [e.data["phase"] for e in events if e.kind == "phase"] == ["LOADING", "TRAINING", "MERGING", "LOADING", "TRAINING"]
+    assert [e.data["phase"] for e in events if e.kind == "phase"] == [
+        "LOADING",
+        "TRAINING",
+        "MERGING",
+        "LOADING",
+        "TRAINING",
+    ]
     assert 1 <= len([e for e in events if e.kind == "progress"]) < 50
     assert store.get(job.id).progress["note"] == "two classes"  # the last one is always told
 
@@ -181,7 +218,9 @@ def test_no_epoch_is_left_out(store, home, job):
 
     run_attempt(store, home, job.id, 1, training=training, **{**QUICK, "report_seconds": 0.2})
     told = [e.data for e in store.events(job.id) if e.kind == "epoch"]
-    assert told == [{"epoch": epoch, "objective": 1.0 / epoch, "held_out": None} for epoch in range(1, 41)]
+    assert told == [
+        {"epoch": epoch, "objective": 1.0 / epoch, "held_out": None} for epoch in range(1, 41)
+    ]
     assert "figures" not in store.get(job.id).progress  # of a phase that has none
 
 
@@ -196,7 +235,11 @@ def test_no_epoch_is_left_out(store, home, job):
         (OSError(errno.ENOSPC, "No space left", "/secret"), "DISK_FULL", "make room"),
         (OSError(errno.EPERM, "not permitted", "/secret"), "INTERNAL", "log"),
         (MemoryError(), "OUT_OF_MEMORY", "fewer workers"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory", "/secret"), "OUT_OF_MEMORY", "fewer workers"),
+        (
+            OSError(errno.ENOMEM, "Cannot allocate memory", "/secret"),
+            "OUT_OF_MEMORY",
+            "fewer workers",
+        ),
         (ZeroDivisionError("/secret"), "INTERNAL", "log"),
     ],
 )
@@ -210,7 +253,9 @@ def test_a_failure_is_a_reason_and_a_sentence(store, home, registry, job, error,
 
 
 def test_the_log_says_where_an_unexpected_failure_came_from(store, home, job, caplog):
-    run_attempt(store, home, job.id, 1, training=raising(ZeroDivisionError("at the very bottom")), **QUICK)
+    run_attempt(
+        store, home, job.id, 1, training=raising(ZeroDivisionError("at the very bottom")), **QUICK
+    )
     assert "at the very bottom" in caplog.text
 
 
@@ -251,13 +296,17 @@ def test_a_stop_is_heard_within_a_beat_and_finished_work_stays(store, home, job)
 def test_sigterm_gives_the_job_back(store, home, job):
     flag = StopFlag()
     threading.Timer(0.1, flag.set).start()
-    assert run_attempt(store, home, job.id, 1, training=until_stopped, flag=flag, **QUICK) == PENDING
+    assert (
+        run_attempt(store, home, job.id, 1, training=until_stopped, flag=flag, **QUICK) == PENDING
+    )
     assert store.claim("test", lease_seconds=60).attempt == 2
 
 
 def test_a_training_that_does_not_stop_is_ended_with_its_process(store, job):
     ended = threading.Event()
-    heart = Heart(store, job.id, 1, StopFlag(), patience=0.1, end_process=lambda _: ended.set(), **QUICK)
+    heart = Heart(
+        store, job.id, 1, StopFlag(), patience=0.1, end_process=lambda _: ended.set(), **QUICK
+    )
     heart.start()
     assert not ended.wait(0.3)
     store.request_stop(job.id)
@@ -290,7 +339,9 @@ def test_a_heart_keeps_the_lease_and_the_cluster(home, tmp_path):
     assert (tmp_path / "wanted").exists()
 
 
-def test_a_store_that_cannot_answer_for_a_while_is_no_reason_to_give_up(store, home, job, monkeypatch):
+def test_a_store_that_cannot_answer_for_a_while_is_no_reason_to_give_up(
+    store, home, job, monkeypatch
+):
     calls = []
     real = store.heartbeat
 
@@ -343,7 +394,9 @@ def test_a_fenced_training_is_told_to_stop(store, home, job):
     assert store.get(job.id).attempt == 2
 
 
-def test_a_crash_between_publishing_and_finishing_gives_no_second_version(store, home, registry, job, monkeypatch):
+def test_a_crash_between_publishing_and_finishing_gives_no_second_version(
+    store, home, registry, job, monkeypatch
+):
     monkeypatch.setattr(store, "finish", raising(Crash()))
     with pytest.raises(Crash):
         run_attempt(store, home, job.id, 1, training=good, **QUICK)
@@ -368,7 +421,9 @@ def test_a_crash_before_publishing_is_trained_again(store, home, registry, job, 
     assert registry.versions("pydocs") == [1]
 
 
-def test_an_attempt_robbed_while_it_publishes_leaves_its_version_to_the_next(store, home, registry, job, monkeypatch):
+def test_an_attempt_robbed_while_it_publishes_leaves_its_version_to_the_next(
+    store, home, registry, job, monkeypatch
+):
     """Attempt 1 stands still inside the registry, loses its job, wakes up and publishes; attempt 2 is ready at the same time."""
     real, ends, second = Registry.publish, [], []
 
@@ -376,7 +431,10 @@ def test_an_attempt_robbed_while_it_publishes_leaves_its_version_to_the_next(sto
         if not second:
             again(store, job.id, 1)
             thread = threading.Thread(
-                target=lambda: ends.append(run_attempt(store, home, job.id, 2, training=good, **QUICK)), name="second"
+                target=lambda: ends.append(
+                    run_attempt(store, home, job.id, 2, training=good, **QUICK)
+                ),
+                name="second",
             )
             second.append(thread)
             thread.start()
@@ -415,7 +473,19 @@ def test_a_home_is_its_owners_only(home):
 
 
 @pytest.mark.parametrize(
-    "value", ["", "..", "job_", "job_A", "job_a/..", "job_a.log", "_a", "job_" + "a" * 41, "job_a\n", "job_\u0661"]
+    "value",
+    [
+        "",
+        "..",
+        "job_",
+        "job_A",
+        "job_a/..",
+        "job_a.log",
+        "_a",
+        "job_" + "a" * 41,
+        "job_a\n",
+        "job_\u0661",
+    ],
 )
 def test_only_ids_become_paths(home, value):
     for door in (check_id, home.run, home.log, home.dataset):

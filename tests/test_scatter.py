@@ -11,7 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulation import Outcome, Simulation, heavy_tailed
-from xcray.schedule.messages import Cancel, Done, Drain, Finish, GivenUp, Joined, Left, Lost, Run, Tick
+from xcray.schedule.messages import (
+    Cancel,
+    Done,
+    Drain,
+    Finish,
+    GivenUp,
+    Joined,
+    Left,
+    Lost,
+    Run,
+    Tick,
+)
 from xcray.schedule.scatter import Scatter
 
 POWER_LAW = 0.1 / np.arange(1, 20_001) ** 0.9  # seconds
@@ -25,7 +36,9 @@ def runs(commands):
 def simulated(cost, speeds, *, guess=None, ends=(), joins=None, overhead=0.0, **options) -> Outcome:
     """Workers of `speeds` from the start, or as `joins` says; the schedule knows `guess`, by default the truth."""
     joins = joins or {f"w{n}": (0.0, speed) for n, speed in enumerate(speeds)}
-    schedule = Scatter(range(len(cost)), cost if guess is None else guess, workers=len(joins), **options)
+    schedule = Scatter(
+        range(len(cost)), cost if guess is None else guess, workers=len(joins), **options
+    )
     outcome = Simulation(schedule, cost, overhead).run(joins, ends)
     assert sorted(outcome.committed) == list(range(len(cost)))
     return outcome
@@ -120,9 +133,16 @@ def test_batches_that_waited_behind_the_one_under_way_are_not_to_blame():
     assert len(runs(schedule.on(Done("a", 0, 1.0)))) == 2  # 1 under way, 2 waits
     schedule.on(Joined("b"))
     schedule.on(Lost("a"))
-    given = [c.task.id for done in (3, 4, 1) for c in schedule.on(Done("b", done, 1.0)) if isinstance(c, Run)]
+    given = [
+        c.task.id
+        for done in (3, 4, 1)
+        for c in schedule.on(Done("b", done, 1.0))
+        if isinstance(c, Run)
+    ]
     assert given == [1, 2, 5]
-    assert not any(isinstance(c, Finish) for c in schedule.on(Lost("b")))  # 2 was under way: its first loss
+    assert not any(
+        isinstance(c, Finish) for c in schedule.on(Lost("b"))
+    )  # 2 was under way: its first loss
 
 
 def test_who_left_as_planned_is_blamed_for_nothing():
@@ -203,7 +223,9 @@ def test_who_lost_a_race_is_free_when_it_says_so():
     assert runs(schedule.on(Done("b", 4, 1.0), 3.0)) == [("b", (1,))]  # c is late with it
     assert schedule.on(Done("b", 2, 1.0), 4.0) == [Cancel("c", 2)]
     assert schedule.on(Joined("c"), 4.1) == []  # which changes nothing: c is still at it
-    assert schedule.on(Done("c", 2, 4.2), 4.2) == []  # as quick as the message: its result is late, and it idles
+    assert (
+        schedule.on(Done("c", 2, 4.2), 4.2) == []
+    )  # as quick as the message: its result is late, and it idles
     assert schedule.done_labels == 4
     assert runs(schedule.on(Lost("b"), 4.3)) == []
     assert runs(schedule.on(Lost("a"), 4.3)) == [("c", (4,))]
@@ -227,13 +249,20 @@ def test_state_is_json_and_goes_on_where_it_was():
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=60), st.integers(1, 5), st.booleans(), st.integers(0, 2**32))
+@given(
+    st.lists(st.floats(0, 100), min_size=1, max_size=60),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
 def test_every_label_once_whatever_happens(costs, n_workers, by_value, seed):
     """Random joins, departures, losses, completions in any order, cancellations heeded or too late, restores: every label is
     done exactly once, no batch is in more than two places, and while labels are left somebody works on them."""
     random, done, names = Random(seed), [], iter(range(10**9))
     values = [random.random() for _ in costs] if by_value else None
-    schedule = Scatter(range(len(costs)), costs, values=values, max_attempts=10**9, workers=random.randint(1, 8))
+    schedule = Scatter(
+        range(len(costs)), costs, values=values, max_attempts=10**9, workers=random.randint(1, 8)
+    )
     held, off, now, commands = {}, set(), 0.0, []
 
     def join():
@@ -251,7 +280,13 @@ def test_every_label_once_whatever_happens(costs, n_workers, by_value, seed):
                     held[c.worker][c.task.id] = c.task
             else:
                 off.add((c.worker, c.task_id))
-        wanted = [label for w in held for t in held[w].values() if schedule.expects(w, t.id) for label in t.labels]
+        wanted = [
+            label
+            for w in held
+            for t in held[w].values()
+            if schedule.expects(w, t.id)
+            for label in t.labels
+        ]
         assert all(wanted.count(label) <= 2 for label in wanted)
         assert not set(wanted) & set(done)
         assert wanted, "labels are left, workers are there, and nobody works"
@@ -259,14 +294,19 @@ def test_every_label_once_whatever_happens(costs, n_workers, by_value, seed):
         worker, fate = random.choice(sorted(held)), random.random()
         if fate < 0.1:
             del held[worker]
-            commands = schedule.on(random.choice([Lost, Left])(worker), now) + (join() if not held or fate < 0.07 else [])
+            commands = schedule.on(random.choice([Lost, Left])(worker), now) + (
+                join() if not held or fate < 0.07 else []
+            )
         elif fate < 0.15:
             commands = join()
         elif fate < 0.2:
             commands = schedule.on(Tick(), now)
         elif fate < 0.22:
             assert sorted([*done, *schedule.state()["labels"]]) == list(range(len(costs)))
-            schedule, off = Scatter.restore(json.loads(json.dumps(schedule.state())), max_attempts=10**9), set()
+            schedule, off = (
+                Scatter.restore(json.loads(json.dumps(schedule.state())), max_attempts=10**9),
+                set(),
+            )
             held = {}
             commands = [*join(), *join()]
         elif held[worker]:
@@ -293,7 +333,9 @@ def test_makespan_is_near_ideal_when_costs_are_guessed(seed):
     """The guess is three times too high as a whole, and off by a factor of e^0.4 for each label."""
     rng = np.random.default_rng(seed)
     cost = heavy_tailed(20_000, seed)
-    outcome = simulated(cost, [1.0] * 8, guess=3.0 * cost * np.exp(0.4 * rng.normal(size=len(cost))), overhead=1e-3)
+    outcome = simulated(
+        cost, [1.0] * 8, guess=3.0 * cost * np.exp(0.4 * rng.normal(size=len(cost))), overhead=1e-3
+    )
     assert outcome.makespan <= 1.05 * cost.sum() / 8
 
 
@@ -302,7 +344,9 @@ def test_one_slow_worker_does_not_hold_the_others(seed):
     rng = np.random.default_rng(seed)
     cost = heavy_tailed(20_000, seed)
     speeds = [1.0] * 7 + [0.25]
-    outcome = simulated(cost, speeds, guess=cost * np.exp(0.4 * rng.normal(size=len(cost))), overhead=1e-3)
+    outcome = simulated(
+        cost, speeds, guess=cost * np.exp(0.4 * rng.normal(size=len(cost))), overhead=1e-3
+    )
     assert outcome.makespan <= 1.1 * cost.sum() / sum(speeds)
 
 
@@ -313,7 +357,11 @@ def test_a_worker_four_times_slower_gets_smaller_batches():
     for turn in range(40):
         name = "slow" if turn % 5 == 4 else "fast"
         seconds = len(tasks[name].labels) * (0.04 if name == "slow" else 0.01)
-        tasks |= {c.worker: c.task for c in schedule.on(Done(name, tasks[name].id, seconds)) if isinstance(c, Run)}
+        tasks |= {
+            c.worker: c.task
+            for c in schedule.on(Done(name, tasks[name].id, seconds))
+            if isinstance(c, Run)
+        }
         sizes[name].append(len(tasks[name].labels))
     assert 3.0 < sizes["fast"][-1] / sizes["slow"][-1] < 5.0
 
@@ -321,7 +369,11 @@ def test_a_worker_four_times_slower_gets_smaller_batches():
 def test_a_very_slow_worker_leaves_a_label_that_would_outlast_the_job():
     """One label takes 10 of the job's 40 seconds; at a tenth of the speed it would take 100."""
     cost = np.array([10.0] + [0.01] * 3000)
-    outcome = simulated(cost, [1.0] * 3 + [0.1], joins={"slow": (0.5, 0.1), **{f"w{n}": (0.0, 1.0) for n in range(3)}})
+    outcome = simulated(
+        cost,
+        [1.0] * 3 + [0.1],
+        joins={"slow": (0.5, 0.1), **{f"w{n}": (0.0, 1.0) for n in range(3)}},
+    )
     assert outcome.makespan <= 1.1 * cost.sum() / 3.1
 
 

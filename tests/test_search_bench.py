@@ -14,7 +14,17 @@ from benchmarks import search_instructions, search_peers, search_profile
 from benchmarks.search_cases import biases, drawn, learned, unit
 from benchmarks.search_equality import searcher
 from benchmarks.search_models import Subject, arrays_of, csr_bytes, index_bytes, repeated, row, some
-from benchmarks.search_timing import Engine, Times, bandwidth, batches, interleaved, local, ratio, recall, summary
+from benchmarks.search_timing import (
+    Engine,
+    Times,
+    bandwidth,
+    batches,
+    interleaved,
+    local,
+    ratio,
+    recall,
+    summary,
+)
 from xcray.arrays import CSR, csr
 from xcray.index.inverted import InvertedIndex
 
@@ -26,7 +36,9 @@ def subject() -> Subject:
     W, X = drawn(rng, 300, 80, 8, learned), unit(drawn(rng, 120, 80, 9))
     index = InvertedIndex.build(W, biases(rng, 300))
     b = biases(np.random.default_rng(1), 300)
-    model: Any = SimpleNamespace(W=W, b=b, postings=index.postings, n_labels=300, n_features=80, nnz=W.nnz)
+    model: Any = SimpleNamespace(
+        W=W, b=b, postings=index.postings, n_labels=300, n_features=80, nnz=W.nnz
+    )
     return Subject("drawn", model, X)
 
 
@@ -45,7 +57,20 @@ def test_every_query_is_asked_of_every_engine_the_same_number_of_times(subject: 
 
     times = interleaved([noting("a"), noting("b")], 120, (5,), 2, 60.0)
     measured = [call for call in calls if call[1:] not in ((0, 2), (2, 5))]
-    assert [call[0] for call in measured] == ["a", "b", "b", "a", "b", "a", "a", "b", "a", "b", "b", "a"]  # first in turn
+    assert [call[0] for call in measured] == [
+        "a",
+        "b",
+        "b",
+        "a",
+        "b",
+        "a",
+        "a",
+        "b",
+        "a",
+        "b",
+        "b",
+        "a",
+    ]  # first in turn
     exact = scan.query(subject.X, 5)
     for name in "ab":
         assert not np.isnan(times[name, 5].ns).any()
@@ -82,12 +107,23 @@ def test_recall_takes_any_of_labels_that_tie() -> None:
     W = csr([0, 1, 2, 3, 4], [0, 0, 0, 0], [3.0, 1.0, 1.0, 0.5], 1)
     model: Any = SimpleNamespace(W=W, b=np.zeros(4, np.float32), n_labels=4)
     tied = Subject("tied", model, csr([0, 1], [0], [1.0], 1))
-    for labels, share in (([0, 1], 1.0), ([0, 2], 1.0), ([0, 3], 0.5), ([0, 0], 0.5), ([-1, -1], 0.0)):
+    for labels, share in (
+        ([0, 1], 1.0),
+        ([0, 2], 1.0),
+        ([0, 3], 0.5),
+        ([0, 0], 0.5),
+        ([-1, -1], 0.0),
+    ):
         assert recall(Times(np.ones((1, 1)), np.array([labels])), tied, np.array([1.0])) == share
 
 
 def test_batches_tell_rates_and_their_ratio() -> None:
-    told = batches(Engine("even", lambda *_: ([], []), lambda rows, k, threads: rows / 100.0 / threads), 50, 5, 3)
+    told = batches(
+        Engine("even", lambda *_: ([], []), lambda rows, k, threads: rows / 100.0 / threads),
+        50,
+        5,
+        3,
+    )
     assert (told["per_second_1"], told["per_second_2"], told["speedup"]) == (100.0, 200.0, 2.0)
 
 
@@ -98,7 +134,13 @@ def test_bandwidth_is_that_of_a_machine() -> None:
 def test_rows_are_drawn_repeated_and_cut_out(subject: Subject) -> None:
     X = csr([0, 1, 1, 3], [0, 1, 2], [1.0, 2.0, 3.0], 3)
     assert sorted(np.diff(some(X, 5).indptr).tolist()) == [1, 2]
-    assert repeated(X, 5).to_scipy().toarray().tolist() == [[1, 0, 0], [0, 0, 0], [0, 2, 3], [1, 0, 0], [0, 0, 0]]
+    assert repeated(X, 5).to_scipy().toarray().tolist() == [
+        [1, 0, 0],
+        [0, 0, 0],
+        [0, 2, 3],
+        [1, 0, 0],
+        [0, 0, 0],
+    ]
     assert row(X, 2).to_scipy().toarray().tolist() == [[0, 2, 3]]
 
 
@@ -120,15 +162,24 @@ def test_a_peer_that_cannot_be_had_says_why(subject: Subject, tmp_path: Path) ->
     search_peers.write(subject, W, b, tmp_path)
     with pytest.raises(search_peers.Unusable, match="nobody"):
         search_peers.Peer("nobody", Path(sys.executable), tmp_path, 60.0)
-    with search_peers.running(subject, ["pecos"], {"pecos": "no wheel"}, Path(), tmp_path, 1.0) as (engines, why, built):
+    with search_peers.running(subject, ["pecos"], {"pecos": "no wheel"}, Path(), tmp_path, 1.0) as (
+        engines,
+        why,
+        built,
+    ):
         assert (engines, why, built) == ([], {"pecos": "no wheel"}, {})
 
 
 def test_large_models_are_given_to_one_peer_at_a_time() -> None:
     model: Any = SimpleNamespace(nnz=10**9)
-    assert search_peers.groups(Subject("large", model, csr([0], [], [], 1)), ["a", "b"]) == [["a"], ["b"]]
+    assert search_peers.groups(Subject("large", model, csr([0], [], [], 1)), ["a", "b"]) == [
+        ["a"],
+        ["b"],
+    ]
     model.nnz = 10
-    assert search_peers.groups(Subject("small", model, csr([0], [], [], 1)), ["a", "b"]) == [["a", "b"]]
+    assert search_peers.groups(Subject("small", model, csr([0], [], [], 1)), ["a", "b"]) == [
+        ["a", "b"]
+    ]
 
 
 def test_counts_of_valgrind_are_added_up() -> None:

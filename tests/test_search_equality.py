@@ -11,22 +11,65 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import search as naive
 
-from benchmarks.search_cases import FAMILIES, LARGE, NARROW, TINY, Case, biases, drawn, learned, spread_out, trained, unit
-from benchmarks.search_equality import Asked, bits, check, differences, dishonest, many, same, searcher
+from benchmarks.search_cases import (
+    FAMILIES,
+    LARGE,
+    NARROW,
+    TINY,
+    Case,
+    biases,
+    drawn,
+    learned,
+    spread_out,
+    trained,
+    unit,
+)
+from benchmarks.search_equality import (
+    Asked,
+    bits,
+    check,
+    differences,
+    dishonest,
+    many,
+    same,
+    searcher,
+)
 from xcray.arrays import CSR, TopK, csr, csr_from
 from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.index.answer import Answer
 from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
 
-VALUES = st.sampled_from([0.5, -0.5, 1.0, -1.0, 0.1, 0.7071067, 1.4142135, 3e38, -3e38, 1e30, TINY, -TINY, 1e-40, 0.0, -0.0])
+VALUES = st.sampled_from(
+    [
+        0.5,
+        -0.5,
+        1.0,
+        -1.0,
+        0.1,
+        0.7071067,
+        1.4142135,
+        3e38,
+        -3e38,
+        1e30,
+        TINY,
+        -TINY,
+        1e-40,
+        0.0,
+        -0.0,
+    ]
+)
 BIASES = st.sampled_from([0.0, -0.0, 1.0, -1.0, -1.0, 0.25, TINY, -3e38, 1e30])
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Case, Asked]:
     """Small queries, weights and biases, drawn one by one; k; some labels, or all; with a deadline, or none."""
-    n, n_features, n_labels = draw(st.integers(0, 4)), draw(st.integers(1, 6)), draw(st.integers(1, 12))
+    n, n_features, n_labels = (
+        draw(st.integers(0, 4)),
+        draw(st.integers(1, 6)),
+        draw(st.integers(1, 12)),
+    )
 
     def matrix(rows: int) -> CSR:
         cells = [sorted(draw(st.sets(st.integers(0, n_features - 1)))) for _ in range(rows)]
@@ -36,7 +79,12 @@ def problems(draw: st.DrawFn) -> tuple[Case, Asked]:
 
     b = np.array(draw(st.lists(BIASES, min_size=n_labels, max_size=n_labels)), np.float32)
     allowed = draw(st.none() | st.sets(st.integers(0, n_labels - 1), min_size=1).map(sorted))
-    asked = Asked(draw(st.integers(1, 14)), allowed, draw(st.integers(1, 2)), draw(st.sampled_from([None, None, 0.0, 1.0])))
+    asked = Asked(
+        draw(st.integers(1, 14)),
+        allowed,
+        draw(st.integers(1, 2)),
+        draw(st.sampled_from([None, None, 0.0, 1.0])),
+    )
     return Case(matrix(n_labels), b, matrix(n)), asked
 
 
@@ -51,7 +99,9 @@ def test_small_searches_are_brute_force_to_the_bit(problem: tuple[Case, Asked]) 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(problems(), st.integers(0, 2**32 - 1))
-def test_small_searches_among_many_labels_are_brute_force_to_the_bit(problem: tuple[Case, Asked], seed: int) -> None:
+def test_small_searches_among_many_labels_are_brute_force_to_the_bit(
+    problem: tuple[Case, Asked], seed: int
+) -> None:
     (small, asked), rng = problem, np.random.default_rng(seed)
     case = spread_out(small, rng)
     some = None if asked.allowed is None else np.flatnonzero(rng.random(case.W.n_rows) < 0.5)
@@ -67,7 +117,9 @@ ONCE = {"trained", "alike", *LARGE, *(FAMILIES.keys() - NARROW.keys())}
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_family_of_hard_cases_is_searched_exactly(name: str) -> None:
     for seed in range(1 if name in ONCE else 2):
-        compared, wrong = check(FAMILIES[name](np.random.default_rng(seed)), np.random.default_rng(seed))
+        compared, wrong = check(
+            FAMILIES[name](np.random.default_rng(seed)), np.random.default_rng(seed)
+        )
         assert compared >= 40
         assert wrong == []
 
@@ -110,7 +162,10 @@ def test_batches_threads_and_single_rows_agree(model: Case, k: int) -> None:
 
 
 def test_a_batch_of_many_calls_of_a_kernel_is_its_rows_in_order(model: Case) -> None:
-    index, order = searcher(model.W, model.b), np.random.default_rng(0).integers(0, model.X.n_rows, 1_100)
+    index, order = (
+        searcher(model.W, model.b),
+        np.random.default_rng(0).integers(0, model.X.n_rows, 1_100),
+    )
     whole = index.query(model.X, 5)
     for threads in (1, 2, 4):
         found = index.query(csr_from(model.X.to_scipy()[order]), 5, threads=threads)
@@ -121,10 +176,19 @@ def test_a_batch_of_many_calls_of_a_kernel_is_its_rows_in_order(model: Case) -> 
 def test_callers_at_the_same_time_do_not_disturb_each_other(model: Case) -> None:
     index = searcher(model.W, model.b)
     deny = LabelFilter.of(model.W.n_rows, deny=index.query(model.X, 3).labels.ravel())
-    kinds: list[dict[str, Any]] = [{"k": 1}, {"k": 5}, {"k": 100}, {"k": 5, "among": deny}, {"k": 7, "threads": 2}]
+    kinds: list[dict[str, Any]] = [
+        {"k": 1},
+        {"k": 5},
+        {"k": 100},
+        {"k": 5, "among": deny},
+        {"k": 7, "threads": 2},
+    ]
     expected = [index.query(model.X, **kind).top for kind in kinds]
     with ThreadPoolExecutor(4) as pool:
-        calls = [(at % len(kinds), pool.submit(index.query, model.X, **kinds[at % len(kinds)])) for at in range(40)]
+        calls = [
+            (at % len(kinds), pool.submit(index.query, model.X, **kinds[at % len(kinds)]))
+            for at in range(40)
+        ]
         assert all(same(call.result().top, expected[kind]) for kind, call in calls)
 
 
@@ -155,7 +219,9 @@ def test_rows_after_hard_rows_are_searched_as_if_alone() -> None:
 
 @pytest.mark.parametrize("deadline_ms", [0.0, 0.001, 0.02, 0.2, 5.0, 1e6])
 @pytest.mark.parametrize("k", [1, 5, 100])
-def test_a_deadline_never_makes_an_answer_dishonest(model: Case, scores: Any, k: int, deadline_ms: float) -> None:
+def test_a_deadline_never_makes_an_answer_dishonest(
+    model: Case, scores: Any, k: int, deadline_ms: float
+) -> None:
     """However early it was stopped: k labels, their exact scores, and a gap that nothing left out can belie."""
     asked = Asked(k, None, 1, deadline_ms)
     answer = asked.of(searcher(model.W, model.b), model.X, model.W.n_rows)
@@ -167,17 +233,29 @@ def test_a_deadline_keeps_to_the_filter(model: Case, scores: Any) -> None:
     best = np.unique(naive.best(scores, 3).labels)
     for allowed in (best, np.setdiff1d(np.arange(model.W.n_rows), best), best[:2]):
         asked = Asked(5, allowed, 1, 0.0)
-        assert dishonest(asked.of(searcher(model.W, model.b), model.X, model.W.n_rows), scores, asked) == []
+        assert (
+            dishonest(asked.of(searcher(model.W, model.b), model.X, model.W.n_rows), scores, asked)
+            == []
+        )
 
 
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.3, 0.999])
-def test_filters_of_any_size_leave_the_order_of_the_rest(model: Case, scores: Any, share: float) -> None:
+def test_filters_of_any_size_leave_the_order_of_the_rest(
+    model: Case, scores: Any, share: float
+) -> None:
     n_labels = model.W.n_rows
     allowed = np.flatnonzero(np.random.default_rng(5).random(n_labels) < share)
     index = searcher(model.W, model.b)
     for k in (1, 5, 100):
-        assert differences(Asked(k, allowed).of(index, model.X, n_labels), scores, Asked(k, allowed)) == []
-        denied = index.query(model.X, k, among=LabelFilter.of(n_labels, deny=np.setdiff1d(np.arange(n_labels), allowed)))
+        assert (
+            differences(Asked(k, allowed).of(index, model.X, n_labels), scores, Asked(k, allowed))
+            == []
+        )
+        denied = index.query(
+            model.X,
+            k,
+            among=LabelFilter.of(n_labels, deny=np.setdiff1d(np.arange(n_labels), allowed)),
+        )
         assert same(denied.top, naive.best(scores, k, allowed))
 
 
@@ -194,12 +272,26 @@ def test_denying_the_best_again_and_again_walks_down_the_ranking(model: Case) ->
 def test_no_rows_give_an_empty_answer(model: Case) -> None:
     answer = searcher(model.W, model.b).query(csr([0], [], [], model.X.n_cols), 5, threads=2)
     assert answer.labels.shape == answer.scores.shape == (0, 5)
-    assert answer.exact.shape == answer.labels_scored.shape == answer.postings_read.shape == answer.bound_gap.shape == (0,)
+    assert (
+        answer.exact.shape
+        == answer.labels_scored.shape
+        == answer.postings_read.shape
+        == answer.bound_gap.shape
+        == (0,)
+    )
 
 
 def test_answers_have_their_types_and_are_read_only(model: Case) -> None:
     answer = searcher(model.W, model.b).query(model.X, 5)
-    assert [part.dtype for part in answer] == [np.int32, np.float64, np.bool_, np.int64, np.int64, np.float64, np.float64]
+    assert [part.dtype for part in answer] == [
+        np.int32,
+        np.float64,
+        np.bool_,
+        np.int64,
+        np.int64,
+        np.float64,
+        np.float64,
+    ]
     assert not any(part.flags.writeable for part in answer)
 
 
@@ -215,7 +307,9 @@ def test_answers_have_their_types_and_are_read_only(model: Case) -> None:
         (csr([0, 1], [0], [1.0], 5), {"threads": 0}, ParameterError),
     ],
 )
-def test_what_no_search_can_answer_is_refused(X: CSR, options: dict[str, Any], error: type[Exception]) -> None:
+def test_what_no_search_can_answer_is_refused(
+    X: CSR, options: dict[str, Any], error: type[Exception]
+) -> None:
     index = searcher(csr([0, 1, 2], [0, 4], [1.0, 1.0], 5), np.zeros(2, np.float32))
     with pytest.raises(error):
         index.query(X, **options)
@@ -241,7 +335,10 @@ def spoilt(answer: Answer, **parts: Any) -> Answer:
     ("parts", "says"),
     [
         ({"labels": lambda row: row[::-1]}, "label"),
-        ({"labels": lambda row: np.where(np.arange(5) == 4, 2999, row)}, "score that is not the label's"),
+        (
+            {"labels": lambda row: np.where(np.arange(5) == 4, 2999, row)},
+            "score that is not the label's",
+        ),
         ({"scores": lambda row: np.nextafter(row, np.inf)}, "score"),
         ({"exact": lambda _: False}, "not exact"),
         ({"bound_gap": lambda gap: np.nextafter(gap, np.inf)}, "above the truth"),

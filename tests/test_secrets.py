@@ -23,9 +23,14 @@ from xcray.jobs.job import Job
 from xcray.jobs.launch import RayJobLauncher
 from xcray.jobs.store import JobStore
 
-PATIENCE = 600  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+PATIENCE = (
+    600  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+)
 CANARY = "canary-b9f1c2d4e6a80735"
-LINES = '{"text": "read rows of a csv file", "labels": ["csv"]}\n{"text": "write a json file", "labels": ["json"]}\n' * 4
+LINES = (
+    '{"text": "read rows of a csv file", "labels": ["csv"]}\n{"text": "write a json file", "labels": ["json"]}\n'
+    * 4
+)
 
 
 class Watch:
@@ -49,7 +54,10 @@ class Watch:
                     parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
                     if parent in family or int(entry.name) in family:
                         self.pids.add(int(entry.name))
-                        self.seen |= {(entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()}
+                        self.seen |= {
+                            (entry / "cmdline").read_bytes(),
+                            (entry / "environ").read_bytes(),
+                        }
                 except (OSError, IndexError):
                     continue  # it has ended
 
@@ -60,12 +68,19 @@ class Watch:
         return self.seen
 
 
-def test_neither_keys_nor_tokens_are_found_anywhere(own_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_neither_keys_nor_tokens_are_found_anywhere(
+    own_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["keys", "create", "--scopes", "admin", "--json"]) == 0
     key = json.loads(capsys.readouterr().out)["key"]
     token = tmp_path / "token"
     token.write_text(CANARY)
-    environment = {**os.environ, "XCRAY_HOME": str(own_home), "XCRAY_RAY_TOKEN_PATH": str(token), "XCRAY_DISK_RESERVE_BYTES": "0"}
+    environment = {
+        **os.environ,
+        "XCRAY_HOME": str(own_home),
+        "XCRAY_RAY_TOKEN_PATH": str(token),
+        "XCRAY_DISK_RESERVE_BYTES": "0",
+    }
     environment["XCRAY_JOB_NICE"] = "0"  # beside other work jobs that stand back would take minutes
     log = tmp_path / "serve.log"
     with open(log, "wb") as out:
@@ -80,7 +95,9 @@ def test_neither_keys_nor_tokens_are_found_anywhere(own_home: Path, tmp_path: Pa
         seen = watch.end()
     assert len(watch.pids) >= 3, "the service, a build and a runner"
     places = {str(path): path.read_bytes() for path in own_home.rglob("*") if path.is_file()}
-    places |= {"log": log.read_bytes(), "replies": b"".join(replies)} | {f"process {n}": told for n, told in enumerate(seen)}
+    places |= {"log": log.read_bytes(), "replies": b"".join(replies)} | {
+        f"process {n}": told for n, told in enumerate(seen)
+    }
     assert len(places) > 20
     for secret in (CANARY, key, key.split("_", 2)[2]):
         assert [place for place, content in places.items() if secret.encode() in content] == []
@@ -99,13 +116,19 @@ def url_of(home: Path, process: subprocess.Popen[bytes]) -> str:
 def work(url: str, key: str) -> list[bytes]:
     """Build, train, look at everything; all replies."""
     replies: list[bytes] = []
-    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE, headers={"Authorization": f"Bearer {key}"}) as http:
+    with httpx.Client(
+        base_url=url, trust_env=False, timeout=PATIENCE, headers={"Authorization": f"Bearer {key}"}
+    ) as http:
 
         def ask(method: str, path: str, **how: Any) -> Any:
             answer = http.request(method, path, **how)
             replies.append(answer.content + str(answer.headers).encode())
             assert answer.status_code < 300, answer.text
-            return answer.json() if answer.headers.get("content-type") == "application/json" else answer.text
+            return (
+                answer.json()
+                if answer.headers.get("content-type") == "application/json"
+                else answer.text
+            )
 
         octets = {"Content-Type": "application/octet-stream"}
         data = ask("POST", "/v1/datasets?name=docs&format=jsonl", content=LINES, headers=octets)
@@ -130,7 +153,9 @@ def settled(look: Any, wanted: str) -> None:
     raise AssertionError(f"never {wanted}")
 
 
-def test_rays_token_goes_by_header_alone(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rays_token_goes_by_header_alone(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = tmp_path / "token"
     token.write_text(CANARY)
     info = ClusterInfo("127.0.0.1:1", "http://127.0.0.1:2", token, 0)

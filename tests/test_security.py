@@ -118,7 +118,9 @@ class Place:
     async def ask(self, role: str, method: str, path: str, **how: Any) -> Told:
         """A request by one of these."""
         headers = {} if role == "none" else {"authorization": f"Bearer {self.tokens[role]}"}
-        return await ask(self.app, method, path, **{**how, "headers": {**headers, **how.get("headers", {})}})
+        return await ask(
+            self.app, method, path, **{**how, "headers": {**headers, **how.get("headers", {})}}
+        )
 
 
 @pytest.fixture
@@ -144,7 +146,11 @@ def test_every_route_asks_for_its_scope(place: Place) -> None:
                 if needed == "open":
                     assert told.status not in (401, 403), (operation, role, told)
                 elif role in NO_KEY:
-                    assert (told.status, told.code or "UNAUTHORISED") == (401, "UNAUTHORISED"), (operation, role, told)
+                    assert (told.status, told.code or "UNAUTHORISED") == (401, "UNAUTHORISED"), (
+                        operation,
+                        role,
+                        told,
+                    )
                     assert told.headers["www-authenticate"].startswith("Bearer")
                 elif role in MAY[needed]:
                     assert told.status not in (401, 403), (operation, role, told)
@@ -169,11 +175,20 @@ def test_things_of_another_tenant_do_not_exist(place: Place, tmp_path: Path) -> 
     publish(place.rooms.registry_of("default"), "docs", tmp_path / "staged")
     place.rooms.registry_of("default").sets("docs").put("mine", ["csv"])
     place.rooms.registry_of("default").set_alias("docs", "prod", 1)
-    real = {"job_id": job.id, "dataset_id": data.id, "name": "docs", "reference": "docs", "alias": "prod", "set": "mine"}
+    real = {
+        "job_id": job.id,
+        "dataset_id": data.id,
+        "name": "docs",
+        "reference": "docs",
+        "alias": "prod",
+        "set": "mine",
+    }
 
     async def asked() -> int:
         octets = {"content-type": "application/octet-stream"}
-        upload = json.loads((await place.ask("submit", "POST", "/v1/uploads", body=b"x", headers=octets)).body)["id"]
+        upload = json.loads(
+            (await place.ask("submit", "POST", "/v1/uploads", body=b"x", headers=octets)).body
+        )["id"]
         cells = 0
         bodies = {
             "predict": {"instances": [{"text": "a"}]},
@@ -181,7 +196,9 @@ def test_things_of_another_tenant_do_not_exist(place: Place, tmp_path: Path) -> 
             "batchPredict": {"upload": upload, "format": "text"},
             "alias": {"version": 1},
             "set": {"labels": ["csv"]},
-            "infer": {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]},
+            "infer": {
+                "inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]
+            },
         }
         for operation in NEEDS:
             method, template = operation.split(" ")
@@ -192,16 +209,35 @@ def test_things_of_another_tenant_do_not_exist(place: Place, tmp_path: Path) -> 
             for name in named:
                 path = path.replace(f"{{{name}}}", real[name])
             last = path.rsplit(":", 1)[-1] if ":" in path else path.rsplit("/", 1)[-1]
-            body = bodies.get(last, bodies["alias"] if "/aliases/" in path else bodies["set"] if "/sets/" in path else None)
-            told = await place.ask("other", method, path, body=json.dumps(body or {}).encode() if method != "GET" else b"")
+            body = bodies.get(
+                last,
+                bodies["alias"]
+                if "/aliases/" in path
+                else bodies["set"]
+                if "/sets/" in path
+                else None,
+            )
+            told = await place.ask(
+                "other",
+                method,
+                path,
+                body=json.dumps(body or {}).encode() if method != "GET" else b"",
+            )
             assert told.status == 404, (operation, told)
             assert str(tmp_path).encode() not in told.body
             cells += 1
-        for body in ({"name": "a", "format": "jsonl", "uploads": {"train": upload}}, {"dataset": data.id, "model": "m"}):
+        for body in (
+            {"name": "a", "format": "jsonl", "uploads": {"train": upload}},
+            {"dataset": data.id, "model": "m"},
+        ):
             path = "/v1/datasets" if "uploads" in body else "/v1/jobs"
             told = await place.ask("other", "POST", path, body=json.dumps(body).encode())
             assert told.status == 404, (path, told)
-        for path, key in (("/v1/jobs", "jobs"), ("/v1/datasets", "datasets"), ("/v1/models", "models")):
+        for path, key in (
+            ("/v1/jobs", "jobs"),
+            ("/v1/datasets", "datasets"),
+            ("/v1/models", "models"),
+        ):
             assert json.loads((await place.ask("other", "GET", path)).body)[key] == []
         return cells
 
@@ -221,8 +257,32 @@ def test_every_change_has_a_name_in_the_audit_log(place: Place) -> None:
 # Names that climb (T4)
 
 CLIMBING: Final = (
-    *("..", ".", "../x", "../../etc/passwd", "..\\x", "..\\..\\x", "/etc/passwd", "//x", "\\\\host\\share", "C:", "C:\\x"),
-    *("file:///x", "%2e%2e%2f", "%252e%252e", "..%2fx", "..%5cx", "%00", "a\x00b", "a\x00.json", "a/../../x", "a/./b", "a//b"),
+    *(
+        "..",
+        ".",
+        "../x",
+        "../../etc/passwd",
+        "..\\x",
+        "..\\..\\x",
+        "/etc/passwd",
+        "//x",
+        "\\\\host\\share",
+        "C:",
+        "C:\\x",
+    ),
+    *(
+        "file:///x",
+        "%2e%2e%2f",
+        "%252e%252e",
+        "..%2fx",
+        "..%5cx",
+        "%00",
+        "a\x00b",
+        "a\x00.json",
+        "a/../../x",
+        "a/./b",
+        "a//b",
+    ),
     *(
         "~",
         "~root",
@@ -256,7 +316,16 @@ CLIMBING: Final = (
         "a\r\nb",
         "\x1b[31m",
     ),
-    *("${jndi:ldap://x}", "'; DROP TABLE jobs; --", '"', "{{7*7}}", "<script>", "x" * 65, "\ufeff", "\U0001f600"),
+    *(
+        "${jndi:ldap://x}",
+        "'; DROP TABLE jobs; --",
+        '"',
+        "{{7*7}}",
+        "<script>",
+        "x" * 65,
+        "\ufeff",
+        "\U0001f600",
+    ),
 )
 NAMED: Final = (
     ("GET", "/v1/models/{}"),
@@ -297,15 +366,24 @@ def test_no_name_leaves_the_home(place: Place, tmp_path: Path, own_home: Path) -
             for method, template in NAMED:
                 body = b'{"version": 1, "labels": ["csv"]}' if method == "PUT" else b""
                 told = await place.ask("admin", method, template.format(name), body=body)
-                assert 400 <= told.status < 500 or harmless(told, template, name), (method, template, name, told)
+                assert 400 <= told.status < 500 or harmless(told, template, name), (
+                    method,
+                    template,
+                    name,
+                    told,
+                )
             for path, made in IN_BODIES:
                 told = await place.ask("admin", "POST", path, body=json.dumps(made(name)).encode())
                 assert 400 <= told.status < 500, (path, name, told)
-            told = await place.ask("admin", "GET", "/v1/jobs", query=f"tenant={name}".replace("\x00", "%00"))
+            told = await place.ask(
+                "admin", "GET", "/v1/jobs", query=f"tenant={name}".replace("\x00", "%00")
+            )
             assert told.status < 500, (name, told)
 
     asyncio.run(climb())
-    assert {path for path in tree(tmp_path) - before if not path.startswith("xcray-home/xcray.db")} == set()
+    assert {
+        path for path in tree(tmp_path) - before if not path.startswith("xcray-home/xcray.db")
+    } == set()
 
 
 def harmless(told: Told, template: str, name: str) -> bool:
@@ -331,7 +409,12 @@ def test_pages_of_other_origins_are_told_nothing(place: Place) -> None:
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             told = await place.ask("admin", method, "/v1/jobs/job_x", headers=origin)
             assert (told.status, told.code) == (403, "ORIGIN")
-        for bad in ("http://[", "null", "https://127.0.0.1.evil.example", "https://evil.example:80@127.0.0.1"):
+        for bad in (
+            "http://[",
+            "null",
+            "https://127.0.0.1.evil.example",
+            "https://evil.example:80@127.0.0.1",
+        ):
             told = await place.ask("admin", "DELETE", "/v1/jobs/job_x", headers={"origin": bad})
             assert (told.status, told.code) == (403, "ORIGIN"), bad
 
@@ -342,17 +425,25 @@ def test_listed_origins_may_ask_with_a_key(own_home: Path) -> None:
     place = Place(own_home, cors_origins=("https://ok.example",))
 
     async def asked() -> None:
-        for origin, allowed in (("https://ok.example", True), ("https://OK.example", False), ("https://ok.example.evil", False)):
+        for origin, allowed in (
+            ("https://ok.example", True),
+            ("https://OK.example", False),
+            ("https://ok.example.evil", False),
+        ):
             for wanted in ("GET", "POST", "PUT", "DELETE"):
                 headers = {"origin": origin, "access-control-request-method": wanted}
                 told = await place.ask("none", "OPTIONS", "/v1/jobs", headers=headers)
                 assert (told.status == 204) is allowed, (origin, told)
-                assert told.headers.get("access-control-allow-origin") == (origin if allowed else None)
+                assert told.headers.get("access-control-allow-origin") == (
+                    origin if allowed else None
+                )
                 assert "access-control-allow-credentials" not in told.headers
                 assert "origin" in told.headers["vary"].lower()
             told = await place.ask("admin", "DELETE", "/v1/jobs/job_x", headers={"origin": origin})
             assert told.status == (404 if allowed else 403)
-            assert (await place.ask("none", "GET", "/v1/jobs", headers={"origin": origin})).status == 401
+            assert (
+                await place.ask("none", "GET", "/v1/jobs", headers={"origin": origin})
+            ).status == 401
 
     asyncio.run(asked())
     for wrong in ("*", "https://*", "ok.example", "https://ok.example/path"):
@@ -364,7 +455,13 @@ def test_every_answer_has_secure_headers(own_home: Path) -> None:
     place = Place(own_home, behind_proxy=True)
 
     async def asked() -> None:
-        for role, path in (("none", "/"), ("none", "/v1/jobs"), ("admin", "/v1/jobs"), ("admin", "/v1/nope"), ("none", "/healthz")):
+        for role, path in (
+            ("none", "/"),
+            ("none", "/v1/jobs"),
+            ("admin", "/v1/jobs"),
+            ("admin", "/v1/nope"),
+            ("none", "/healthz"),
+        ):
             headers = (await place.ask(role, "GET", path)).headers
             assert headers["x-content-type-options"] == "nosniff"
             assert "frame-ancestors 'none'" in headers["content-security-policy"]
@@ -375,16 +472,22 @@ def test_every_answer_has_secure_headers(own_home: Path) -> None:
 
     asyncio.run(asked())
     plain = Place(own_home.parent / "plain")
-    assert "strict-transport-security" not in asyncio.run(plain.ask("none", "GET", "/healthz")).headers
+    assert (
+        "strict-transport-security" not in asyncio.run(plain.ask("none", "GET", "/healthz")).headers
+    )
 
 
 def test_keys_in_urls_are_refused(place: Place) -> None:
     async def asked() -> None:
         for name in ("token", "key", "api_key", "access_token"):
-            told = await place.ask("none", "GET", "/v1/jobs", query=f"{name}={place.tokens['admin']}")
+            told = await place.ask(
+                "none", "GET", "/v1/jobs", query=f"{name}={place.tokens['admin']}"
+            )
             assert (told.status, told.code) == (400, "KEY_IN_URL")
             assert place.tokens["admin"].encode() not in told.body
-        assert (await place.ask("admin", "GET", "/v1/jobs", query="page_token=x")).code != "KEY_IN_URL"
+        assert (
+            await place.ask("admin", "GET", "/v1/jobs", query="page_token=x")
+        ).code != "KEY_IN_URL"
 
     asyncio.run(asked())
 
@@ -393,7 +496,9 @@ def test_strangers_hear_little(place: Place) -> None:
     async def asked() -> None:
         await place.ask("admin", "GET", "/v1/jobs")
         for role, version in (("none", False), ("admin", True), ("revoked", False)):
-            assert (json.loads((await place.ask(role, "GET", "/healthz")).body)["version"] is not None) is version
+            assert (
+                json.loads((await place.ask(role, "GET", "/healthz")).body)["version"] is not None
+            ) is version
         place.rooms.draining = True
         assert json.loads((await place.ask("admin", "GET", "/readyz")).body)["reasons"]
         assert json.loads((await place.ask("none", "GET", "/readyz")).body)["reasons"] == []
@@ -424,7 +529,13 @@ def test_each_event_is_one_line_that_can_be_read(place: Place) -> None:
         for text in HOSTILE:
             await place.ask("admin", "GET", f"/v1/models/{text}")
             await place.ask(
-                "none", "GET", f"/{text}", raw=[(b"x-request-id", text.encode()[:5000]), (b"user-agent", text.encode()[:5000])]
+                "none",
+                "GET",
+                f"/{text}",
+                raw=[
+                    (b"x-request-id", text.encode()[:5000]),
+                    (b"user-agent", text.encode()[:5000]),
+                ],
             )
         return 2 * len(HOSTILE)
 
@@ -440,9 +551,13 @@ def test_each_event_is_one_line_that_can_be_read(place: Place) -> None:
     assert not any(token in stream.getvalue() for token in place.tokens.values())
 
 
-def test_replies_tell_nothing_of_the_server(place: Place, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_tell_nothing_of_the_server(
+    place: Place, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(f"{own_home}/xcray.db: SELECT secret FROM keys; {place.tokens['admin']} {socket.gethostname()}")
+        raise RuntimeError(
+            f"{own_home}/xcray.db: SELECT secret FROM keys; {place.tokens['admin']} {socket.gethostname()}"
+        )
 
     monkeypatch.setattr(place.store, "get", broken)
     secrets = [
@@ -454,7 +569,9 @@ def test_replies_tell_nothing_of_the_server(place: Place, own_home: Path, monkey
         'File "',
         *place.tokens.values(),
     ]
-    host = re.compile(rf"\b{re.escape(socket.gethostname())}\b")  # a short name is found within random ids, too
+    host = re.compile(
+        rf"\b{re.escape(socket.gethostname())}\b"
+    )  # a short name is found within random ids, too
 
     async def asked() -> None:
         told = await place.ask("admin", "GET", "/v1/jobs/job_x")
@@ -465,7 +582,10 @@ def test_replies_tell_nothing_of_the_server(place: Place, own_home: Path, monkey
             if template in ("/", "/docs", "/metrics", "/openapi.json", "/static/{name}"):
                 continue
             bodies = (b"",) if method == "GET" else (b"{", b"[]", b"\xff", b"{}")
-            replies += [await place.ask("admin", method, filled(template, "none"), body=body) for body in bodies]
+            replies += [
+                await place.ask("admin", method, filled(template, "none"), body=body)
+                for body in bodies
+            ]
         for reply in replies:
             text = reply.body.decode() + json.dumps(reply.headers)
             assert not [secret for secret in secrets if secret in text], text[:300]

@@ -37,9 +37,14 @@ from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms
 
 OCTETS = {"Content-Type": "application/octet-stream"}
-LINES = "".join(json.dumps({"text": text, "labels": [label]}) + "\n" for text, label in zip(TEXTS * 5, LABELS * 5, strict=True))
+LINES = "".join(
+    json.dumps({"text": text, "labels": [label]}) + "\n"
+    for text, label in zip(TEXTS * 5, LABELS * 5, strict=True)
+)
 
-PATIENCE = 600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+PATIENCE = (
+    600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+)
 
 
 class Service(NamedTuple):
@@ -53,7 +58,9 @@ class Service(NamedTuple):
 def build_stub(tmp_path: Path, code: str) -> tuple[str, ...]:
     """A command that stands for the child that builds data sets; sys.argv[1] is the request."""
     script = tmp_path / "stub.py"
-    script.write_text(f"import json, os, pathlib, signal, sys, time\nfolder = pathlib.Path(sys.argv[1]).parent\n{code}\n")
+    script.write_text(
+        f"import json, os, pathlib, signal, sys, time\nfolder = pathlib.Path(sys.argv[1]).parent\n{code}\n"
+    )
     return (sys.executable, str(script))
 
 
@@ -63,7 +70,9 @@ READY_STUB = "(folder / 'outcome.json').write_text(json.dumps({'stats': {'n_labe
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     """A service whose data sets are built by a stub at once."""
-    app = create_app(settings_for(tmp_path / "home"), build_command=build_stub(tmp_path, READY_STUB))
+    app = create_app(
+        settings_for(tmp_path / "home"), build_command=build_stub(tmp_path, READY_STUB)
+    )
     with client_of(app) as http:
         yield Service(http, app.state.rooms, app)
 
@@ -98,7 +107,9 @@ def ready_dataset(service: Service) -> str:
 
 def submitted(service: Service, **more: Any) -> dict[str, Any]:
     """A job that waits."""
-    made = service.http.post("/v1/jobs", json={"dataset": ready_dataset(service), "model": "m", **more})
+    made = service.http.post(
+        "/v1/jobs", json={"dataset": ready_dataset(service), "model": "m", **more}
+    )
     assert made.status_code == 201, made.text
     return dict(made.json())
 
@@ -108,7 +119,9 @@ def submitted(service: Service, **more: Any) -> dict[str, Any]:
 
 def test_a_text_file_becomes_a_data_set(tmp_path: Path) -> None:
     with client_of(create_app(settings_for(tmp_path / "home"))) as http:
-        made = http.post("/v1/datasets?name=docs&format=jsonl", content=LINES.encode(), headers=OCTETS)
+        made = http.post(
+            "/v1/datasets?name=docs&format=jsonl", content=LINES.encode(), headers=OCTETS
+        )
         assert (made.status_code, made.json()["status"]) == (201, "BUILDING")
         assert made.headers["location"] == f"/v1/datasets/{made.json()['id']}"
         found = settled(http, made.json()["id"])
@@ -129,12 +142,22 @@ def test_a_text_file_becomes_a_data_set(tmp_path: Path) -> None:
 
 def test_train_and_test_files_and_bad_lines(tmp_path: Path) -> None:
     with client_of(create_app(settings_for(tmp_path / "home"))) as http:
-        ids = [http.post("/v1/uploads", content=LINES.encode(), headers=OCTETS).json()["id"] for _ in range(2)]
+        ids = [
+            http.post("/v1/uploads", content=LINES.encode(), headers=OCTETS).json()["id"]
+            for _ in range(2)
+        ]
         asked = {"name": "both", "format": "jsonl", "uploads": {"train": ids[0], "test": ids[1]}}
         both = http.post("/v1/datasets", json=asked).json()
-        bad = http.post("/v1/datasets?name=bad&format=svmlight", content=b"0 1:1\n0 2:nan\n0 x:1\n", headers=OCTETS).json()
+        bad = http.post(
+            "/v1/datasets?name=bad&format=svmlight",
+            content=b"0 1:1\n0 2:nan\n0 x:1\n",
+            headers=OCTETS,
+        ).json()
         found = settled(http, both["id"])
-        assert {part: split["n_rows"] for part, split in found["stats"]["splits"].items()} == {"train": 20, "test": 20}
+        assert {part: split["n_rows"] for part, split in found["stats"]["splits"].items()} == {
+            "train": 20,
+            "test": 20,
+        }
         again = http.post("/v1/datasets", json=asked)
         assert (again.status_code, again.json()["code"]) == (404, "NOT_FOUND")
         failed = settled(http, bad["id"])
@@ -160,19 +183,43 @@ def test_train_and_test_files_and_bad_lines(tmp_path: Path) -> None:
         ("name=a&format=jsonl&options=[]", b"x", OCTETS, 422, "TYPE"),
         ('name=a&format=jsonl&options={"nope":1}', b"x", OCTETS, 422, "PARAMETER"),
         ('name=a&format=xc&options={"labels_file":"/etc/passwd"}', b"x", OCTETS, 422, "FORBIDDEN"),
-        ('name=a&format=jsonl&options={"text":{"token_pattern":"(a*)*b"}}', b"x", OCTETS, 422, "FORBIDDEN"),
-        ("name=a&format=jsonl", b"x", {"Content-Type": "multipart/form-data; boundary=x"}, 415, "CONTENT_TYPE"),
-        ("name=a&format=jsonl", b"x", {**OCTETS, "Content-Encoding": "gzip"}, 415, "CONTENT_ENCODING"),
+        (
+            'name=a&format=jsonl&options={"text":{"token_pattern":"(a*)*b"}}',
+            b"x",
+            OCTETS,
+            422,
+            "FORBIDDEN",
+        ),
+        (
+            "name=a&format=jsonl",
+            b"x",
+            {"Content-Type": "multipart/form-data; boundary=x"},
+            415,
+            "CONTENT_TYPE",
+        ),
+        (
+            "name=a&format=jsonl",
+            b"x",
+            {**OCTETS, "Content-Encoding": "gzip"},
+            415,
+            "CONTENT_ENCODING",
+        ),
     ],
 )
 def test_uploads_are_refused_and_leave_nothing(
     tmp_path: Path, query: str, content: bytes, headers: dict[str, str], status: int, code: str
 ) -> None:
-    app = create_app(settings_for(tmp_path / "home", upload_bytes=2000), build_command=build_stub(tmp_path, READY_STUB))
+    app = create_app(
+        settings_for(tmp_path / "home", upload_bytes=2000),
+        build_command=build_stub(tmp_path, READY_STUB),
+    )
     with client_of(app) as http:
         answer = http.post(f"/v1/datasets?{query}", content=content, headers=headers)
         # a forbidden option is the caller's to mend: 403 by its code
-        assert (answer.status_code, answer.json()["code"]) == (403 if code == "FORBIDDEN" else status, code), answer.text
+        assert (answer.status_code, answer.json()["code"]) == (
+            403 if code == "FORBIDDEN" else status,
+            code,
+        ), answer.text
         chunked = http.post("/v1/uploads", content=iter([b"y" * 1500, b"y" * 1500]), headers=OCTETS)
         assert (chunked.status_code, chunked.json()["code"]) == (413, "BODY_TOO_LARGE")
         assert http.get("/v1/datasets").json()["datasets"] == []
@@ -197,7 +244,10 @@ def test_uploads_are_refused_and_leave_nothing(
 )
 def test_data_set_requests_are_refused(service: Service, asked: dict[str, Any], code: str) -> None:
     answer = service.http.post("/v1/datasets", json=asked)
-    assert (answer.json()["code"], answer.status_code) == (code, 403 if code == "FORBIDDEN" else 422), answer.text
+    assert (answer.json()["code"], answer.status_code) == (
+        code,
+        403 if code == "FORBIDDEN" else 422,
+    ), answer.text
 
 
 def test_paths_below_an_open_folder_only(tmp_path: Path) -> None:
@@ -206,14 +256,25 @@ def test_paths_below_an_open_folder_only(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "a.jsonl").write_text(LINES)
     (root / "link").symlink_to(outside)
-    app = create_app(settings_for(tmp_path / "home", dataset_roots=(root,)), build_command=build_stub(tmp_path, READY_STUB))
+    app = create_app(
+        settings_for(tmp_path / "home", dataset_roots=(root,)),
+        build_command=build_stub(tmp_path, READY_STUB),
+    )
     with client_of(app) as http:
 
         def status(path: str) -> int:
-            return http.post("/v1/datasets", json={"name": "a", "format": "jsonl", "path": path}).status_code
+            return http.post(
+                "/v1/datasets", json={"name": "a", "format": "jsonl", "path": path}
+            ).status_code
 
         assert status(str(root / "a.jsonl")) == 201
-        for path in (outside / "a.jsonl", root / "link" / "a.jsonl", root / ".." / "closed" / "a.jsonl", root / "none", "a\x00b"):
+        for path in (
+            outside / "a.jsonl",
+            root / "link" / "a.jsonl",
+            root / ".." / "closed" / "a.jsonl",
+            root / "none",
+            "a\x00b",
+        ):
             assert status(str(path)) == 403
         assert (root / "a.jsonl").is_file()
 
@@ -234,13 +295,17 @@ def test_what_a_crash_left_is_swept_and_taken_up(tmp_path: Path) -> None:
     forever = build_stub(tmp_path, "time.sleep(600)")
     first = create_app(settings_for(home), build_command=forever)
     with client_of(first) as http:
-        made = http.post("/v1/datasets?name=a&format=jsonl", content=LINES.encode(), headers=OCTETS).json()
+        made = http.post(
+            "/v1/datasets?name=a&format=jsonl", content=LINES.encode(), headers=OCTETS
+        ).json()
     (home / "uploads" / ".upl_half.part").mkdir()
     assert (home / "builds" / made["id"] / "train.jsonl").read_text() == LINES
     second = create_app(settings_for(home), build_command=build_stub(tmp_path, READY_STUB))
     with client_of(second) as http:
         assert settled(http, made["id"])["status"] == "READY"
-        eventually(lambda: not any(list((home / place).iterdir()) for place in ("uploads", "builds")))  # it goes after all is told
+        eventually(
+            lambda: not any(list((home / place).iterdir()) for place in ("uploads", "builds"))
+        )  # it goes after all is told
 
 
 @pytest.mark.parametrize(
@@ -252,7 +317,10 @@ def test_what_a_crash_left_is_swept_and_taken_up(tmp_path: Path) -> None:
     ],
 )
 def test_a_build_that_dies_is_told(tmp_path: Path, code: str, seconds: int, expected: str) -> None:
-    app = create_app(settings_for(tmp_path / "home", build_seconds=seconds), build_command=build_stub(tmp_path, code))
+    app = create_app(
+        settings_for(tmp_path / "home", build_seconds=seconds),
+        build_command=build_stub(tmp_path, code),
+    )
     with client_of(app) as http:
         made = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
         found = settled(http, made["id"])
@@ -268,7 +336,9 @@ def test_a_build_is_limited_in_memory(tmp_path: Path) -> None:
         "from xcray.service import ingest\ningest.build = lambda *a: bytearray(8_000_000_000)\nsys.exit(ingest.main(sys.argv[1:]))",
     )
     assert ingest.SHOWN == 20
-    app = create_app(settings_for(tmp_path / "home", build_memory_bytes=4_000_000_000), build_command=limited)
+    app = create_app(
+        settings_for(tmp_path / "home", build_memory_bytes=4_000_000_000), build_command=limited
+    )
     with client_of(app) as http:
         made = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
         assert settled(http, made["id"])["stats"]["problem"]["code"] == "MEMORY_LIMIT"
@@ -277,7 +347,9 @@ def test_a_build_is_limited_in_memory(tmp_path: Path) -> None:
 def test_deleting_a_data_set_ends_its_build(tmp_path: Path) -> None:
     app = create_app(
         settings_for(tmp_path / "home"),
-        build_command=build_stub(tmp_path, "(folder / 'pid').write_text(str(os.getpid()))\ntime.sleep(600)"),
+        build_command=build_stub(
+            tmp_path, "(folder / 'pid').write_text(str(os.getpid()))\ntime.sleep(600)"
+        ),
     )
     with client_of(app) as http:
         made = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
@@ -304,7 +376,13 @@ def test_a_full_disk_refuses_uploads_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_job_is_accepted_once_for_a_key(service: Service) -> None:
-    asked = {"dataset": ready_dataset(service), "model": "m", "params": {"C": 0.5}, "priority": 3, "name": "first"}
+    asked = {
+        "dataset": ready_dataset(service),
+        "model": "m",
+        "params": {"C": 0.5},
+        "priority": 3,
+        "name": "first",
+    }
     key = {"Idempotency-Key": "k1"}
     first = service.http.post("/v1/jobs", json=asked, headers=key)
     again = service.http.post("/v1/jobs", json=asked, headers=key)
@@ -314,7 +392,12 @@ def test_a_job_is_accepted_once_for_a_key(service: Service) -> None:
     assert other.json()["code"] == "IDEMPOTENCY_MISMATCH"
     assert first.headers["location"] == f"/v1/jobs/{first.json()['id']}"
     job = first.json()
-    assert (job["status"], job["phase"], job["name"], job["priority"]) == ("PENDING", "QUEUED", "first", 3)
+    assert (job["status"], job["phase"], job["name"], job["priority"]) == (
+        "PENDING",
+        "QUEUED",
+        "first",
+        3,
+    )
     assert job["spec"]["params"] == {"C": 0.5}
     stored = service.rooms.store.get(job["id"]).spec
     assert stored["dataset"] == str(service.rooms.home.dataset(asked["dataset"]))
@@ -324,7 +407,14 @@ def test_a_job_is_accepted_once_for_a_key(service: Service) -> None:
 def test_fifty_at_once_with_one_key_are_one_job(service: Service) -> None:
     asked = {"dataset": ready_dataset(service), "model": "m"}
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda _: service.http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "k"}), range(50)))
+        answers = list(
+            pool.map(
+                lambda _: service.http.post(
+                    "/v1/jobs", json=asked, headers={"Idempotency-Key": "k"}
+                ),
+                range(50),
+            )
+        )
     assert len({answer.json()["id"] for answer in answers}) == 1
     assert sorted(answer.status_code for answer in answers) == [200] * 49 + [201]
     assert len(service.http.get("/v1/jobs").json()["jobs"]) == 1
@@ -354,7 +444,9 @@ def test_fifty_at_once_with_one_key_are_one_job(service: Service) -> None:
         ({"priority": True}, 422, "TYPE"),
     ],
 )
-def test_specs_are_checked_before_they_are_accepted(service: Service, change: dict[str, Any], status: int, code: str) -> None:
+def test_specs_are_checked_before_they_are_accepted(
+    service: Service, change: dict[str, Any], status: int, code: str
+) -> None:
     asked = {"dataset": ready_dataset(service), "model": "m", **change}
     answer = service.http.post("/v1/jobs", json=asked)
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
@@ -363,17 +455,31 @@ def test_specs_are_checked_before_they_are_accepted(service: Service, change: di
 
 def test_lists_have_pages_and_filters(service: Service) -> None:
     data = ready_dataset(service)
-    made = [service.http.post("/v1/jobs", json={"dataset": data, "model": "m"}).json()["id"] for _ in range(5)]
+    made = [
+        service.http.post("/v1/jobs", json={"dataset": data, "model": "m"}).json()["id"]
+        for _ in range(5)
+    ]
     service.http.post(f"/v1/jobs/{made[0]}/stop")
     page, found = service.http.get("/v1/jobs?limit=2").json(), []
     while True:
         found += [job["id"] for job in page["jobs"]]
         if page["next_page_token"] is None:
             break
-        page = service.http.get("/v1/jobs", params={"limit": 2, "page_token": page["next_page_token"]}).json()
+        page = service.http.get(
+            "/v1/jobs", params={"limit": 2, "page_token": page["next_page_token"]}
+        ).json()
     assert found == made[::-1]
-    assert [job["id"] for job in service.http.get("/v1/jobs?status=STOPPED").json()["jobs"]] == made[:1]
-    for query in ("limit=0", "limit=1001", "limit=x", "status=DONE", "page_token=zzz", "page_token=" + "a" * 300):
+    assert [
+        job["id"] for job in service.http.get("/v1/jobs?status=STOPPED").json()["jobs"]
+    ] == made[:1]
+    for query in (
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "status=DONE",
+        "page_token=zzz",
+        "page_token=" + "a" * 300,
+    ):
         assert service.http.get(f"/v1/jobs?{query}").status_code == 422
 
 
@@ -381,7 +487,9 @@ def test_a_job_may_be_given_its_time(service: Service) -> None:
     assert submitted(service, max_seconds=60)["spec"]["max_seconds"] == 60.0
     assert submitted(service)["spec"]["max_seconds"] is None
     assert submitted(service, memory_limit=2**32)["spec"]["memory_limit"] == 2**32
-    described = service.http.get("/openapi.json").json()["components"]["schemas"]["JobRequest"]["properties"]["max_seconds"]
+    described = service.http.get("/openapi.json").json()["components"]["schemas"]["JobRequest"][
+        "properties"
+    ]["max_seconds"]
     assert "partial" in described["description"]
 
 
@@ -400,13 +508,24 @@ def test_stop_resume_delete(service: Service) -> None:
     assert service.http.delete(path).status_code == 204
     assert not run.exists()
     assert not log.exists()
-    for verb, end in (("GET", ""), ("GET", "/events"), ("GET", "/logs"), ("POST", "/stop"), ("POST", "/resume"), ("DELETE", "")):
+    for verb, end in (
+        ("GET", ""),
+        ("GET", "/events"),
+        ("GET", "/logs"),
+        ("POST", "/stop"),
+        ("POST", "/resume"),
+        ("DELETE", ""),
+    ):
         assert service.http.request(verb, path + end).status_code == 404
 
 
 def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
     """(id, event, data) of a stream."""
-    blocks = [dict(line.split(": ", 1) for line in block.splitlines()) for block in text.split("\n\n") if block.startswith("id")]
+    blocks = [
+        dict(line.split(": ", 1) for line in block.splitlines())
+        for block in text.split("\n\n")
+        if block.startswith("id")
+    ]
     return [(int(block["id"]), block["event"], json.loads(block["data"])) for block in blocks]
 
 
@@ -432,7 +551,11 @@ def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
     assert not listener.is_alive()
     found = events_of("".join(heard))
     assert [kind for _, kind, _ in found] == ["status", "status", "progress", "status"]
-    assert [data["status"] for _, kind, data in found if kind == "status"] == ["PENDING", "RUNNING", "SUCCEEDED"]
+    assert [data["status"] for _, kind, data in found if kind == "status"] == [
+        "PENDING",
+        "RUNNING",
+        "SUCCEEDED",
+    ]
     assert found[2][2]["note"] == "a\nb\u2028"
     assert events_of(service.http.get(path).text) == found
     seqs = [seq for seq, _, _ in found]
@@ -448,7 +571,9 @@ def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
 def test_streams_end_when_the_service_drains_or_the_job_goes(service: Service) -> None:
     first, second = submitted(service), submitted(service)
     with ThreadPoolExecutor(2) as pool:
-        streams = [pool.submit(service.http.get, f"/v1/jobs/{job['id']}/events") for job in (first, second)]
+        streams = [
+            pool.submit(service.http.get, f"/v1/jobs/{job['id']}/events") for job in (first, second)
+        ]
         eventually(lambda: b"xcray_event_streams 2.0" in service.rooms.gauges.text())
         service.rooms.store.request_stop(first["id"])
         assert "STOPPED" in streams[0].result(PATIENCE).text
@@ -467,7 +592,11 @@ def test_models_versions_and_aliases(service: Service, tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         assert publish(registry, "docs", tmp_path / f"staged-{seed}", seed=seed) == seed
     model = http.get("/v1/models/docs").json()
-    assert (model["versions"], model["aliases"], model["latest"]["version"]) == ([1, 2, 3], {"latest": 3}, 3)
+    assert (model["versions"], model["aliases"], model["latest"]["version"]) == (
+        [1, 2, 3],
+        {"latest": 3},
+        3,
+    )
     assert http.get("/v1/models").json()["models"] == [model]
     one = http.get("/v1/models/docs/versions/1").json()
     assert (one["n_labels"], one["measures"], one["solver"]) == (4, {"P@1": 0.5}, "ppdsparse")
@@ -497,18 +626,34 @@ def test_models_versions_and_aliases(service: Service, tmp_path: Path) -> None:
 def test_explanations_add_up(service: Service, tmp_path: Path) -> None:
     publish(service.rooms.registry, "docs", tmp_path / "staged")
     instance = {"text": "read rows of a csv file in files"}
-    best = service.http.post("/v1/models/docs:predict", json={"instances": [instance], "top_k": 4}).json()["predictions"][0]
+    best = service.http.post(
+        "/v1/models/docs:predict", json={"instances": [instance], "top_k": 4}
+    ).json()["predictions"][0]
     for rank, (label, score) in enumerate(zip(best["labels"], best["scores"], strict=True), 1):
-        why = service.http.post("/v1/models/docs:explain", json={"instance": instance, "label": label, "top": 2}).json()
+        why = service.http.post(
+            "/v1/models/docs:explain", json={"instance": instance, "label": label, "top": 2}
+        ).json()
         assert (why["label"], why["rank"], len(why["contributions"]) <= 2) == (label, rank, True)
         assert why["score"] == score
-        total = why["bias"] + why["rest"] + sum(part["contribution"] for part in why["contributions"])
+        total = (
+            why["bias"] + why["rest"] + sum(part["contribution"] for part in why["contributions"])
+        )
         assert total == pytest.approx(score, abs=1e-12)
         assert all(part["feature"] in instance["text"] for part in why["contributions"])
-    assert service.http.post("/v1/models/docs:explain", json={"instance": instance}).json()["label"] == best["labels"][0]
-    unknown = service.http.post("/v1/models/docs:explain", json={"instance": instance, "label": "nothing"})
+    assert (
+        service.http.post("/v1/models/docs:explain", json={"instance": instance}).json()["label"]
+        == best["labels"][0]
+    )
+    unknown = service.http.post(
+        "/v1/models/docs:explain", json={"instance": instance, "label": "nothing"}
+    )
     assert (unknown.status_code, unknown.json()["code"]) == (404, "NOT_FOUND")
-    assert service.http.post("/v1/models/docs:explain", json={"instance": instance, "top": 0}).status_code == 422
+    assert (
+        service.http.post(
+            "/v1/models/docs:explain", json={"instance": instance, "top": 0}
+        ).status_code
+        == 422
+    )
 
 
 def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) -> None:
@@ -516,7 +661,16 @@ def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) 
     app = create_app(settings_for(tmp_path / "home", models_loaded=1))
     registry: Registry = app.state.rooms.registry
     for version, prefix in ((1, "old"), (2, "new")):
-        assert publish(registry, "docs", tmp_path / prefix, seed=version, labels=[f"{prefix}{i}" for i in range(4)]) == version
+        assert (
+            publish(
+                registry,
+                "docs",
+                tmp_path / prefix,
+                seed=version,
+                labels=[f"{prefix}{i}" for i in range(4)],
+            )
+            == version
+        )
     hashes = {version: registry.describe("docs", version).sha256 for version in (1, 2)}
     registry.set_alias("docs", "prod", 1)
     done = threading.Event()
@@ -534,14 +688,20 @@ def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) 
         try:
             with ThreadPoolExecutor(4) as pool:
                 while seen != {1, 2}:  # a few rounds where the machine is slow
-                    for answer in pool.map(lambda _: http.post("/v1/models/docs@prod:predict", json=body), range(120)):
+                    for answer in pool.map(
+                        lambda _: http.post("/v1/models/docs@prod:predict", json=body), range(120)
+                    ):
                         assert answer.status_code == 200, answer.text
                         found = answer.json()
                         version = found["model"]["version"]
                         seen.add(version)
                         assert found["model"]["sha256"] == hashes[version]
                         prefix = {1: "old", 2: "new"}[version]
-                        assert all(label.startswith(prefix) for one in found["predictions"] for label in one["labels"])
+                        assert all(
+                            label.startswith(prefix)
+                            for one in found["predictions"]
+                            for label in one["labels"]
+                        )
         finally:
             done.set()
             swapper.join()
@@ -562,7 +722,9 @@ def test_the_cache_loads_a_model_once_and_keeps_a_few(tmp_path: Path) -> None:
 
     cache = PredictorCache(rooms.registry_of, rooms.gauges, 2, slow)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(cache.get, [Wanted("default", each) for each in ("a", "a:1", "a@latest")] * 4))
+        found = list(
+            pool.map(cache.get, [Wanted("default", each) for each in ("a", "a:1", "a@latest")] * 4)
+        )
     assert opened == ["a"]
     assert len({id(one.predictor) for one in found}) == 1
     for name in ("b", "a", "c", "a", "b"):
@@ -599,7 +761,9 @@ def test_liveness_asks_nobody_and_readiness_tells_why(tmp_path: Path) -> None:
     def broken() -> None:
         raise Unavailable("no")
 
-    app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=0.0), checks={"RAY": broken})
+    app = create_app(
+        settings_for(tmp_path / "home", keys_grace_seconds=0.0), checks={"RAY": broken}
+    )
     with client_of(app) as http:
         assert http.get("/readyz").json() == {"ready": True, "reasons": [], "degraded": ["RAY"]}
         app.state.rooms.store.ping = broken
@@ -612,7 +776,11 @@ def test_liveness_asks_nobody_and_readiness_tells_why(tmp_path: Path) -> None:
 def test_series_do_not_grow_with_names(service: Service) -> None:
     def series() -> set[str]:
         text = service.http.get("/metrics").text
-        return {line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#") and "_bucket" not in line}
+        return {
+            line.rsplit(" ", 1)[0]
+            for line in text.splitlines()
+            if not line.startswith("#") and "_bucket" not in line
+        }
 
     def visit(name: str) -> None:
         for path in (f"/v1/models/{name}", f"/v1/jobs/{name}", f"/{name}", f"/static/{name}"):
@@ -620,7 +788,10 @@ def test_series_do_not_grow_with_names(service: Service) -> None:
         service.http.request("BREW", f"/{name}")
 
     def submit(name: str) -> None:
-        assert service.http.post("/v1/jobs", json={"dataset": "data", "model": name}).status_code == 201
+        assert (
+            service.http.post("/v1/jobs", json={"dataset": "data", "model": name}).status_code
+            == 201
+        )
 
     ready_dataset(service)
     visit("a")
@@ -659,7 +830,9 @@ def test_the_description_is_whole(service: Service) -> None:
     for reference in set(re.findall(r'"#/components/schemas/([^"]+)"', text)):
         assert reference in description["components"]["schemas"], reference
     post = description["paths"]["/v1/models/{reference}:predict"]["post"]
-    assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("PredictRequest")
+    assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(
+        "PredictRequest"
+    )
     known = {"instances", "top_k", "allow", "deny", "deadline_ms", "certificate", "probabilities"}
     assert known == set(description["components"]["schemas"]["PredictRequest"]["properties"])
 
@@ -679,8 +852,17 @@ def test_every_route_asks_who_calls(tmp_path: Path) -> None:
             for method in methods:
                 if path.startswith("/v1"):
                     headers = {"Content-Type": "application/json"}
-                    answer = http.request(method, filled, content=b"{}" if method in ("post", "put") else None, headers=headers)
-                    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (method, path, answer.text)
+                    answer = http.request(
+                        method,
+                        filled,
+                        content=b"{}" if method in ("post", "put") else None,
+                        headers=headers,
+                    )
+                    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (
+                        method,
+                        path,
+                        answer.text,
+                    )
                     asked += 1
         assert asked >= 23
 
@@ -691,7 +873,11 @@ def test_another_tenant_sees_nothing(tmp_path: Path) -> None:
     async def caller(request: Request) -> auth.Caller:
         return auth.Caller(who["tenant"])
 
-    app = create_app(settings_for(tmp_path / "home"), authenticate=caller, build_command=build_stub(tmp_path, READY_STUB))
+    app = create_app(
+        settings_for(tmp_path / "home"),
+        authenticate=caller,
+        build_command=build_stub(tmp_path, READY_STUB),
+    )
     with client_of(app) as http:
         mine = Service(http, app.state.rooms, app)
         job = submitted(mine)
@@ -718,23 +904,35 @@ def test_pages_of_other_origins_change_nothing(service: Service) -> None:
     for origin, status in (("https://evil.example", 403), ("null", 403), (own, 201)):
         answer = service.http.post(path, content=b"{}", headers={**OCTETS, "Origin": origin})
         assert answer.status_code == status
-    assert service.http.get("/v1/jobs", headers={"Origin": "https://evil.example"}).status_code == 200
-    assert "access-control-allow-origin" not in service.http.get("/v1/jobs", headers={"Origin": "null"}).headers
-    assert service.http.get("/v1/jobs", headers={"Host": "rebound.example"}).json()["code"] == "HOST"
+    assert (
+        service.http.get("/v1/jobs", headers={"Origin": "https://evil.example"}).status_code == 200
+    )
+    assert (
+        "access-control-allow-origin"
+        not in service.http.get("/v1/jobs", headers={"Origin": "null"}).headers
+    )
+    assert (
+        service.http.get("/v1/jobs", headers={"Host": "rebound.example"}).json()["code"] == "HOST"
+    )
     assert service.http.get("/v1/jobs", headers={"Host": "LOCALHOST:1"}).status_code == 200
 
 
 def test_answers_bear_an_id_and_secure_headers(service: Service) -> None:
     given = service.http.get("/healthz", headers={"X-Request-ID": "abc-1"})
     assert given.headers["x-request-id"] == "abc-1"
-    made = {service.http.get("/nowhere", headers={"X-Request-ID": "a b!"}).headers["x-request-id"] for _ in range(3)}
+    made = {
+        service.http.get("/nowhere", headers={"X-Request-ID": "a b!"}).headers["x-request-id"]
+        for _ in range(3)
+    }
     assert len(made) == 3
     assert all(re.fullmatch(r"req_[0-9a-f]{20}", one) for one in made)
     assert given.headers["x-content-type-options"] == "nosniff"
     assert "server" not in given.headers
 
 
-def test_what_nobody_expected_is_told_without_detail(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_nobody_expected_is_told_without_detail(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("secret /path/of/the/server")
 
@@ -747,7 +945,9 @@ def test_what_nobody_expected_is_told_without_detail(service: Service, caplog: p
     assert any(record.exc_info for record in caplog.records)
 
 
-@pytest.mark.parametrize("name", ["a\r\nb", "\x1b[31m", "\u2028x", "${jndi:ldap://x}", "n" * 1_000_000, "\ud800", '"}{'])
+@pytest.mark.parametrize(
+    "name", ["a\r\nb", "\x1b[31m", "\u2028x", "${jndi:ldap://x}", "n" * 1_000_000, "\ud800", '"}{']
+)
 def test_each_log_event_is_one_line(name: str) -> None:
     stream = StringIO()
     handler = logging.StreamHandler(stream)
@@ -778,7 +978,9 @@ def test_local_addresses_are_taken(host: str) -> None:
     check_address(Settings(host=host))
 
 
-def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XCRAY_HOME", str(tmp_path))
     monkeypatch.setenv("XCRAY_MAX_RUNNING_JOBS", "7")
     found = Settings()
@@ -804,9 +1006,15 @@ class Process:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.log = open(home.parent / "serve.log", "ab")  # noqa: SIM115  # closed in `end`
-        self.popen = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=self.log, stdout=self.log)
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(home)], stderr=self.log, stdout=self.log
+        )
         eventually(self._announced)
-        self.http = httpx.Client(base_url=json.loads((home / "serve.json").read_text())["url"], trust_env=False, timeout=PATIENCE)
+        self.http = httpx.Client(
+            base_url=json.loads((home / "serve.json").read_text())["url"],
+            trust_env=False,
+            timeout=PATIENCE,
+        )
 
     def _announced(self) -> bool:
         assert self.popen.poll() is None, (self.home.parent / "serve.log").read_text()
@@ -825,13 +1033,23 @@ def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
     home = tmp_path / "home"
     first = Process(home)
     try:
-        made = first.http.post("/v1/datasets?name=docs&format=jsonl", content=LINES.encode(), headers=OCTETS).json()
+        made = first.http.post(
+            "/v1/datasets?name=docs&format=jsonl", content=LINES.encode(), headers=OCTETS
+        ).json()
         settled(first.http, made["id"])
         asked = {"dataset": "docs", "model": "docs", "pool": "serial"}
         job = first.http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "k"}).json()
-        queued = [first.http.post("/v1/jobs", json={**asked, "model": f"m{i}"}).json()["id"] for i in range(3)]
+        queued = [
+            first.http.post("/v1/jobs", json={**asked, "model": f"m{i}"}).json()["id"]
+            for i in range(3)
+        ]
         with pytest.raises(subprocess.CalledProcessError) as refused:
-            subprocess.run([sys.executable, "-c", SERVE, str(home)], check=True, capture_output=True, timeout=PATIENCE)
+            subprocess.run(
+                [sys.executable, "-c", SERVE, str(home)],
+                check=True,
+                capture_output=True,
+                timeout=PATIENCE,
+            )
         assert b"another xcray serve holds the home" in refused.value.stderr
     finally:
         assert first.end(signal.SIGKILL) == -signal.SIGKILL
@@ -844,8 +1062,12 @@ def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
         for each in (job["id"], *queued):
             history = events_of(second.http.get(f"/v1/jobs/{each}/events").text)
             assert history[0][2]["status"] == "PENDING"
-            assert history[-1][2]["status"] == "SUCCEEDED", second.http.get(f"/v1/jobs/{each}/logs").text
-        answer = second.http.post("/v1/models/docs:predict", json={"instances": [{"text": "read a csv file"}], "top_k": 1}).json()
+            assert history[-1][2]["status"] == "SUCCEEDED", second.http.get(
+                f"/v1/jobs/{each}/logs"
+            ).text
+        answer = second.http.post(
+            "/v1/models/docs:predict", json={"instances": [{"text": "read a csv file"}], "top_k": 1}
+        ).json()
         done = second.http.get(f"/v1/jobs/{job['id']}").json()
         assert answer["model"]["sha256"] == done["result"]["sha256"]
         assert second.http.get(f"/v1/jobs/{job['id']}/timeline").json()["batches"]
@@ -869,7 +1091,9 @@ def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
     publish(app.state.rooms.registry, "docs", tmp_path / "staged")
     with ThreadPoolExecutor(1) as pool, httpx.Client(trust_env=False, timeout=PATIENCE) as http:
         with serving(app) as url:
-            answer = pool.submit(http.post, f"{url}/v1/models/docs:predict", json={"instances": [{"text": "a"}]})
+            answer = pool.submit(
+                http.post, f"{url}/v1/models/docs:predict", json={"instances": [{"text": "a"}]}
+            )
             eventually(lambda: app.state.rooms.predictors._loader._turns)
             threading.Timer(0.5, release.set).start()
         assert answer.result().json()["code"] == "UNREADABLE"
@@ -895,7 +1119,10 @@ def test_uploads_stream_with_flat_memory(service: Service) -> None:
     import resource
 
     assert (
-        service.http.post("/v1/uploads", content=iter([block, block]), headers=OCTETS).json()["bytes"] == 2 << 20
+        service.http.post("/v1/uploads", content=iter([block, block]), headers=OCTETS).json()[
+            "bytes"
+        ]
+        == 2 << 20
     )  # all is loaded
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = service.http.post("/v1/uploads", content=blocks(), headers=OCTETS).json()

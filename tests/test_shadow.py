@@ -56,13 +56,21 @@ def test_agreement_is_what_both_would_say(place: Place) -> None:
     for _ in range(3):
         assert place.http.post(PREDICT, json=BODY).json()["model"]["version"] == 1
     told = shown(place)
-    ours, theirs = (Predictor(Model.open(place.rooms.registry.resolve(f"docs:{version}"))) for version in (1, 2))
+    ours, theirs = (
+        Predictor(Model.open(place.rooms.registry.resolve(f"docs:{version}"))) for version in (1, 2)
+    )
     a, b = ours.predict(list(TEXTS), 2).labels, theirs.predict(list(TEXTS), 2).labels
     (pair,) = told["pairs"]
-    assert (told["shadow"], pair["answered"], pair["shadow"]) == ({"version": 2, "weight": 1.0}, 1, 2)
+    assert (told["shadow"], pair["answered"], pair["shadow"]) == (
+        {"version": 2, "weight": 1.0},
+        1,
+        2,
+    )
     assert (pair["requests"], pair["rows"], pair["failed"], pair["dropped"]) == (3, 12, 0, 0)
     assert pair["top1_agreement"] == np.mean(a[:, 0] == b[:, 0])
-    assert pair["overlap"] == np.mean([len({*x} & {*y}) / 2 for x, y in zip(a.tolist(), b.tolist(), strict=True)])
+    assert pair["overlap"] == np.mean(
+        [len({*x} & {*y}) / 2 for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    )
     assert pair["answer_ms"] > 0
     assert pair["shadow_ms"] > 0
     metrics = place.http.get("/metrics").text
@@ -88,10 +96,17 @@ def test_a_shadow_that_fails_fails_alone(place: Place, tmp_path: Path) -> None:
     place.rooms.predictors._swapper.submit(lambda: None).result(300)
     assert place.http.post(PREDICT, json=BODY).status_code == 200
     (pair,) = shown(place)["pairs"]
-    assert (pair["shadow"], pair["failed"], pair["requests"], pair["top1_agreement"]) == (3, 1, 0, None)
+    assert (pair["shadow"], pair["failed"], pair["requests"], pair["top1_agreement"]) == (
+        3,
+        1,
+        0,
+        None,
+    )
 
 
-def test_a_shadow_that_stands_still_delays_nobody_and_drops(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shadow_that_stands_still_delays_nobody_and_drops(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reached, go = threading.Event(), threading.Event()
     compared = Shadows._compared
 
@@ -135,7 +150,9 @@ def test_a_share_gets_copies_by_key(place: Place) -> None:
     place.rooms.predictors.moved("default", "docs")
     keys = [f"k{i}" for i in range(60)]
     for key in keys:
-        assert place.http.post(PREDICT, json=BODY, headers={"X-Routing-Key": key}).status_code == 200
+        assert (
+            place.http.post(PREDICT, json=BODY, headers={"X-Routing-Key": key}).status_code == 200
+        )
     expected = sum(point("shadow docs@prod", key) < 0.25 for key in keys)
     assert 0 < expected < 60
     assert shown(place)["pairs"][0]["requests"] == expected
@@ -149,7 +166,18 @@ def test_what_the_store_does_not_take_is_not_lost(tmp_path: Path) -> None:
     shadows = Shadows(lambda tenant: registry, Gauges())
     rows = np.eye(6, dtype=np.float32)
     shadows.offer(
-        Copy("rows@a", loaded, loaded, lambda model: rows, 6, 3, None, None, loaded.predictor.predict(rows, 3).labels, 0.5)
+        Copy(
+            "rows@a",
+            loaded,
+            loaded,
+            lambda model: rows,
+            6,
+            3,
+            None,
+            None,
+            loaded.predictor.predict(rows, 3).labels,
+            0.5,
+        )
     )
     shadows.settle()
 
@@ -164,7 +192,25 @@ def test_what_the_store_does_not_take_is_not_lost(tmp_path: Path) -> None:
         shadows.flush(Broken())  # type: ignore[arg-type]
     shadows.flush(store)
     (sums,) = figures(store, "default", "rows@a").values()
-    assert (sums["top1"], sums["overlap"], sums["rows"], sums["answer_seconds"]) == (6.0, 6.0, 6.0, 0.5)
+    assert (sums["top1"], sums["overlap"], sums["rows"], sums["answer_seconds"]) == (
+        6.0,
+        6.0,
+        6.0,
+        0.5,
+    )
     shadows.close()
-    shadows.offer(Copy("rows@a", loaded, loaded, lambda model: rows, 6, 3, None, None, np.zeros((6, 3), np.int32), 0.5))
+    shadows.offer(
+        Copy(
+            "rows@a",
+            loaded,
+            loaded,
+            lambda model: rows,
+            6,
+            3,
+            None,
+            None,
+            np.zeros((6, 3), np.int32),
+            0.5,
+        )
+    )
     store.close()

@@ -93,7 +93,15 @@ def test_labels_of_a_row_are_mostly_siblings() -> None:
         topic_of = make_lists(shape, rng).topic_of
         dealt = deal(shape, topic_of, rng)
         topics = np.split(topic_of[dealt.labels], dealt.indptr[1:-1])
-        return float(np.mean([Counter(row.tolist()).most_common(1)[0][1] / len(row) for row in topics if len(row) > 2]))
+        return float(
+            np.mean(
+                [
+                    Counter(row.tolist()).most_common(1)[0][1] / len(row)
+                    for row in topics
+                    if len(row) > 2
+                ]
+            )
+        )
 
     assert share(1.0) > 0.75 > share(0.0)
 
@@ -116,7 +124,10 @@ def test_ranks_follow_their_law(exponent: float, shift: float) -> None:
     edges = np.arange(n + 1) + shift
     integral = np.log(edges) if exponent == 1.0 else edges ** (1.0 - exponent) / (1.0 - exponent)
     expected = np.diff(integral) / (integral[-1] - integral[0])
-    found = np.bincount(ranks((np.arange(200_000) + 0.5) / 200_000, n, exponent, shift), minlength=n) / 200_000
+    found = (
+        np.bincount(ranks((np.arange(200_000) + 0.5) / 200_000, n, exponent, shift), minlength=n)
+        / 200_000
+    )
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
@@ -131,7 +142,9 @@ def test_shares_of_words_change_how_much_can_be_learnt(tmp_path: Path) -> None:
     """A row is likelier to be nearest to a row of its own labels, the more words come from the labels."""
 
     def found(from_labels: float) -> float:
-        dataset = generate(replace(TINY, from_labels=from_labels, from_topics=0.0), tmp_path / str(from_labels))
+        dataset = generate(
+            replace(TINY, from_labels=from_labels, from_topics=0.0), tmp_path / str(from_labels)
+        )
         assert dataset.test is not None
         nearest = (dataset.test.X.to_scipy() @ dataset.train.X.to_scipy().T).argmax(axis=1).A1
         own = dataset.test.Y.to_scipy().toarray().astype(bool)
@@ -143,7 +156,10 @@ def test_shares_of_words_change_how_much_can_be_learnt(tmp_path: Path) -> None:
 
 def test_a_set_is_made_trained_and_kept(tmp_path: Path) -> None:
     row = prepare("lshtc1", tmp_path / "lshtc1", scale=0.02, threads=1)
-    dataset, model = Dataset.open(tmp_path / "lshtc1" / "dataset"), Model.open(tmp_path / "lshtc1" / "model")
+    dataset, model = (
+        Dataset.open(tmp_path / "lshtc1" / "dataset"),
+        Model.open(tmp_path / "lshtc1" / "model"),
+    )
     assert (
         (row["labels"], row["rows"], row["queries"])
         == (240, 1876, 187)
@@ -152,7 +168,11 @@ def test_a_set_is_made_trained_and_kept(tmp_path: Path) -> None:
     assert row["measures"]["P@1"] > 20 / 240
     assert row["measures"]["P@1"] < 0.9
     assert json.loads((tmp_path / "lshtc1" / "READY").read_text()) == row
-    assert sorted(path.name for path in (tmp_path / "lshtc1").iterdir()) == ["READY", "dataset", "model"]
+    assert sorted(path.name for path in (tmp_path / "lshtc1").iterdir()) == [
+        "READY",
+        "dataset",
+        "model",
+    ]
     assert prepare("lshtc1", tmp_path / "lshtc1") == row
 
 

@@ -20,11 +20,40 @@ from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers import make_solver, newton
 from xcray.train import TrainSpec
 from xcray.train.laws import newton_bytes, takes_newton
-from xcray.train.preflight import Paces, Shape, entries_of_labels, estimate, mapped, newton_of, norm_of, reckoned
-from xcray.train.sizing import MOST, SIZES_ALONE, WEIGHTS_ALONE, Data, Wishes, measured, rows_of_labels, size
+from xcray.train.preflight import (
+    Paces,
+    Shape,
+    entries_of_labels,
+    estimate,
+    mapped,
+    newton_of,
+    norm_of,
+    reckoned,
+)
+from xcray.train.sizing import (
+    MOST,
+    SIZES_ALONE,
+    WEIGHTS_ALONE,
+    Data,
+    Wishes,
+    measured,
+    rows_of_labels,
+    size,
+)
 
 CHART = Path(__file__).parent.parent / "helm" / "xcray"
-AT = ["--rows", "490449", "--features", "135909", "--labels", "670091", "--nnz", "37175000", "--labels-per-row", "5.39"]
+AT = [
+    "--rows",
+    "490449",
+    "--features",
+    "135909",
+    "--labels",
+    "670091",
+    "--nnz",
+    "37175000",
+    "--labels-per-row",
+    "5.39",
+]
 
 
 class Known(NamedTuple):
@@ -110,10 +139,20 @@ def test_dense_rows_are_foreseen_by_their_length() -> None:
 def test_it_is_the_formula_of_preflight(tiny: Dataset) -> None:
     """Given what a data set tells, the same needs come out to the byte."""
     solver, train = make_solver("ppdsparse", {}), tiny.train
-    spec, every = TrainSpec(str(tiny.path), memory_limit="4GiB"), frozen(np.arange(tiny.n_labels), np.int32)
+    spec, every = (
+        TrainSpec(str(tiny.path), memory_limit="4GiB"),
+        frozen(np.arange(tiny.n_labels), np.int32),
+    )
     numbers = (train.n_rows, tiny.n_features, tiny.n_labels, train.X.nnz)
-    shape = Shape(*numbers, entries_of_labels(train), solver.cost_terms(train.X, train.XT, train.YT), mapped(tiny))
-    assert reckoned(spec, shape, solver, every, 2, Paces()) == estimate(spec, tiny, solver, every, workers=2, probe=0.0)
+    shape = Shape(
+        *numbers,
+        entries_of_labels(train),
+        solver.cost_terms(train.X, train.XT, train.YT),
+        mapped(tiny),
+    )
+    assert reckoned(spec, shape, solver, every, 2, Paces()) == estimate(
+        spec, tiny, solver, every, workers=2, probe=0.0
+    )
 
 
 def test_labels_are_drawn_with_the_mean_and_the_most_that_are_said() -> None:
@@ -133,7 +172,10 @@ def test_more_of_anything_needs_no_less() -> None:
         assert more.home >= first.home, name
         assert more.pods["worker"].memory >= first.pods["worker"].memory, name
     for name in ("jobs", "models", "versions"):
-        assert size(data, wishes._replace(**{name: 2})).home >= size(data, wishes._replace(**{name: 1})).home
+        assert (
+            size(data, wishes._replace(**{name: 2})).home
+            >= size(data, wishes._replace(**{name: 1})).home
+        )
     assert size(data, wishes._replace(processes=4)).pods["api"].memory > first.pods["api"].memory
 
 
@@ -191,7 +233,9 @@ def test_the_command_tells_people_and_machines(capsys: pytest.CaptureFixture[str
     assert "--measure" in capsys.readouterr().err
 
 
-def test_labels_of_a_data_set_are_solved_instead(tiny: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_of_a_data_set_are_solved_instead(
+    tiny: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All are, where there is time for all: then the weights are those of the model to the last one."""
     found = measured(tiny.path, Wishes(cluster=False, cores=1), seconds=60.0)
     solver, train = make_solver("ppdsparse", {}), tiny.train
@@ -201,7 +245,9 @@ def test_labels_of_a_data_set_are_solved_instead(tiny: Dataset, capsys: pytest.C
     assert found.training.weights == pytest.approx(block.W.nnz, abs=len(every))
     assert found.training.mapped == mapped(tiny)
     assert 0 < found.core_hours.low < found.core_hours.value < found.core_hours.high
-    assert main(["size", "--measure", str(tiny.path), "--seconds", "0.5", "--mode", "all-in-one"]) == 0
+    assert (
+        main(["size", "--measure", str(tiny.path), "--seconds", "0.5", "--mode", "all-in-one"]) == 0
+    )
     assert "labels solved here" in capsys.readouterr().out
     with pytest.raises(ParameterError, match="--estimate"):
         measured(tiny.path, Wishes(), "pdsparse")
@@ -228,12 +274,17 @@ def unknown_keys(given: Any, known: Any, path: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["all-in-one", "cluster"])
-def test_values_are_ones_that_the_chart_takes(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_are_ones_that_the_chart_takes(
+    mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["size", *AT, "--mode", mode, "--replicas", "3", "--hours", "0.5", "--values"]) == 0
     values = yaml.safe_load(capsys.readouterr().out)
     assert unknown_keys(values, yaml.safe_load((CHART / "values.yaml").read_text())) == []
     if not helm.helms():
-        say("helm", "values of `xcray size` were held against the keys of values.yaml, and not rendered")
+        say(
+            "helm",
+            "values of `xcray size` were held against the keys of values.yaml, and not rendered",
+        )
         return
     more = {"store": {"existingSecret": "store"}} if mode == "cluster" else {}
     objects = helm.template_values({**values, **more})
@@ -242,6 +293,9 @@ def test_values_are_ones_that_the_chart_takes(mode: str, capsys: pytest.CaptureF
         wanted = values["ray"]["workerDefaults"]
         group = ray["spec"]["workerGroupSpecs"][0]
         assert group["maxReplicas"] == wanted["maxReplicas"]
-        assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == wanted["memory"]
+        assert (
+            group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"]
+            == wanted["memory"]
+        )
     (claim,) = [each for each in objects if each["kind"] == "PersistentVolumeClaim"]
     assert claim["spec"]["resources"]["requests"]["storage"] == values["storage"]["home"]["size"]

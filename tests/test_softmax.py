@@ -32,19 +32,36 @@ from xcray.model.model import Model, write_model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 
-FACTS: dict[str, Any] = {"rows": {"fitted": 1, "measured": 1, "left_out": 0}, "bins": [], "places": [], "report": {}}
+FACTS: dict[str, Any] = {
+    "rows": {"fitted": 1, "measured": 1, "left_out": 0},
+    "bins": [],
+    "places": [],
+    "report": {},
+}
 
 
 def random(n: int, d: int, share: float, scale: float, seed: int) -> CSR:
     """A matrix with this share of its cells, normal values times scale."""
     rng = np.random.default_rng(seed)
-    return csr_from(np.where(rng.random((n, d)) < share, scale * rng.normal(size=(n, d)), 0).astype(np.float32))
+    return csr_from(
+        np.where(rng.random((n, d)) < share, scale * rng.normal(size=(n, d)), 0).astype(np.float32)
+    )
 
 
 def model(path: Path, W: CSR, b: Any, **more: Any) -> Model:
     """A softmax model of these weights."""
-    names = {"label_names": [f"label-{i}" for i in range(W.n_rows)], "feature_names": [f"feature-{j}" for j in range(W.n_cols)]}
-    given = {"solver": "ds-mlr", "params": {}, "dataset_hash": "d", "link": "softmax", **names, **more}
+    names = {
+        "label_names": [f"label-{i}" for i in range(W.n_rows)],
+        "feature_names": [f"feature-{j}" for j in range(W.n_cols)],
+    }
+    given = {
+        "solver": "ds-mlr",
+        "params": {},
+        "dataset_hash": "d",
+        "link": "softmax",
+        **names,
+        **more,
+    }
     return write_model(path, W=W, b=np.asarray(b, np.float32), **given)
 
 
@@ -67,7 +84,15 @@ def by_postings(W: CSR, b: Any, X: CSR) -> Any:
     scratch = Scratch(np.zeros(len(b)), np.zeros(len(b), np.uint8), np.zeros(len(b) + 1, np.int32))
     out = np.empty(X.n_rows)
     by_label = csr_from(np.ascontiguousarray(W.to_scipy().toarray().T))
-    kernels.by_postings(X, 0, X.n_rows, by_label, kernels.Whole(csr_bias(b), top, kernels.sum_exp(biases, top)), scratch, out)
+    kernels.by_postings(
+        X,
+        0,
+        X.n_rows,
+        by_label,
+        kernels.Whole(csr_bias(b), top, kernels.sum_exp(biases, top)),
+        scratch,
+        out,
+    )
     assert not scratch.sums.any()
     assert not scratch.seen.any()
     return out
@@ -81,7 +106,9 @@ def csr_bias(b: Any) -> Any:
 
 
 def test_exponentials_are_right_to_the_last_bits() -> None:
-    values = np.concatenate([[0.0, -0.0], -np.logspace(-18, np.log10(708), 4000), -np.linspace(0, 40, 1000)])
+    values = np.concatenate(
+        [[0.0, -0.0], -np.logspace(-18, np.log10(708), 4000), -np.linspace(0, 40, 1000)]
+    )
     for value in values.tolist():
         found, expected = kernels.sum_exp(np.array([value]), 0.0), math.exp(value)
         assert abs(found - expected) <= 2 * math.ulp(expected), value
@@ -93,7 +120,9 @@ def test_sums_of_every_length(n: int) -> None:
     values = np.random.default_rng(n).normal(size=n) * 10
     top = kernels.largest(values)
     assert top == max(values.tolist(), default=-math.inf)
-    assert kernels.sum_exp(values, top) == pytest.approx(math.fsum(math.exp(v - top) for v in values.tolist()), rel=1e-14)
+    assert kernels.sum_exp(values, top) == pytest.approx(
+        math.fsum(math.exp(v - top) for v in values.tolist()), rel=1e-14
+    )
 
 
 @pytest.mark.parametrize("n_labels", [1, 2, 7, 63, 300])
@@ -146,7 +175,12 @@ def test_models_of_very_many_labels() -> None:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     """A softmax model of 60 labels and 30 features."""
     W = random(60, 30, 0.4, 1.0, 1)
-    return Predictor(model(tmp_path_factory.mktemp("small") / "model", W, np.random.default_rng(2).normal(size=60)), threads=2)
+    return Predictor(
+        model(
+            tmp_path_factory.mktemp("small") / "model", W, np.random.default_rng(2).normal(size=60)
+        ),
+        threads=2,
+    )
 
 
 ROWS = random(9, 30, 0.4, 2.0, 7)
@@ -162,7 +196,11 @@ def test_all_labels_add_up_to_one_and_agree_with_scipy(small: Predictor) -> None
     answer = small.answer(ROWS, 60, probabilities=True)
     told = small.probabilities(answer)
     np.testing.assert_allclose(told.sum(axis=1), 1.0, atol=1e-12)
-    np.testing.assert_allclose(told, np.take_along_axis(dense_softmax(small, ROWS), answer.labels.astype(int), 1), atol=1e-12)
+    np.testing.assert_allclose(
+        told,
+        np.take_along_axis(dense_softmax(small, ROWS), answer.labels.astype(int), 1),
+        atol=1e-12,
+    )
     assert (np.diff(told, axis=1) <= 0).all()
     five = small.answer(ROWS, 5, probabilities=True)
     np.testing.assert_array_equal(small.probabilities(five), told[:, :5])
@@ -184,7 +222,9 @@ def test_the_whole_is_all_labels_also_where_some_are_not_allowed(small: Predicto
 def test_a_deadline_bounds_the_search_and_not_the_normaliser(small: Predictor) -> None:
     answer = small.answer(ROWS, 5, deadline_ms=0, probabilities=True)
     np.testing.assert_array_equal(answer.log_normaliser, small.log_normaliser(ROWS))
-    np.testing.assert_allclose(small.probabilities(answer), np.exp(answer.scores - answer.log_normaliser[:, None]))
+    np.testing.assert_allclose(
+        small.probabilities(answer), np.exp(answer.scores - answer.log_normaliser[:, None])
+    )
 
 
 def test_a_model_of_scikit_learn_tells_what_it_tells_there(tmp_path: Path) -> None:
@@ -201,7 +241,9 @@ def test_a_model_of_scikit_learn_tells_what_it_tells_there(tmp_path: Path) -> No
     np.testing.assert_allclose(predictor.probabilities(answer), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_nothing_is_added_up_unless_it_is_asked_for(small: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_added_up_unless_it_is_asked_for(
+    small: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("normalisers were not asked for")
 
@@ -220,25 +262,38 @@ def test_nothing_is_added_up_unless_it_is_asked_for(small: Predictor, monkeypatc
 
 def test_answers_in_arrow(small: Predictor) -> None:
     answer = small.answer(ROWS, 4, probabilities=True)
-    assert small.table(answer).column("probabilities").to_pylist() == small.probabilities(answer).tolist()
+    assert (
+        small.table(answer).column("probabilities").to_pylist()
+        == small.probabilities(answer).tolist()
+    )
     none = small.answer(random(0, 30, 0, 1, 0), 4, probabilities=True)
     assert small.probabilities(none).shape == (0, 4)
 
 
 def test_curves_win_where_a_model_has_them(small: Predictor, tmp_path: Path) -> None:
-    curve = (np.zeros(60, np.int32), np.ones(1, np.int64), np.array([0, 2, 4]), np.array([-9.0, 9.0] * 2), np.array([0.1, 0.4] * 2))
+    curve = (
+        np.zeros(60, np.int32),
+        np.ones(1, np.int64),
+        np.array([0, 2, 4]),
+        np.array([-9.0, 9.0] * 2),
+        np.array([0.1, 0.4] * 2),
+    )
     both = Predictor(with_calibration(small.model, tmp_path / "curves", Calibration(*curve), FACTS))
     assert (both.likely, both.model.link) == ("curves", "softmax")
     answer = both.answer(ROWS, 3, probabilities=True)
     assert len(answer.log_normaliser) == 0
-    np.testing.assert_allclose(both.probabilities(answer), 0.25 + np.clip(answer.scores, -9, 9) / 60)
+    np.testing.assert_allclose(
+        both.probabilities(answer), 0.25 + np.clip(answer.scores, -9, 9) / 60
+    )
     np.testing.assert_array_equal(both.log_normaliser(ROWS), small.log_normaliser(ROWS))
     assert "## Probabilities" in (both.model.path / "card.md").read_text()
     assert "Softmax" not in (both.model.path / "card.md").read_text()
 
 
 def test_models_of_margins_refuse(tmp_path: Path) -> None:
-    plain = Predictor(model(tmp_path / "plain", random(5, 30, 0.5, 1, 0), np.zeros(5), link="identity"))
+    plain = Predictor(
+        model(tmp_path / "plain", random(5, 30, 0.5, 1, 0), np.zeros(5), link="identity")
+    )
     with pytest.raises(NotCalibrated, match="xcray calibrate"):
         plain.answer(ROWS, 2, probabilities=True)
     with pytest.raises(ParameterError, match="identity"):
@@ -257,7 +312,9 @@ def test_rows_that_do_not_fit_are_refused(small: Predictor) -> None:
 
 def test_the_link_is_part_of_what_a_model_is(tmp_path: Path) -> None:
     W = random(5, 6, 0.5, 1, 0)
-    one, two = (model(tmp_path / link, W, np.zeros(5), link=link) for link in ("identity", "softmax"))
+    one, two = (
+        model(tmp_path / link, W, np.zeros(5), link=link) for link in ("identity", "softmax")
+    )
     assert one.sha256 != two.sha256
     assert (one.link, two.link) == ("identity", "softmax")
     assert "all 5 labels" in (two.path / "card.md").read_text()
@@ -266,14 +323,24 @@ def test_the_link_is_part_of_what_a_model_is(tmp_path: Path) -> None:
 
 
 def test_a_share_is_never_above_one() -> None:
-    told = softmax(np.array([[0.0, -800.0], [1e300, -1e300]]), np.array([np.nextafter(0.0, -1.0) - 1e-16, 1e300]))
+    told = softmax(
+        np.array([[0.0, -800.0], [1e300, -1e300]]),
+        np.array([np.nextafter(0.0, -1.0) - 1e-16, 1e300]),
+    )
     assert told.tolist() == [[1.0, 0.0], [1.0, 0.0]]
 
 
 def test_one_signature_each(small: Predictor) -> None:
     small.log_normaliser(ROWS)
     small.log_normaliser(csr_from(np.ones((1, 30))))
-    for kernel in (kernels.by_lists, kernels.by_postings, kernels.of_all, kernels.of_touched, kernels.sum_exp, kernels.largest):
+    for kernel in (
+        kernels.by_lists,
+        kernels.by_postings,
+        kernels.of_all,
+        kernels.of_touched,
+        kernels.sum_exp,
+        kernels.largest,
+    ):
         assert len(kernel.signatures) <= 1, kernel
 
 
@@ -287,21 +354,37 @@ def reader(tmp_path: Path) -> Model:
 
 
 def test_the_command_line_tells_them(reader: Model, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["predict", str(reader.path), *TEXTS, "-k", "4", "--probabilities", "--json"]) == 0
+    assert (
+        cli.main(["predict", str(reader.path), *TEXTS, "-k", "4", "--probabilities", "--json"]) == 0
+    )
     for found in json.loads(capsys.readouterr().out)["predictions"]:
-        assert math.fsum(one["probability"] for one in found["labels"]) == pytest.approx(1.0, abs=1e-12)
+        assert math.fsum(one["probability"] for one in found["labels"]) == pytest.approx(
+            1.0, abs=1e-12
+        )
 
 
 def test_batches_tell_them(reader: Model, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("\n".join(TEXTS) + "\n")
-    spec = BulkSpec(str(reader.path), str(tmp_path / "rows.txt"), format="text", k=4, probabilities=True, pool="serial")
+    spec = BulkSpec(
+        str(reader.path),
+        str(tmp_path / "rows.txt"),
+        format="text",
+        k=4,
+        probabilities=True,
+        pool="serial",
+    )
     found = predict_bulk(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     told = pq.read_table(found.path / "part-00000.parquet").column("probabilities").to_pylist()
     predictor = Predictor(reader)
-    assert told == predictor.probabilities(predictor.answer(list(TEXTS), 4, probabilities=True)).tolist()
+    assert (
+        told
+        == predictor.probabilities(predictor.answer(list(TEXTS), 4, probabilities=True)).tolist()
+    )
 
 
-@pytest.mark.parametrize("more", [{}, {"allow": ["io", "csv"]}, {"deadline_ms": 1000.0}, {"top_k": 100}])
+@pytest.mark.parametrize(
+    "more", [{}, {"allow": ["io", "csv"]}, {"deadline_ms": 1000.0}, {"top_k": 100}]
+)
 def test_the_service_tells_them(reader: Model, tmp_path: Path, more: dict[str, Any]) -> None:
     predictor = Predictor(Model.open(reader.path))
     app = create_app(settings_for(tmp_path / "home"))
@@ -312,7 +395,9 @@ def test_the_service_tells_them(reader: Model, tmp_path: Path, more: dict[str, A
         told = http.post("/v1/models/docs:predict", json={**body, "probabilities": True})
         assert told.status_code == 200, told.text
         assert http.get("/v1/models/docs/versions/1").json()["calibrated"] is True
-    asked = predictor.answer(list(TEXTS), more.get("top_k", 5), allow=more.get("allow"), probabilities=True)
+    asked = predictor.answer(
+        list(TEXTS), more.get("top_k", 5), allow=more.get("allow"), probabilities=True
+    )
     found = told.json()["predictions"]
     assert [one.pop("probabilities") for one in found] == predictor.probabilities(asked).tolist()
     assert found == plain

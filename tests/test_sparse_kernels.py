@@ -64,15 +64,22 @@ def test_row_norms(shape: tuple[int, int]) -> None:
     A = matrix(*shape)
     found = sparse.row_norms_sq(csr_from(A))
     assert found.dtype == np.float64
-    assert found.tolist() == np.asarray(A.astype(np.float64).multiply(A).sum(axis=1)).ravel().tolist()
+    assert (
+        found.tolist() == np.asarray(A.astype(np.float64).multiply(A).sum(axis=1)).ravel().tolist()
+    )
 
 
 @pytest.mark.parametrize("rows", [[], [0], [6, 0, 0, 3], list(range(7))])
 def test_take_rows(rows: list[int]) -> None:
     A = matrix(7, 4)
-    same(sparse.take_rows(csr_from(A), np.array(rows, np.int64)), A[rows] if rows else sp.csr_matrix((0, 4)))
+    same(
+        sparse.take_rows(csr_from(A), np.array(rows, np.int64)),
+        A[rows] if rows else sp.csr_matrix((0, 4)),
+    )
     taken = sparse.take_pattern_rows(pattern_from(A), np.array(rows, np.int64))
-    assert [taken.row(i).tolist() for i in range(len(rows))] == [A[i].indices.tolist() for i in rows]
+    assert [taken.row(i).tolist() for i in range(len(rows))] == [
+        A[i].indices.tolist() for i in rows
+    ]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 7), (2, 5), (3, 3), (7, 7)])
@@ -92,5 +99,10 @@ def test_one_signature_each() -> None:
         sparse.transpose_pattern(Pattern(part.indptr, part.indices, part.n_cols))
         sparse.row_norms_sq(part)
         sparse.take_rows(part, np.array([0], np.int64))
-    for kernel in (sparse._transpose, sparse._transpose_pattern, sparse._row_norms_sq, sparse._positions):
+    for kernel in (
+        sparse._transpose,
+        sparse._transpose_pattern,
+        sparse._row_norms_sq,
+        sparse._positions,
+    ):
         assert len(kernel.signatures) == 1, kernel

@@ -17,7 +17,9 @@ from xcray.kernels.sparsify import sparse_rows
 def block(n_features: int, n_labels: int, seed: int = 0) -> Any:
     """Weights with many equal sizes, zeros of both signs, and sizes that differ in their last bit."""
     rng = np.random.default_rng(seed)
-    W = np.where(rng.random((n_features, n_labels)) < 0.5, rng.normal(size=(n_features, n_labels)), 0.25).astype(np.float32)
+    W = np.where(
+        rng.random((n_features, n_labels)) < 0.5, rng.normal(size=(n_features, n_labels)), 0.25
+    ).astype(np.float32)
     W *= rng.choice([-1.0, 1.0], W.shape).astype(np.float32)
     W[rng.random(W.shape) < 0.2] *= 0.0
     near = rng.random(W.shape) < 0.1
@@ -37,8 +39,12 @@ def same(found: tuple[CSR, Any], W: Any, prune: float, keep: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (5, 0), (1, 1), (40, 7), (33, 600)])
-@pytest.mark.parametrize(("prune", "keep"), [(0.0, 0), (0.25, 0), (0.0, 5), (0.3, 4), (0.0, 1), (9.0, 3), (np.inf, 0)])
-def test_the_same_as_one_label_after_the_other(shape: tuple[int, int], prune: float, keep: int) -> None:
+@pytest.mark.parametrize(
+    ("prune", "keep"), [(0.0, 0), (0.25, 0), (0.0, 5), (0.3, 4), (0.0, 1), (9.0, 3), (np.inf, 0)]
+)
+def test_the_same_as_one_label_after_the_other(
+    shape: tuple[int, int], prune: float, keep: int
+) -> None:
     W = block(*shape)
     same(sparse_rows(W, prune, keep), W, prune, keep)
 
@@ -54,7 +60,10 @@ def test_ties_at_the_bar_go_by_feature(seed: int) -> None:
 
 def test_a_limit_between_two_floats_is_exact() -> None:
     tenth = np.float32(0.1)  # above 0.1
-    W = np.array([[np.nextafter(tenth, np.float32(0)), tenth, -tenth, np.nextafter(tenth, np.float32(1))]], np.float32)
+    W = np.array(
+        [[np.nextafter(tenth, np.float32(0)), tenth, -tenth, np.nextafter(tenth, np.float32(1))]],
+        np.float32,
+    )
     for prune in (0.1, float(tenth), 1e-50, 1e60):
         same(sparse_rows(W, prune), W, prune, 0)
 
@@ -94,7 +103,10 @@ def test_other_layouts_and_types_are_taken() -> None:
     same(sparse_rows(W.astype(np.float64), 0.2, 3), W, 0.2, 3)
 
 
-@pytest.mark.parametrize("wrong", [{"prune": -1.0}, {"prune": np.nan}, {"keep": -1}, {"first": 2, "stop": 1}, {"stop": 10}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"prune": -1.0}, {"prune": np.nan}, {"keep": -1}, {"first": 2, "stop": 1}, {"stop": 10}],
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ParameterError, match="must"):
         sparse_rows(block(3, 4), **wrong)

@@ -2,7 +2,17 @@
 
 import pytest
 
-from xcray.jobs.states import FAILED, PENDING, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL, TRANSITIONS, allowed
+from xcray.jobs.states import (
+    FAILED,
+    PENDING,
+    RUNNING,
+    STATUSES,
+    STOPPED,
+    SUCCEEDED,
+    TERMINAL,
+    TRANSITIONS,
+    allowed,
+)
 
 MOVES = {  # written down a second time, as pairs with their reasons
     (PENDING, RUNNING): "claimed",

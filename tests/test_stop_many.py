@@ -16,7 +16,10 @@ from xcray.service.routes import jobs
 def served(tmp_path):
     settings = settings_for(tmp_path / "home")
     settings.home.mkdir()
-    with closing(JobStore(settings.store_url)) as store, client_of(create_app(settings, store=store)) as http:
+    with (
+        closing(JobStore(settings.store_url)) as store,
+        client_of(create_app(settings, store=store)) as http,
+    ):
         yield store, http
 
 
@@ -28,7 +31,10 @@ def test_a_queue_is_emptied_by_one_request(served, monkeypatch):
     waiting = [submit(store, f"n{number % 2}", model="m") for number in range(8)]
     theirs = submit(store, tenant="theirs")
     assert http.post("/v1/jobs:stop", json={"name": "n1"}).json() == {"stopped": 4, "more": False}
-    assert http.post("/v1/jobs:stop", json={"status": "PENDING"}).json() == {"stopped": 4, "more": False}
+    assert http.post("/v1/jobs:stop", json={"status": "PENDING"}).json() == {
+        "stopped": 4,
+        "more": False,
+    }
     assert {store.get(job.id).status for job in waiting} == {STOPPED}
     assert not store.get(running.id).stop_requested
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 1, "more": False}
@@ -48,7 +54,9 @@ def test_a_request_that_takes_long_is_answered_and_may_be_sent_again(served, mon
     assert store.counts()[STOPPED] == 3
 
 
-@pytest.mark.parametrize("wrong", [{"status": "SUCCEEDED"}, {"everything": True}, {"name": ""}, [], {"dataset": 3}])
+@pytest.mark.parametrize(
+    "wrong", [{"status": "SUCCEEDED"}, {"everything": True}, {"name": ""}, [], {"dataset": 3}]
+)
 def test_a_wish_that_is_none_is_refused(served, wrong):
     store, http = served
     job = submit(store)

@@ -23,7 +23,9 @@ def clock():
 
 @pytest.fixture
 def store(store_url, clock):
-    store = JobStore(store_url, now=clock, steady=clock, busy_seconds=300.0)  # fifty at once may find a slow disk
+    store = JobStore(
+        store_url, now=clock, steady=clock, busy_seconds=300.0
+    )  # fifty at once may find a slow disk
     yield store
     store.close()
 
@@ -36,9 +38,23 @@ def test_a_submitted_job_is_pending_and_readable(store):
     assert created
     assert re.fullmatch(r"job_[a-z2-7]{20}", job.id)
     assert store.get(job.id) == job
-    assert (job.status, job.phase, job.attempt, job.spec, job.name, job.priority) == (PENDING, "QUEUED", 0, SPEC, "pydocs", 3)
-    assert (job.created, job.started, job.finished, job.result) == ("2023-11-14T22:13:20.000Z", None, None, None)
-    assert [(e.seq, e.kind, e.data["status"]) for e in store.events(job.id)] == [(1, "status", PENDING)]
+    assert (job.status, job.phase, job.attempt, job.spec, job.name, job.priority) == (
+        PENDING,
+        "QUEUED",
+        0,
+        SPEC,
+        "pydocs",
+        3,
+    )
+    assert (job.created, job.started, job.finished, job.result) == (
+        "2023-11-14T22:13:20.000Z",
+        None,
+        None,
+        None,
+    )
+    assert [(e.seq, e.kind, e.data["status"]) for e in store.events(job.id)] == [
+        (1, "status", PENDING)
+    ]
 
 
 def test_one_key_and_one_body_is_one_job(store):
@@ -49,7 +65,9 @@ def test_one_key_and_one_body_is_one_job(store):
     assert again == first
 
 
-@pytest.mark.parametrize("other", [{"name": "b"}, {"name": "a", "priority": 1}, {"name": "a", "digest": "other"}])
+@pytest.mark.parametrize(
+    "other", [{"name": "b"}, {"name": "a", "priority": 1}, {"name": "a", "digest": "other"}]
+)
 def test_one_key_and_another_body_is_a_conflict(store, other):
     job = submit(store, idempotency_key="k")
     with pytest.raises(Conflict, match=f"{job.id}.*new key") as caught:
@@ -59,7 +77,10 @@ def test_one_key_and_another_body_is_a_conflict(store, other):
 
 
 def test_a_key_belongs_to_its_tenant(store):
-    ours, theirs = submit(store, idempotency_key="k"), submit(store, idempotency_key="k", tenant="other")
+    ours, theirs = (
+        submit(store, idempotency_key="k"),
+        submit(store, idempotency_key="k", tenant="other"),
+    )
     assert ours.id != theirs.id
 
 
@@ -110,7 +131,10 @@ def test_a_list_can_be_of_one_status(store):
     assert [job.id for job in store.list(status=PENDING)[0]] == [second.id]
 
 
-@pytest.mark.parametrize("wrong", [{"status": "DONE"}, {"limit": 0}, {"limit": 1001}, {"page_token": "x"}, {"page_token": "é"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"status": "DONE"}, {"limit": 0}, {"limit": 1001}, {"page_token": "x"}, {"page_token": "é"}],
+)
 def test_a_wrong_list_argument_names_the_mend(store, wrong):
     with pytest.raises(ParameterError, match=r"use|leave"):
         store.list(**wrong)
@@ -129,7 +153,12 @@ def test_a_claimed_job_runs_in_a_new_attempt(store, clock):
     job = submit(store)
     clock.seconds += 5
     mine = claim(store)
-    assert (mine.id, mine.status, mine.attempt, mine.started) == (job.id, RUNNING, 1, "2023-11-14T22:13:25.000Z")
+    assert (mine.id, mine.status, mine.attempt, mine.started) == (
+        job.id,
+        RUNNING,
+        1,
+        "2023-11-14T22:13:25.000Z",
+    )
     assert [job.id for job in store.running("me")] == [job.id]
     assert store.running("you") == []
 
@@ -139,7 +168,11 @@ def test_a_finished_job_keeps_its_result(store):
     job = claim(store)
     done = store.finish(job.id, 1, SUCCEEDED, result={"version": 1, "measures": {"P@1": 0.5}})
     assert store.get(job.id) == done
-    assert (done.status, done.result["measures"], done.finished) == (SUCCEEDED, {"P@1": 0.5}, "2023-11-14T22:13:20.000Z")
+    assert (done.status, done.result["measures"], done.finished) == (
+        SUCCEEDED,
+        {"P@1": 0.5},
+        "2023-11-14T22:13:20.000Z",
+    )
     assert store.expire() == []
     assert claim(store) is None
 
@@ -251,7 +284,9 @@ def test_the_history_of_a_job_stays_bounded_while_it_runs(store, short_history, 
     kept = [e.data["done"] for e in events if e.kind == kind]
     assert 25 <= len(kept) <= 51
     assert (kept[0], kept[-1]) == (0, total - 1)
-    assert max(after - before for before, after in itertools.pairwise(kept)) <= 3 * total / 50  # evenly: no part of it is lost
+    assert (
+        max(after - before for before, after in itertools.pairwise(kept)) <= 3 * total / 50
+    )  # evenly: no part of it is lost
     assert [e.data["status"] for e in events if e.kind == "status"] == [PENDING, RUNNING, SUCCEEDED]
 
 
@@ -268,7 +303,10 @@ def test_moves_to_and_fro_do_not_pile_up_for_ever(store, short_history):
 def test_a_message_has_a_bound(store):
     submit(store)
     job = claim(store)
-    assert len(store.finish(job.id, 1, FAILED, reason="R", message="x" * 10_000).message) == LONGEST_MESSAGE
+    assert (
+        len(store.finish(job.id, 1, FAILED, reason="R", message="x" * 10_000).message)
+        == LONGEST_MESSAGE
+    )
 
 
 # --- stop, resume, delete, release, launch failures, expiry
@@ -305,7 +343,13 @@ def test_resume_queues_a_stopped_or_failed_job_again(store):
         job = claim(store)
         store.finish(job.id, 1, end, reason="R", message="M")
         again = store.resume(job.id)
-        assert (again.status, again.phase, again.reason, again.message, again.finished) == (PENDING, "QUEUED", None, None, None)
+        assert (again.status, again.phase, again.reason, again.message, again.finished) == (
+            PENDING,
+            "QUEUED",
+            None,
+            None,
+            None,
+        )
         assert store.resume(job.id) == again
         assert claim(store).attempt == 2
         assert store.resume(job.id).status == RUNNING
@@ -352,7 +396,9 @@ def test_the_third_failed_launch_fails_the_job(store, clock):
     job, waits = submit(store), []
     for attempt in (1, 2, 3):
         assert claim(store).attempt == attempt
-        after = store.retry_later(job.id, attempt, reason="LAUNCH", message="no such program", max_attempts=3)
+        after = store.retry_later(
+            job.id, attempt, reason="LAUNCH", message="no such program", max_attempts=3
+        )
         if attempt < 3:
             assert claim(store) is None
             waits.append(raw(store, "SELECT not_before FROM jobs")[0][0] - clock.seconds)
@@ -361,7 +407,10 @@ def test_the_third_failed_launch_fails_the_job(store, clock):
     assert (after.status, after.reason, after.message) == (FAILED, "LAUNCH", "no such program")
     store.resume(job.id)
     assert claim(store).attempt == 4  # at once, and with all its tries again
-    assert store.retry_later(job.id, 4, reason="LAUNCH", message="no", max_attempts=3).status == PENDING
+    assert (
+        store.retry_later(job.id, 4, reason="LAUNCH", message="no", max_attempts=3).status
+        == PENDING
+    )
 
 
 @pytest.mark.parametrize(("done", "reason"), [(0, "POISON"), (3, "LOST")])
@@ -388,7 +437,9 @@ def test_launches_that_failed_and_runners_that_vanished_are_counted_apart(store,
     def launch_fails(attempt, status):
         clock.seconds += 1000
         claim(store)
-        after = store.retry_later(job.id, attempt, reason="LAUNCH", message="Ray is away", max_attempts=3)
+        after = store.retry_later(
+            job.id, attempt, reason="LAUNCH", message="Ray is away", max_attempts=3
+        )
         assert after.status == status
 
     def vanishes(attempt, status):
@@ -431,7 +482,11 @@ def test_a_claim_keeps_the_cap_whoever_runs_the_jobs(store):
     assert store.claim("b", lease_seconds=20, cap=2)
     assert store.claim("a", lease_seconds=20, cap=2) is None
     with ThreadPoolExecutor(8) as pool:
-        claimed = [job for job in pool.map(lambda _: store.claim("c", lease_seconds=20, cap=3), range(8)) if job]
+        claimed = [
+            job
+            for job in pool.map(lambda _: store.claim("c", lease_seconds=20, cap=3), range(8))
+            if job
+        ]
     assert len(claimed) == 1
 
 
@@ -447,7 +502,9 @@ def test_counts_name_every_status(store):
 
 def test_fifty_submits_with_one_key_are_one_job(store):
     with ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(lambda _: store.submit(SPEC, name="a", idempotency_key="k"), range(50)))
+        answers = list(
+            pool.map(lambda _: store.submit(SPEC, name="a", idempotency_key="k"), range(50))
+        )
     assert len({job.id for job, _ in answers}) == 1
     assert [created for _, created in answers].count(True) == 1
     assert sum(store.counts().values()) == 1
@@ -471,7 +528,9 @@ def test_a_full_queue_of_a_tenant_refuses_one_more_however_many_come(store):
     submit(store, tenant="other", most_queued=1)
     claim(store)
     assert submit(store, idempotency_key="k", most_queued=5).status == PENDING
-    assert submit(store, idempotency_key="k", most_queued=5).name == "a"  # asked again, it is no new one
+    assert (
+        submit(store, idempotency_key="k", most_queued=5).name == "a"
+    )  # asked again, it is no new one
 
 
 WORKER = """
@@ -492,13 +551,22 @@ def test_processes_never_claim_one_job_twice_nor_lose_a_write(store_url):
     store = JobStore(store_url)
     ids = {submit(store).id for _ in range(40)}
     workers = [
-        subprocess.Popen([sys.executable, "-c", WORKER, store_url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, store_url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(4)
     ]
     for worker in workers:
         worker.stdin.write("go\n")
         worker.stdin.flush()
-    lines = list(itertools.chain.from_iterable(worker.communicate(timeout=600)[0].splitlines() for worker in workers))
+    lines = list(
+        itertools.chain.from_iterable(
+            worker.communicate(timeout=600)[0].splitlines() for worker in workers
+        )
+    )
     assert [worker.returncode for worker in workers] == [0] * 4
     claimed = [line.split()[1] for line in lines if line.startswith("claimed")]
     assert len(claimed) == len(set(claimed)) == 41

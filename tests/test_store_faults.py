@@ -53,7 +53,10 @@ def test_everything_is_there_when_it_is_opened_again(store_url):
 
 def test_sqlite_is_set_to_survive(store):
     with store._database.write() as connection:
-        found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous", "busy_timeout")]
+        found = [
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "busy_timeout")
+        ]
     assert found == ["wal", 2, 200]  # 2 is FULL
 
 
@@ -104,7 +107,11 @@ def test_a_full_disk_is_told_as_one_and_reads_go_on(store):
 def test_a_store_that_can_only_be_read_says_so_and_is_read(store, path):
     job = submit(store)
     other = JobStore(store.url)
-    sa.event.listen(other._database._engine, "connect", lambda connection, _: connection.execute("PRAGMA query_only = ON"))
+    sa.event.listen(
+        other._database._engine,
+        "connect",
+        lambda connection, _: connection.execute("PRAGMA query_only = ON"),
+    )
     other._database._engine.dispose()
     assert other.get(job.id) == job
     with pytest.raises(Unavailable, match="can only be read") as caught:
@@ -119,7 +126,11 @@ def test_a_damaged_file_is_told_as_one(store, path, damage):
         submit(store, f"n{number}")
     store.close()
     content = path.read_bytes()
-    path.write_bytes(b"once upon a time" * 1000 if damage == "no database" else content[:8192] + bytes(len(content) - 8192))
+    path.write_bytes(
+        b"once upon a time" * 1000
+        if damage == "no database"
+        else content[:8192] + bytes(len(content) - 8192)
+    )
     for beside in ("-wal", "-shm"):
         path.with_name(path.name + beside).unlink(missing_ok=True)
     with pytest.raises(Corrupt, match="restore it") as caught:
@@ -145,7 +156,9 @@ for number in range(10_000):
 
 def killed_writer(url: str, after: int) -> list[str]:
     """What a writer had acknowledged when it was killed."""
-    with subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True
+    ) as writer:
         told = [writer.stdout.readline().strip() for _ in range(after)]
         writer.send_signal(signal.SIGKILL)
         told += writer.stdout.read().split("\n")[:-1]
@@ -157,7 +170,9 @@ def is_sound(store, acknowledged):
     jobs = {job.id: job for job in store.list(limit=1000)[0]}
     assert set(acknowledged) <= set(jobs)
     assert len(jobs) <= len(acknowledged) + 1
-    assert sorted(raw(store, "SELECT job_id, seq FROM events")) == sorted((job_id, 1) for job_id in jobs)
+    assert sorted(raw(store, "SELECT job_id, seq FROM events")) == sorted(
+        (job_id, 1) for job_id in jobs
+    )
 
 
 @pytest.mark.parametrize("after", [1, 20])
@@ -173,7 +188,9 @@ def test_a_writer_killed_in_the_middle_loses_nothing_it_acknowledged(store_url, 
 # --- backup and restore
 
 
-def test_a_backup_taken_under_load_holds_all_that_was_acknowledged_before_and_restores(store, path, tmp_path):
+def test_a_backup_taken_under_load_holds_all_that_was_acknowledged_before_and_restores(
+    store, path, tmp_path
+):
     before = [submit(store, f"n{number}", idempotency_key=f"k{number}") for number in range(20)]
     running = claim(store)
     ending = threading.Event()
@@ -252,12 +269,16 @@ def test_a_dump_of_postgresql_restores(there, tmp_path):
     tools, dump, fresh = binaries(), tmp_path / "xcray.dump", server.database()
     subprocess.run([tools / "pg_dump", "--format=custom", f"--file={dump}", store.url], check=True)
     submit(store, "after the dump")
-    subprocess.run([tools / "pg_restore", "--clean", "--if-exists", f"--dbname={fresh}", dump], check=True)
+    subprocess.run(
+        [tools / "pg_restore", "--clean", "--if-exists", f"--dbname={fresh}", dump], check=True
+    )
     restored = JobStore(fresh, upgrade=False)
     assert [job.id for job in restored.list()[0]] == [job.id for job in reversed(before)]
     assert restored.get(running.id).status == RUNNING
     assert submit(restored, "n3", idempotency_key="k3").id == before[3].id
-    assert submit(restored, "new").id not in {job.id for job in before}  # numbers go on where they were
+    assert submit(restored, "new").id not in {
+        job.id for job in before
+    }  # numbers go on where they were
     assert claim(restored).name == "n1"
     restored.close()
 
@@ -290,7 +311,9 @@ def test_who_may_wait_long_for_a_lock_does_not_wait_as_long_for_a_silent_server(
     store = JobStore(postgres.emptied(), busy_seconds=600.0)
     store.ping()  # a connection lies idle
     with postgres.paused(), ThreadPoolExecutor(1) as pool:
-        assert isinstance(pool.submit(store.ping).exception(timeout=300), Unavailable)  # a limit for a hang, no target
+        assert isinstance(
+            pool.submit(store.ping).exception(timeout=300), Unavailable
+        )  # a limit for a hang, no target
     store.close()
 
 
@@ -303,7 +326,9 @@ def test_a_server_that_is_killed_and_started_again_has_all_that_was_acknowledged
         while not ending.is_set():
             number += 1
             try:
-                acknowledged.append(store.submit(SPEC, name="n", idempotency_key=f"{owner} {number}")[0].id)
+                acknowledged.append(
+                    store.submit(SPEC, name="n", idempotency_key=f"{owner} {number}")[0].id
+                )
             except Unavailable as error:
                 refused.append(error)
 
@@ -343,7 +368,9 @@ def test_what_postgresql_refuses_is_told_without_secrets(there):
     for url, sentence in ((wrong, "no connection"), (server.url("nowhere"), "no connection")):
         with pytest.raises(Unavailable, match=sentence) as caught:
             JobStore(url)
-        assert not [word for word in ("guess", "secret", "127.0.0.1", 'xcray"') if word in str(caught.value)]
+        assert not [
+            word for word in ("guess", "secret", "127.0.0.1", 'xcray"') if word in str(caught.value)
+        ]
     with pytest.raises(InputError, match="NUL"):
         submit(store, "a\0b")
     with pytest.raises(Unavailable) as caught:
@@ -379,7 +406,9 @@ def test_a_row_that_somebody_holds_makes_only_its_writers_wait(away):
 
 def test_an_address_brings_settings_of_its_own(there):
     store, _ = there
-    more = JobStore(f"{store.url}&sslmode=disable&application_name=mine&options=-c%20statement_timeout%3D7000")
+    more = JobStore(
+        f"{store.url}&sslmode=disable&application_name=mine&options=-c%20statement_timeout%3D7000"
+    )
     assert raw(more, "SHOW statement_timeout") == [("7s",)]
     assert raw(more, "SHOW lock_timeout") == [("15s",)]
     assert raw(more, "SHOW application_name") == [("mine",)]
@@ -390,7 +419,9 @@ def test_an_address_brings_settings_of_its_own(there):
 # --- once more, or not
 
 
-@pytest.mark.parametrize(("state", "again"), [("40001", True), ("40P01", True), ("53100", False), ("57014", False)])
+@pytest.mark.parametrize(
+    ("state", "again"), [("40001", True), ("40P01", True), ("53100", False), ("57014", False)]
+)
 def test_only_what_the_database_undid_is_done_again(state, again):
     driver = type("Trouble", (Exception,), {"sqlstate": state})()
     error = in_words(OperationalError("INSERT secret", {}, driver))

@@ -10,7 +10,15 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from postgres import private_postgres
 from storing import Clock, claim, submit
 
@@ -27,7 +35,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.clock, self.steady = Clock(), Clock(0.0)
+        self.clock = Clock()
+        self.steady = Clock(0.0)
         self.url = type(self).empty_store()
         self.store = self.opened()
         self.model = {}
@@ -64,7 +73,14 @@ class StoreMachine(RuleBasedStateMachine):
         job = claim(self.store, lease=lease, most_running_of=lambda tenant: most)
         running = Counter(m["tenant"] for m in self.model.values() if m["status"] == RUNNING)
         waiting = [
-            (-m["priority"], running[m["tenant"]], self.turns.get(m["tenant"], 0), m["tenant"], m["number"], job_id)
+            (
+                -m["priority"],
+                running[m["tenant"]],
+                self.turns.get(m["tenant"], 0),
+                m["tenant"],
+                m["number"],
+                job_id,
+            )
             for job_id, m in self.model.items()
             if m["status"] == PENDING and (most is None or running[m["tenant"]] < most)
         ]
@@ -80,7 +96,9 @@ class StoreMachine(RuleBasedStateMachine):
         attempt = (mine["attempt"] if mine else 1) - back
         if mine and mine["status"] == RUNNING and not back:
             self.store.finish(job_id, attempt, end, result={"a": 1} if end == SUCCEEDED else None)
-            mine.update(status=end, lease=None, stop=False, results=mine["results"] + (end == SUCCEEDED))
+            mine.update(
+                status=end, lease=None, stop=False, results=mine["results"] + (end == SUCCEEDED)
+            )
             return
         with pytest.raises(Fenced):
             self.store.finish(job_id, attempt, end)
@@ -145,7 +163,10 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(NotFound):
                 self.store.get(job_id, tenant)
 
-    @rule(seconds=st.sampled_from([1.0, 10.0, 60.0]), jump=st.sampled_from([0.0, 0.0, 86_400.0, -86_400.0]))
+    @rule(
+        seconds=st.sampled_from([1.0, 10.0, 60.0]),
+        jump=st.sampled_from([0.0, 0.0, 86_400.0, -86_400.0]),
+    )
     def wait(self, seconds, jump):
         self.steady.seconds += seconds
         self.clock.seconds += seconds + jump
@@ -188,7 +209,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert set(jobs) == set(self.model)
         for job_id, mine in self.model.items():
             job = jobs[job_id]
-            assert (job.status, job.attempt, job.stop_requested) == (mine["status"], mine["attempt"], mine["stop"])
+            assert (job.status, job.attempt, job.stop_requested) == (
+                mine["status"],
+                mine["attempt"],
+                mine["stop"],
+            )
             assert (job.finished is not None) == (job.status in TERMINAL)
             assert mine["results"] <= 1
             assert (job.result is not None) == bool(mine["results"])
@@ -206,7 +231,13 @@ class StoreMachine(RuleBasedStateMachine):
 
 def play(empty_store, examples, steps=30):
     StoreMachine.empty_store = staticmethod(empty_store)
-    how = settings(max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=True, database=None)
+    how = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        derandomize=True,
+        database=None,
+    )
     run_state_machine_as_test(StoreMachine, settings=how)
 
 
@@ -233,8 +264,14 @@ def main() -> None:
         numbers = itertools.count()
         with tempfile.TemporaryDirectory() as folder:
             play(lambda: f"sqlite:///{folder}/{next(numbers)}.db", chosen.examples, chosen.steps)
-    figures = {"store": "postgresql" if chosen.postgresql else "sqlite", "examples": chosen.examples, "steps": chosen.steps}
-    print(json.dumps({**figures, "seconds": round(time.monotonic() - begun, 1), "disagreements": 0}))
+    figures = {
+        "store": "postgresql" if chosen.postgresql else "sqlite",
+        "examples": chosen.examples,
+        "steps": chosen.steps,
+    }
+    print(
+        json.dumps({**figures, "seconds": round(time.monotonic() - begun, 1), "disagreements": 0})
+    )
 
 
 if __name__ == "__main__":

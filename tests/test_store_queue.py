@@ -43,7 +43,14 @@ def replica(store, store_url):
 
 
 def test_tenants_take_turns_within_a_priority(store):
-    for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c1", "c"), ("b2", "b")):
+    for name, tenant in (
+        ("a1", "a"),
+        ("a2", "a"),
+        ("a3", "a"),
+        ("b1", "b"),
+        ("c1", "c"),
+        ("b2", "b"),
+    ):
         submit(store, name, tenant=tenant)
     submit(store, "urgent", tenant="a", priority=5)
     submit(store, "idle", tenant="b", priority=-5)
@@ -74,7 +81,11 @@ def test_a_tenant_at_its_limit_is_passed_over_also_by_lower_priorities(store, ho
     quota = limits if how == "mapping" else limits.get
     for name, tenant, priority in (("a1", "a", 9), ("a2", "a", 9), ("b1", "b", 0), ("b2", "b", 0)):
         submit(store, name, tenant=tenant, priority=priority)
-    assert [job.name for job in iter(lambda: claim(store, most_running_of=quota), None)] == ["a1", "b1", "b2"]
+    assert [job.name for job in iter(lambda: claim(store, most_running_of=quota), None)] == [
+        "a1",
+        "b1",
+        "b2",
+    ]
     first = store.list("a", status=RUNNING)[0][0]
     store.finish(first.id, 1, SUCCEEDED, result={})
     assert claim(store, most_running_of=quota).name == "a2"
@@ -122,7 +133,10 @@ def test_lists_are_filtered_by_all_that_is_named(store, clock):
     assert found(created_before=BEGINNING + 10) == [2, 1, 0]
     assert found(created_after=BEGINNING, created_before=BEGINNING + 0.001, model="n") == [2]
     assert found(status=RUNNING) == found(name="nobody") == []
-    assert [job.id for job in store.list(None)[0]] == [other.id, *(job.id for job in reversed(made))]
+    assert [job.id for job in store.list(None)[0]] == [
+        other.id,
+        *(job.id for job in reversed(made)),
+    ]
 
 
 def test_pages_of_a_filter_hold_each_job_once(store):
@@ -154,7 +168,10 @@ def test_running_time_is_added_up_over_attempts(store):
 
 
 def test_a_job_that_waits_beyond_its_time_fails_and_never_runs(store, clock):
-    job, patient = submit(store, expires_seconds=60.0), submit(store, "patient", expires_seconds=600.0)
+    job, patient = (
+        submit(store, expires_seconds=60.0),
+        submit(store, "patient", expires_seconds=600.0),
+    )
     assert store.expire() == []
     clock.seconds += 61
     assert order(store) == ["patient"]
@@ -185,7 +202,10 @@ def test_a_job_may_bring_its_own_number_of_attempts(store, clock):
     job = submit(store, max_attempts=4)
     for attempt in (1, 2, 3):
         claim(store)
-        assert store.retry_later(job.id, attempt, reason="RAY", message="no", max_attempts=1).status == PENDING
+        assert (
+            store.retry_later(job.id, attempt, reason="RAY", message="no", max_attempts=1).status
+            == PENDING
+        )
         clock.seconds += LONGEST_BACKOFF
     claim(store)
     assert store.lose(job.id, 4, max_attempts=1).status == FAILED
@@ -285,7 +305,10 @@ def test_many_jobs_are_stopped_at_once_each_as_if_alone(store):
     assert store.get(other.id, "other").status == PENDING
     stopped, alone = store.get(jobs[1].id), submit(store)
     alone = store.request_stop(alone.id)
-    told = [[(event.seq, event.kind, event.data) for event in store.events(job.id)] for job in (stopped, alone)]
+    told = [
+        [(event.seq, event.kind, event.data) for event in store.events(job.id)]
+        for job in (stopped, alone)
+    ]
     assert told[0] == told[1]
     assert (stopped.events, stopped.finished) == (alone.events, alone.finished)
     assert store.resume(stopped.id).status == PENDING

@@ -42,7 +42,11 @@ def test_data_sets_are_kept_by_tenant(store):
     assert store.list_datasets(limit=1, page_token=token) == ([one], None)
     ready = store.update_dataset(two.id, status="READY", stats={"N": 4})
     assert (ready.status, ready.stats, ready.path) == ("READY", {"N": 4}, "/d/2")
-    for call in (store.get_dataset, store.delete_dataset, lambda i: store.update_dataset(i, status="X")):
+    for call in (
+        store.get_dataset,
+        store.delete_dataset,
+        lambda i: store.update_dataset(i, status="X"),
+    ):
         with pytest.raises(NotFound):
             call(other.id)
     store.delete_dataset(one.id)
@@ -66,21 +70,36 @@ def test_a_change_of_a_data_set_counts_up_its_version(store):
 
 def test_one_key_is_one_data_set_however_many_ask(store):
     with ThreadPoolExecutor(10) as pool:
-        made = list(pool.map(lambda n: store.add_dataset("a", f"/d/{n}", idempotency_key="k", digest="d"), range(10)))
+        made = list(
+            pool.map(
+                lambda n: store.add_dataset("a", f"/d/{n}", idempotency_key="k", digest="d"),
+                range(10),
+            )
+        )
     assert len({record.id for record in made}) == 1
     assert store.same_dataset("default", "k", "d") == made[0]
     assert store.same_dataset("other", "k", "d") is None
     assert store.same_dataset("default", None, None) is None
     with pytest.raises(Conflict, match="another body"):
         store.add_dataset("a", "/d", idempotency_key="k", digest="e")
-    assert store.add_dataset("a", "/d", tenant="other", idempotency_key="k", digest="e").id != made[0].id
+    assert (
+        store.add_dataset("a", "/d", tenant="other", idempotency_key="k", digest="e").id
+        != made[0].id
+    )
 
 
 # --- keys
 
 
 def test_a_key_is_found_by_its_digest_and_never_by_more(store, clock):
-    key = store.add_key("acme", "laptop", ["read", "submit"], "aa" * 32, expires=BEGINNING + 60, limits={"max_running": 2})
+    key = store.add_key(
+        "acme",
+        "laptop",
+        ["read", "submit"],
+        "aa" * 32,
+        expires=BEGINNING + 60,
+        limits={"max_running": 2},
+    )
     assert re.fullmatch(r"key_[a-z2-7]{20}", key.id)
     assert store.find_key("aa" * 32) == key
     assert store.find_key("bb" * 32) is None
@@ -137,7 +156,10 @@ def test_the_audit_log_is_read_newest_first_and_cut_at_its_old_end(store):
     store.record("other", None, "key.revoke", "key_2")
     page, token = store.list_audit("acme", limit=3)
     assert [entry.subject for entry in page] == ["job_4", "job_3", "job_2"]
-    assert [entry.detail for entry in store.list_audit("acme", limit=3, page_token=token)[0]] == [{"n": 1}, {"n": 0}]
+    assert [entry.detail for entry in store.list_audit("acme", limit=3, page_token=token)[0]] == [
+        {"n": 1},
+        {"n": 0},
+    ]
     newest = store.list_audit()[0][0]
     assert (newest.tenant, newest.key_id, newest.action, newest.detail, newest.request_id) == (
         "other",
@@ -165,9 +187,21 @@ def test_counters_add_up_by_name_and_labels_also_when_many_count(store):
     assert counter("my_b", y="2", x="1") == Counter("my_b", '{"x":"1","y":"2"}')
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: store.count("my_b", {"x": "1"}, 0.5), range(40)))
-        list(pool.map(lambda n: store.count_all({counter(f"my_{c}"): 1.0 for c in ("cd" if n % 2 else "dc")}), range(20)))
+        list(
+            pool.map(
+                lambda n: store.count_all(
+                    {counter(f"my_{c}"): 1.0 for c in ("cd" if n % 2 else "dc")}
+                ),
+                range(20),
+            )
+        )
     store.count("my_b")
-    assert ours(store) == [("my_b", {"x": "1"}, 20.0), ("my_b", {}, 1.0), ("my_c", {}, 20.0), ("my_d", {}, 20.0)]
+    assert ours(store) == [
+        ("my_b", {"x": "1"}, 20.0),
+        ("my_b", {}, 1.0),
+        ("my_c", {}, 20.0),
+        ("my_d", {}, 20.0),
+    ]
 
 
 def test_what_a_job_counts_is_counted_with_its_own_transaction_or_not_at_all(store):

@@ -70,7 +70,9 @@ def fill(execute):
     runs = f"'job_runs', 'default', 'b', '{SPEC}', 'd', NULL, 'RUNNING', 'TRAINING', 2, 0, '{{}}', {false}, 'me', 1700000020.0"
     for values in (waits, runs):
         execute(f"INSERT INTO jobs ({columns}) VALUES ({values}, 0, 0, {false}, 1, '{TIME}')")
-    execute(f"INSERT INTO events VALUES ('job_waits', 1, '{TIME}', 'status', '{{\"status\": \"PENDING\"}}')")
+    execute(
+        f"INSERT INTO events VALUES ('job_waits', 1, '{TIME}', 'status', '{{\"status\": \"PENDING\"}}')"
+    )
     insert = "INSERT INTO datasets (id, tenant, name, path, status, stats, created) VALUES"
     execute(f"{insert} ('ds_1', 'default', 'pydocs', '/d', 'READY', '{{}}', '{TIME}')")
 
@@ -98,10 +100,23 @@ def old_url(request, tmp_path):
 def is_whole(url: str) -> None:
     """The store works, and everything that was in it is there."""
     store = JobStore(url)
-    told = {"store": store._database.kind, "revision": HEAD, "oldest": "0003", "needed": HEAD, "ready": True, "programs": {}}
+    told = {
+        "store": store._database.kind,
+        "revision": HEAD,
+        "oldest": "0003",
+        "needed": HEAD,
+        "ready": True,
+        "programs": {},
+    }
     assert upgrade.look(url) == told
     waits, runs = store.get("job_waits"), store.get("job_runs")
-    assert (waits.status, waits.kind, waits.model, waits.dataset_id, waits.created) == (PENDING, "train", "pydocs", "ds_1", TIME)
+    assert (waits.status, waits.kind, waits.model, waits.dataset_id, waits.created) == (
+        PENDING,
+        "train",
+        "pydocs",
+        "ds_1",
+        TIME,
+    )
     assert (runs.status, runs.attempt) == (RUNNING, 2)
     assert store.heartbeat("job_runs", 2, lease_seconds=9) is False
     assert store.expire() == []
@@ -110,7 +125,9 @@ def is_whole(url: str) -> None:
     assert [job.name for job in store.list()[0]] == ["b", "a"]
     assert [event.kind for event in store.events("job_waits")] == ["status", "status"]
     assert store.get_dataset("ds_1").version == 1
-    assert raw(store, "SELECT version FROM schema_version") == [(3,)]  # xcray 0.1 reads this, and keeps away
+    assert raw(store, "SELECT version FROM schema_version") == [
+        (3,)
+    ]  # xcray 0.1 reads this, and keeps away
     store.close()
 
 
@@ -121,7 +138,9 @@ def test_an_old_store_is_taken_over_with_all_that_is_in_it(old_url):
 def test_the_steps_lead_to_the_tables_of_the_program(store_url):
     store = JobStore(store_url)
     with store._database.read() as connection:
-        context = MigrationContext.configure(connection, opts={"include_name": is_ours, "compare_type": True})
+        context = MigrationContext.configure(
+            connection, opts={"include_name": is_ours, "compare_type": True}
+        )
         assert compare_metadata(context, METADATA) == []
     store.close()
     assert ScriptDirectory(str(upgrade.OURS.folder)).get_heads() == [HEAD]
@@ -139,7 +158,9 @@ def test_many_who_open_an_old_store_at_once_upgrade_it_once(old_url):
     is_whole(old_url)
 
 
-@pytest.mark.parametrize("hold", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE", "BEGIN; SELECT * FROM sqlite_master"])
+@pytest.mark.parametrize(
+    "hold", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE", "BEGIN; SELECT * FROM sqlite_master"]
+)
 def test_who_opens_a_store_of_the_old_log_waits_for_who_uses_it(tmp_path, hold):
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as user:
@@ -179,7 +200,12 @@ print("through")
 
 @pytest.mark.parametrize("statement", [12, 30, "commit"])
 def test_a_killed_upgrade_leaves_the_old_store_and_the_next_start_does_it(old_url, statement):
-    done = subprocess.run([sys.executable, "-c", KILLED, old_url, str(statement)], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, old_url, str(statement)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
     assert upgrade.look(old_url)["revision"] in ("0001", "0002")
     is_whole(old_url)
@@ -194,7 +220,11 @@ def test_an_upgrade_that_is_not_allowed_is_refused_with_the_mend(old_url):
 
 
 def test_an_empty_store_is_not_made_either_when_that_is_not_allowed(store_url, postgres, tmp_path):
-    url = postgres.database() if store_url.startswith("postgresql") else f"sqlite:///{tmp_path / 'new.db'}"
+    url = (
+        postgres.database()
+        if store_url.startswith("postgresql")
+        else f"sqlite:///{tmp_path / 'new.db'}"
+    )
     with pytest.raises(Conflict, match="is empty"):
         JobStore(url, upgrade=False)
 
@@ -209,19 +239,36 @@ def test_a_database_without_an_encoding_holds_texts_too(postgres):
 
 @pytest.mark.parametrize("oldest", ["9999", None])
 def test_a_store_that_serves_newer_xcrays_alone_is_refused(store_url, postgres, tmp_path, oldest):
-    url = postgres.database() if store_url.startswith("postgresql") else f"sqlite:///{tmp_path / 'newer.db'}"
+    url = (
+        postgres.database()
+        if store_url.startswith("postgresql")
+        else f"sqlite:///{tmp_path / 'newer.db'}"
+    )
     JobStore(url).close()
     engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-        connection.exec_driver_sql(f"UPDATE oldest_program SET revision = '{oldest}'" if oldest else "DROP TABLE oldest_program")
+        connection.exec_driver_sql(
+            f"UPDATE oldest_program SET revision = '{oldest}'"
+            if oldest
+            else "DROP TABLE oldest_program"
+        )
     engine.dispose()
     with pytest.raises(Conflict, match=r"revision 9999.*newer xcray") as caught:
         JobStore(url)
     assert caught.value.code == "SCHEMA_NEWER"
 
 
-@pytest.mark.parametrize("url", ["mysql://u:hidden@h/d", "hidden", "postgresql+asyncpg:/hidden", "sqlite://", "http://u:hidden@h"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://u:hidden@h/d",
+        "hidden",
+        "postgresql+asyncpg:/hidden",
+        "sqlite://",
+        "http://u:hidden@h",
+    ],
+)
 def test_an_address_that_is_none_is_refused_and_not_repeated(url):
     with pytest.raises(ParameterError, match=r"sqlite:////path/xcray\.db") as caught:
         JobStore(url)
@@ -232,7 +279,14 @@ def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
     old_file(tmp_path / "xcray.db", 2)
     at = ["--home", str(tmp_path), "--json"]
     assert main(["store", "check", *at]) == 0
-    told = {"store": "sqlite", "revision": "0002", "oldest": None, "needed": HEAD, "ready": False, "programs": {}}
+    told = {
+        "store": "sqlite",
+        "revision": "0002",
+        "oldest": None,
+        "needed": HEAD,
+        "ready": False,
+        "programs": {},
+    }
     assert json.loads(capsys.readouterr().out) == told
     assert main(["store", "upgrade", *at]) == 0
     assert json.loads(capsys.readouterr().out)["before"] == "0002"
@@ -257,7 +311,10 @@ ADDED = (
         'op.add_column("keys", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))',
         f'oldest = "{HEAD}"',
     ),
-    NextStep('online.index("jobs_colour", "jobs", ["colour"])', f'oldest = "{HEAD}"\nin_transaction = False'),
+    NextStep(
+        'online.index("jobs_colour", "jobs", ["colour"])',
+        f'oldest = "{HEAD}"\nin_transaction = False',
+    ),
 )
 
 
@@ -289,7 +346,11 @@ def work(store: JobStore, n: int) -> None:
 
 @pytest.fixture
 def fresh_url(store_url, postgres, tmp_path) -> str:
-    return postgres.database() if store_url.startswith("postgresql") else f"sqlite:///{tmp_path / 'fresh.db'}"
+    return (
+        postgres.database()
+        if store_url.startswith("postgresql")
+        else f"sqlite:///{tmp_path / 'fresh.db'}"
+    )
 
 
 def test_an_open_store_goes_on_when_the_next_release_has_added_to_it(fresh_url, tmp_path):
@@ -302,25 +363,36 @@ def test_an_open_store_goes_on_when_the_next_release_has_added_to_it(fresh_url, 
         assert (told["revision"], told["oldest"], told["ready"]) == (newest(folder), HEAD, True)
         assert add(fresh_url, folder) == newest(folder)  # twice is once
         with store._database.read() as connection:
-            assert "jobs_colour" in {index["name"] for index in sa.inspect(connection).get_indexes("jobs")}
+            assert "jobs_colour" in {
+                index["name"] for index in sa.inspect(connection).get_indexes("jobs")
+            }
 
 
 def test_many_upgrade_a_store_at_once_also_by_steps_outside_a_transaction(fresh_url, tmp_path):
     folder = release(tmp_path / "next", *ADDED)
     JobStore(fresh_url).close()
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(lambda _: add(fresh_url, folder), range(4))) <= {HEAD, f"{int(HEAD) + 1:04}", newest(folder)}
+        assert set(pool.map(lambda _: add(fresh_url, folder), range(4))) <= {
+            HEAD,
+            f"{int(HEAD) + 1:04}",
+            newest(folder),
+        }
     assert upgrade.look(fresh_url)["revision"] == newest(folder)
 
 
 def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, tmp_path):
     url, folder = postgres.database(), release(tmp_path / "next", *ADDED)
-    with closing(JobStore(url, busy_seconds=5 * upgrade.HOLD_SECONDS)) as store, ThreadPoolExecutor(1) as pool:
+    with (
+        closing(JobStore(url, busy_seconds=5 * upgrade.HOLD_SECONDS)) as store,
+        ThreadPoolExecutor(1) as pool,
+    ):
         engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
         with engine.connect() as dump:
             dump.execute(sa.text("SELECT count(*) FROM jobs"))  # holds the table until it ends
             upgrading = pool.submit(add, url, folder)
-            waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'")
+            waiting = sa.text(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
+            )
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
                 for _ in range(2):  # it comes, goes, and comes again
                     while not looking.execute(waiting).scalar_one():
@@ -369,11 +441,16 @@ def test_programs_note_that_they_are_at_work_and_are_forgotten_when_they_are_gon
         assert len(one.programs()) == 1  # who ends takes its note away
 
 
-def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(fresh_url, tmp_path, monkeypatch):
+def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(
+    fresh_url, tmp_path, monkeypatch
+):
     monkeypatch.setattr(upgrade, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(programs, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(programs, "LEASE_SECONDS", 0.3)
-    cuts = release(tmp_path / "next", NextStep('op.drop_column("keys", "last_used")', f'oldest = "{int(HEAD) + 1:04}"'))
+    cuts = release(
+        tmp_path / "next",
+        NextStep('op.drop_column("keys", "last_used")', f'oldest = "{int(HEAD) + 1:04}"'),
+    )
     store, ending = JobStore(fresh_url), threading.Event()
 
     def live() -> None:
@@ -392,9 +469,15 @@ def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(fresh_url,
     finally:
         ending.set()
         living.join()
-    assert len(store.programs()) == 1  # it ended without a word: nobody beats for a lease, and that is enough
+    assert (
+        len(store.programs()) == 1
+    )  # it ended without a word: nobody beats for a lease, and that is enough
     assert add(fresh_url, cuts) == HEAD
-    for refused in (store.counts, lambda: submit(store), store.attend):  # and should it live after all, it touches nothing
+    for refused in (
+        store.counts,
+        lambda: submit(store),
+        store.attend,
+    ):  # and should it live after all, it touches nothing
         store._database._believed = -float("inf")
         with pytest.raises(Unavailable) as caught:
             refused()

@@ -26,9 +26,14 @@ class Launches:
     """A launcher that notes what it is asked for, and ends runners when told."""
 
     def __init__(self):
-        self.asked, self.gone, self.trouble, self.slow = [], [], None, None
-        self.living, self.ended = [], []
-        self.pools_away, self.pools_shaken = frozenset(), frozenset()
+        self.asked = []
+        self.gone = []
+        self.trouble = None
+        self.slow = None
+        self.living = []
+        self.ended = []
+        self.pools_away = frozenset()
+        self.pools_shaken = frozenset()
 
     def launch(self, job):
         self.asked.append((job.id, job.attempt))
@@ -90,7 +95,9 @@ def supervise(store, launcher):
     made = []
 
     def make(**options):
-        made.append(Supervisor(options.pop("store", store), options.pop("launcher", launcher), **options))
+        made.append(
+            Supervisor(options.pop("store", store), options.pop("launcher", launcher), **options)
+        )
         return made[-1]
 
     yield make
@@ -128,7 +135,9 @@ def test_it_launches_as_many_as_the_cap_and_the_next_when_one_ends(store, launch
     until(lambda: launcher.asked[2:] == [(ids[2], 1)])
 
 
-def test_two_supervisors_share_one_cap_and_launch_nothing_twice(store, launcher, supervise, home, clock):
+def test_two_supervisors_share_one_cap_and_launch_nothing_twice(
+    store, launcher, supervise, home, clock
+):
     ids = {submit(store) for _ in range(12)}
     other = JobStore(home.store_url, now=clock, steady=clock)
     pair = [supervise(cap=3, tick_seconds=0.01), supervise(store=other, cap=3, tick_seconds=0.01)]
@@ -150,18 +159,27 @@ def test_two_supervisors_share_one_cap_and_launch_nothing_twice(store, launcher,
     assert most <= 3
 
 
-def test_a_launch_that_fails_is_tried_again_and_fails_with_its_sentence(store, launcher, supervise, clock):
+def test_a_launch_that_fails_is_tried_again_and_fails_with_its_sentence(
+    store, launcher, supervise, clock
+):
     job_id = submit(store)
     launcher.trouble = Unavailable("Ray did not start: see ray.log")
     supervisor = supervise(max_attempts=2, launch_attempts=2)
     supervisor.step()
     until(lambda: store.get(job_id).status == PENDING, tick=supervisor.step)
     supervisor.step()
-    assert (store.get(job_id).status, store.get(job_id).reason) == (PENDING, "LAUNCH")  # it waits before it tries again
+    assert (store.get(job_id).status, store.get(job_id).reason) == (
+        PENDING,
+        "LAUNCH",
+    )  # it waits before it tries again
     clock.ahead += 10
     until(lambda: store.get(job_id).status == FAILED, tick=supervisor.step)
     failed = store.get(job_id)
-    assert (failed.reason, failed.message, failed.attempt) == ("LAUNCH", "Ray did not start: see ray.log", 2)
+    assert (failed.reason, failed.message, failed.attempt) == (
+        "LAUNCH",
+        "Ray did not start: see ray.log",
+        2,
+    )
 
 
 def test_a_failure_of_the_system_does_not_show_its_paths(store, launcher, supervise):
@@ -173,7 +191,9 @@ def test_a_failure_of_the_system_does_not_show_its_paths(store, launcher, superv
     assert "secret" not in store.get(job_id).message
 
 
-def test_a_slow_launch_keeps_its_lease_but_not_for_ever(store, launcher, supervise, clock, monkeypatch):
+def test_a_slow_launch_keeps_its_lease_but_not_for_ever(
+    store, launcher, supervise, clock, monkeypatch
+):
     monkeypatch.setattr("xcray.jobs.supervisor.time", SimpleNamespace(monotonic=clock))
     job_id = submit(store)
     launcher.slow = threading.Event()
@@ -192,14 +212,19 @@ def test_a_slow_launch_keeps_its_lease_but_not_for_ever(store, launcher, supervi
     launcher.slow.set()
 
 
-def test_a_runner_that_ends_without_a_word_is_noticed_before_its_lease_runs_out(store, launcher, supervise):
+def test_a_runner_that_ends_without_a_word_is_noticed_before_its_lease_runs_out(
+    store, launcher, supervise
+):
     job_id = submit(store)
     supervisor = supervise(max_attempts=2, launch_attempts=2)
     supervisor.step()
     launcher.gone = [Ended(job_id, 1)]
     supervisor.step()
     until(lambda: (job_id, 2) in launcher.asked)
-    launcher.gone = [Ended(job_id, 1), Ended(job_id, 2)]  # the old one's end says nothing about the new one
+    launcher.gone = [
+        Ended(job_id, 1),
+        Ended(job_id, 2),
+    ]  # the old one's end says nothing about the new one
     supervisor.step()
     assert (store.get(job_id).status, store.get(job_id).reason) == (FAILED, "POISON")
 
@@ -217,7 +242,11 @@ def test_a_runner_that_ended_well_stays_ended(store, launcher, supervise):
 def test_the_thread_lives_through_trouble(store, launcher, supervise, monkeypatch, caplog):
     troubles = [ZeroDivisionError("odd"), Unavailable("locked")]
     real = store.expire
-    monkeypatch.setattr(store, "expire", lambda **more: (_ for _ in ()).throw(troubles.pop()) if troubles else real(**more))
+    monkeypatch.setattr(
+        store,
+        "expire",
+        lambda **more: (_ for _ in ()).throw(troubles.pop()) if troubles else real(**more),
+    )
     supervisor = supervise(tick_seconds=0.01)
     supervisor.start()
     job_id = submit(store)
@@ -250,7 +279,9 @@ def test_a_job_runs_in_a_process_of_its_own(store, home, supervise, spec):
     assert home.log(job_id).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_killed_runner_is_followed_by_another_and_there_is_one_version(store, home, supervise, spec):
+def test_a_killed_runner_is_followed_by_another_and_there_is_one_version(
+    store, home, supervise, spec
+):
     job_id = submit(store, spec)
     launcher = ProcessLauncher(home)
     supervisor = supervise(launcher=launcher, tick_seconds=0.05, start_seconds=600.0)
@@ -277,7 +308,9 @@ time.sleep(600)
 def test_a_running_job_survives_kill_9_of_the_service(store, home, spec):
     job_id = submit(store, spec)
     service = subprocess.Popen([sys.executable, "-c", API, str(home.path)])
-    until(lambda: [e for e in store.events(job_id) if e.kind == "phase"])  # the runner lives: it has told something
+    until(
+        lambda: [e for e in store.events(job_id) if e.kind == "phase"]
+    )  # the runner lives: it has told something
     os.kill(service.pid, signal.SIGKILL)
     service.wait()
     job = until(lambda: (job := store.get(job_id)).status in TERMINAL and job)
@@ -327,7 +360,9 @@ def test_a_cluster_that_does_not_answer_is_said_so(store, home, supervise):
 
 
 @pytest.mark.ray
-def test_jobs_run_on_ray_under_readable_names_and_this_process_is_no_driver(store, home, supervise, spec):
+def test_jobs_run_on_ray_under_readable_names_and_this_process_is_no_driver(
+    store, home, supervise, spec
+):
     import ray
     from ray.job_submission import JobSubmissionClient
 
@@ -336,18 +371,34 @@ def test_jobs_run_on_ray_under_readable_names_and_this_process_is_no_driver(stor
     waiting = submit(store, spec, priority=-1)
     cluster = LocalCluster(home.ray, num_cpus=2, object_store_memory=100 << 20)
     try:
-        supervisor = supervise(launcher=RayJobLauncher(home, cluster), tick_seconds=0.1, start_seconds=600.0)
+        supervisor = supervise(
+            launcher=RayJobLauncher(home, cluster), tick_seconds=0.1, start_seconds=600.0
+        )
         supervisor.start()
         job = until(lambda: (job := store.get(good)).status in TERMINAL and job)
         assert job.status == SUCCEEDED, home.log(good).read_text()
-        assert until(lambda: (job := store.get(bad)).status in TERMINAL and job).reason == "NOT_FOUND"
+        assert (
+            until(lambda: (job := store.get(bad)).status in TERMINAL and job).reason == "NOT_FOUND"
+        )
         store.request_stop(waiting)
-        assert until(lambda: (job := store.get(waiting)).status in TERMINAL and job).status in (STOPPED, SUCCEEDED)
+        assert until(lambda: (job := store.get(waiting)).status in TERMINAL and job).status in (
+            STOPPED,
+            SUCCEEDED,
+        )
         info = cluster.info()
         client = JobSubmissionClient(info.dashboard, headers=info.headers)
-        seen = {details.submission_id: details for details in client.list_jobs() if details.submission_id}
+        seen = {
+            details.submission_id: details
+            for details in client.list_jobs()
+            if details.submission_id
+        }
         last = str(job.attempt)  # a dashboard that is slow to answer costs an attempt
-        assert seen[f"xcray-a-{good}-a{last}"].metadata == {"job": good, "name": "a", "attempt": last, "tenant": "default"}
+        assert seen[f"xcray-a-{good}-a{last}"].metadata == {
+            "job": good,
+            "name": "a",
+            "attempt": last,
+            "tenant": "default",
+        }
         assert "published tiny version 1" in home.log(good).read_text()
         assert info.token_path.read_text() not in home.log(good).read_text()
         assert not ray.is_initialized()

@@ -66,7 +66,15 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
     for version in (1, 2):
         publish(registry, "docs", tmp_path / f"m{version}", seed=version)
-    cache = PredictorCache(lambda tenant: registry, Gauges(), 4, opener, swap_seconds=60.0, linger_seconds=5.0, clock=clock)
+    cache = PredictorCache(
+        lambda tenant: registry,
+        Gauges(),
+        4,
+        opener,
+        swap_seconds=60.0,
+        linger_seconds=5.0,
+        clock=clock,
+    )
     yield Place(registry, cache, clock, opened, gate)
     gate.set()
     cache.close()
@@ -144,11 +152,17 @@ def test_what_was_replaced_is_unmapped(place: Place, tmp_path: Path) -> None:
     assert place.cache.get(wanted("docs@prod")).version == 2
     place.clock.now = 4.0
     place.cache.look()
-    assert place.cache.held("default") == {("docs", 1), ("docs", 2)}  # going back at once would be quick
+    assert place.cache.held("default") == {
+        ("docs", 1),
+        ("docs", 2),
+    }  # going back at once would be quick
     place.clock.now = 10.0
     place.cache.look()
     assert place.cache.held("default") == {("docs", 2)}
-    assert held.predictor.predict(["a csv file"], 1).labels.shape == (1, 1)  # whoever holds it finishes
+    assert held.predictor.predict(["a csv file"], 1).labels.shape == (
+        1,
+        1,
+    )  # whoever holds it finishes
     assert mapped(1)
     del held
     gc.collect()
@@ -243,7 +257,9 @@ def test_a_registry_that_can_not_be_read_hinders_nobody_who_answers(place: Place
     place.cache.check()
 
 
-def test_a_file_system_that_answers_nothing_hinders_nobody_who_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_answers_nothing_hinders_nobody_who_answers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def find(reference: str) -> int:
         return (await place.cache.find(wanted(reference))).version
 
@@ -264,7 +280,9 @@ def test_a_file_system_that_answers_nothing_hinders_nobody_who_answers(place: Pl
 def test_unreadable_files_are_no_internal_error(place: Place, tmp_path: Path) -> None:
     """What the system refuses, and what nobody foresaw, is this version's trouble."""
     place.cache.get(wanted("docs"))
-    for number, error in enumerate((PermissionError(13, "no"), MemoryError(), RuntimeError("unforeseen")), 3):
+    for number, error in enumerate(
+        (PermissionError(13, "no"), MemoryError(), RuntimeError("unforeseen")), 3
+    ):
 
         def refuse(path: Path, error: Exception = error) -> Predictor:
             raise error
@@ -380,14 +398,18 @@ def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
                 reply = answer.json()
                 version = reply["model"]["version"]
                 assert reply["model"]["sha256"] == hashes[version]
-                assert {label.split("-")[0] for one in reply["predictions"] for label in one["labels"]} == {f"v{version}"}
+                assert {
+                    label.split("-")[0] for one in reply["predictions"] for label in one["labels"]
+                } == {f"v{version}"}
                 seen.add(version)
                 count += 1
             return count
 
     with client_of(app) as http, ThreadPoolExecutor(4) as pool:
         url = str(http.base_url)
-        asking = [pool.submit(ask, reference) for reference in ("docs", "docs@prod", "docs@prod", "docs")]
+        asking = [
+            pool.submit(ask, reference) for reference in ("docs", "docs@prod", "docs@prod", "docs")
+        ]
         try:
             for number in range(3, SWAPS + 3):
                 assert published(number) == number
@@ -399,7 +421,11 @@ def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
                     assert http.put(alias, json={"version": number}).status_code == 200
                     assert http.delete(f"/v1/models/docs/versions/{number - 2}").status_code == 204
                 ends = time.monotonic() + 600.0
-                while number % 3 == 0 and number not in seen and not any(each.done() for each in asking):
+                while (
+                    number % 3 == 0
+                    and number not in seen
+                    and not any(each.done() for each in asking)
+                ):
                     assert time.monotonic() < ends, "nobody sees what was published"
                     time.sleep(0.01)  # however slow those who ask: they see some versions
         finally:
@@ -428,12 +454,18 @@ def test_over_http_a_corrupt_version_is_shown_and_refused(tmp_path: Path) -> Non
         assert http.post("/v1/models/docs@prod:predict", json=BODY).json()["model"]["version"] == 1
         shown = http.get("/v1/models/docs").json()
         assert (shown["latest"], shown["aliases"]["prod"]) == (None, 1)
-        assert [(state["version"], state["state"]) for state in shown["states"]] == [(1, "LOADED"), (2, "CORRUPT")]
+        assert [(state["version"], state["state"]) for state in shown["states"]] == [
+            (1, "LOADED"),
+            (2, "CORRUPT"),
+        ]
         only = http.post("/v1/models/only:predict", json=BODY)
         assert (only.status_code, only.json()["code"]) == (503, "CORRUPT")
         assert "version 1 of model only can't be loaded" in only.json()["detail"]
         assert str(tmp_path) not in only.text
-        assert {model["name"] for model in http.get("/v1/models").json()["models"]} == {"docs", "only"}
+        assert {model["name"] for model in http.get("/v1/models").json()["models"]} == {
+            "docs",
+            "only",
+        }
         assert http.get("/readyz").status_code == 200
         with pytest.raises(Unavailable) as told:
             app.state.rooms.checks["MODEL"]()
@@ -458,16 +490,31 @@ def test_aliases_over_http(tmp_path: Path) -> None:
             answer = http.put(path, json=body)
             assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
         assert http.put(path, json={"version": 9}).status_code == 404
-        split = {"split": [{"version": 1, "weight": 0.5}, {"version": 2, "weight": 0.5}], "shadow": {"version": 3, "share": 0.5}}
+        split = {
+            "split": [{"version": 1, "weight": 0.5}, {"version": 2, "weight": 0.5}],
+            "shadow": {"version": 3, "share": 0.5},
+        }
         shown = http.put(path, json=split).json()
-        assert shown["splits"] == {"prod": {"split": split["split"], "shadow": {"version": 3, "weight": 0.5}}}
+        assert shown["splits"] == {
+            "prod": {"split": split["split"], "shadow": {"version": 3, "weight": 0.5}}
+        }
         versions = {}
         for key in ("a", "b", "c", "d", "e", "f"):
-            answers = [http.post("/v1/models/docs@prod:predict", json=BODY, headers={"X-Routing-Key": key}) for _ in range(3)]
+            answers = [
+                http.post("/v1/models/docs@prod:predict", json=BODY, headers={"X-Routing-Key": key})
+                for _ in range(3)
+            ]
             (versions[key],) = {answer.json()["model"]["version"] for answer in answers}
         route = Route.of([(1, 0.5), (2, 0.5)])
-        assert versions == {key: route.split[chosen(route.split, point("docs@prod", key))].version for key in versions}
-        assert http.post("/v1/models/docs:3:load").json() == {"reference": "docs:3", "name": "docs", "version": 3}
+        assert versions == {
+            key: route.split[chosen(route.split, point("docs@prod", key))].version
+            for key in versions
+        }
+        assert http.post("/v1/models/docs:3:load").json() == {
+            "reference": "docs:3",
+            "name": "docs",
+            "version": 3,
+        }
         assert http.post("/v1/models/docs:unload").status_code == 204
         assert app.state.rooms.predictors.held("default") == set()
         assert http.delete(path).status_code == 204

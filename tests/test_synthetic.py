@@ -59,10 +59,16 @@ def test_canonical_unit_rows():
 
 
 def test_frequencies_follow_their_power_laws():
-    X, Y = make(SyntheticParams(rows=40_000, features=2000, labels=500, signal=0.0, label_noise=0.0, labels_per_row=1))
+    X, Y = make(
+        SyntheticParams(
+            rows=40_000, features=2000, labels=500, signal=0.0, label_noise=0.0, labels_per_row=1
+        )
+    )
     labels = np.bincount(Y.indices, minlength=500)
     expected = np.arange(1, 501) ** -1.0
-    np.testing.assert_allclose(labels[:20] / labels.sum(), (expected / expected.sum())[:20], rtol=0.15)
+    np.testing.assert_allclose(
+        labels[:20] / labels.sum(), (expected / expected.sum())[:20], rtol=0.15
+    )
     features = np.bincount(X.indices, minlength=2000)
     assert features[0] > features[10] > features[100] > features[1000]
 
@@ -71,7 +77,14 @@ def test_a_linear_model_learns_it_and_noise_costs():
     from sklearn.linear_model import RidgeClassifier
 
     def score(noise):
-        params = SyntheticParams(rows=3000, features=500, labels=8, labels_per_row=1, label_exponent=0.3, label_noise=noise)
+        params = SyntheticParams(
+            rows=3000,
+            features=500,
+            labels=8,
+            labels_per_row=1,
+            label_exponent=0.3,
+            label_noise=noise,
+        )
         X, Y = make(params)
         S = X.to_scipy()
         y = Y.indices  # one draw a row, so one label a row

@@ -106,10 +106,15 @@ def test_what_makes_nothing_has_no_handle(team):
 def test_verbs_of_a_worker_run_in_the_order_they_were_asked(team):
     before, others = (ask(team, worker, "history").told for worker in team.workers)
     block = ask(team, "worker-0", "make", 0.0).bulk
-    tickets = [team.ask("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0))) for n in range(6)]
+    tickets = [
+        team.ask("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0))) for n in range(6)
+    ]
     found = replies(team, 6)
     assert [reply.ticket for reply in found] == tickets
-    assert all(earlier.started + earlier.seconds <= later.started + 0.01 for earlier, later in pairwise(found))
+    assert all(
+        earlier.started + earlier.seconds <= later.started + 0.01
+        for earlier, later in pairwise(found)
+    )
     assert ask(team, "worker-0", "history").told == [*before, "make", *["make", "add"] * 3]
     assert ask(team, "worker-1", "history").told == others
 
@@ -162,7 +167,9 @@ def test_a_stop_ends_what_is_under_way_and_begins_nothing(build):
     found = replies(team, 2)
     timer.join()
     assert [reply.ticket for reply in found] == tickets
-    assert all(isinstance(reply.error, Stopped) for reply in found)  # it would say otherwise had it gone on to its end
+    assert all(
+        isinstance(reply.error, Stopped) for reply in found
+    )  # it would say otherwise had it gone on to its end
 
 
 def test_an_interruption_ends_what_was_asked_before_and_nothing_else(team):
@@ -183,7 +190,11 @@ def test_close_can_be_said_twice_and_before_open(build):
     assert ask(team, "worker-0", "make", 1.0).told == "worker-0"
     team.close()
     team.close()
-    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("xcray-worker")]
+    assert not [
+        thread
+        for thread in set(threading.enumerate()) - before
+        if thread.name.startswith("xcray-worker")
+    ]
 
 
 LOCAL = pytest.mark.parametrize("local", ["serial", "threads"])
@@ -209,7 +220,10 @@ def test_the_rehearsal_of_a_loss_is_a_loss(local):
 @LOCAL
 def test_the_rehearsal_of_a_lost_node_takes_its_things_along(local):
     with opened(local) as team:
-        mine, others = ask(team, "worker-0", "make", 1.0).bulk, ask(team, "worker-1", "make", 2.0).bulk
+        mine, others = (
+            ask(team, "worker-0", "make", 1.0).bulk,
+            ask(team, "worker-1", "make", 2.0).bulk,
+        )
         team.lose("worker-0", with_things=True)
         assert replies(team, 1) == [Lost("worker-0")]
         assert ask(team, "worker-1", "total", [others]).told == 2.0

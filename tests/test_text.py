@@ -61,7 +61,9 @@ def test_equals_scikit_learn(settings):
     np.testing.assert_allclose(pipeline.idf, judge.idf_, rtol=1e-12)
     np.testing.assert_allclose(dense(X), expected, atol=1e-7)
     other = ["rows of unknown things", "xyzzy", "file FILE café"]
-    np.testing.assert_allclose(dense(pipeline.transform(other)), judge.transform(other).toarray(), atol=1e-7)
+    np.testing.assert_allclose(
+        dense(pipeline.transform(other)), judge.transform(other).toarray(), atol=1e-7
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,10 +88,21 @@ def test_max_features_keeps_the_most_frequent_then_by_name():
 
 
 def test_identifiers_plurals_and_aliases():
-    params = TextParams(split_identifiers=True, fold_plurals=True, aliases=(("dict", "dictionary"),))
+    params = TextParams(
+        split_identifiers=True, fold_plurals=True, aliases=(("dict", "dictionary"),)
+    )
     split = terms.tokenizer(params)
     assert split("DictReader rows") == ["dictionary", "reader", "row", "dictreader"]
-    assert split("max_iter HTTPError2 xml CSV") == ["max", "iter", "http", "error", "xml", "csv", "max_iter", "httperror2"]
+    assert split("max_iter HTTPError2 xml CSV") == [
+        "max",
+        "iter",
+        "http",
+        "error",
+        "xml",
+        "csv",
+        "max_iter",
+        "httperror2",
+    ]
     plurals = ["box", "class", "dictionary", "cache", "status", "this", "axis"]
     assert split("boxes classes dictionaries caches status this axis") == plurals
     bigrams = terms.tokenizer(TextParams(split_identifiers=True, ngram_max=2))
@@ -99,7 +112,11 @@ def test_identifiers_plurals_and_aliases():
 def test_unicode_is_normalised():
     split = terms.tokenizer(TextParams())
     assert split("cafe\u0301 ﬁle") == split("café file") == ["café", "file"]
-    assert split("zero\u200bwidth soft\u00adhyphen lone\ud800surrogate") == ["zerowidth", "softhyphen", "lonesurrogate"]
+    assert split("zero\u200bwidth soft\u00adhyphen lone\ud800surrogate") == [
+        "zerowidth",
+        "softhyphen",
+        "lonesurrogate",
+    ]
 
 
 def test_lone_surrogates_reach_the_disk_as_nothing(tmp_path):
@@ -116,13 +133,23 @@ def test_unknown_words_give_an_empty_row():
 
 
 def test_round_trip_through_disk(tmp_path):
-    pipeline = TextPipeline.fit(TEXTS, TextParams(sublinear_tf=True, aliases=(("csv", "table"),), ngram_max=2))
+    pipeline = TextPipeline.fit(
+        TEXTS, TextParams(sublinear_tf=True, aliases=(("csv", "table"),), ngram_max=2)
+    )
     pipeline.save(tmp_path / "text")
     loaded = TextPipeline.load(tmp_path / "text")
-    assert (loaded.params, loaded.n_texts, loaded.fingerprint) == (pipeline.params, 5, pipeline.fingerprint)
+    assert (loaded.params, loaded.n_texts, loaded.fingerprint) == (
+        pipeline.params,
+        5,
+        pipeline.fingerprint,
+    )
     for one, other in zip(pipeline.transform(TEXTS), loaded.transform(TEXTS), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert sorted(path.name for path in (tmp_path / "text").iterdir()) == ["lookup.arrow", "text.json", "vocabulary.arrow"]
+    assert sorted(path.name for path in (tmp_path / "text").iterdir()) == [
+        "lookup.arrow",
+        "text.json",
+        "vocabulary.arrow",
+    ]
 
 
 def test_fingerprint_tells_pipelines_apart():
@@ -173,10 +200,28 @@ def moved(source, target, name):
         (spoiled(lambda head: head.pop("params")), Corrupt),
         (spoiled(lambda head: head.pop("fingerprint")), Corrupt),
         (lambda path: (path / "lookup.arrow").write_bytes(b"junk"), Corrupt),
-        (lambda path: TextPipeline.fit(TEXTS[:2]).save(path / "other") or moved(path / "other", path, "lookup.arrow"), Corrupt),
-        (lambda path: TextPipeline.fit(TEXTS[:2]).save(path / "other") or moved(path / "other", path, "vocabulary.arrow"), Corrupt),
+        (
+            lambda path: (
+                TextPipeline.fit(TEXTS[:2]).save(path / "other")
+                or moved(path / "other", path, "lookup.arrow")
+            ),
+            Corrupt,
+        ),
+        (
+            lambda path: (
+                TextPipeline.fit(TEXTS[:2]).save(path / "other")
+                or moved(path / "other", path, "vocabulary.arrow")
+            ),
+            Corrupt,
+        ),
         (rewritten("vocabulary.arrow", lambda table: table.drop_columns("idf")), Corrupt),
-        (rewritten("vocabulary.arrow", lambda table: table.set_column(1, "df", pc.cast(table["df"], pa.int32()))), Corrupt),
+        (
+            rewritten(
+                "vocabulary.arrow",
+                lambda table: table.set_column(1, "df", pc.cast(table["df"], pa.int32())),
+            ),
+            Corrupt,
+        ),
         (rewritten("vocabulary.arrow", lambda table: pa.concat_tables([table, table])), Corrupt),
         (rewritten("lookup.arrow", lambda table: table.replace_schema_metadata({})), Corrupt),
         (rewritten("lookup.arrow", lambda table: table.rename_columns(["place"])), Corrupt),
@@ -193,11 +238,25 @@ def test_spoiled_files(tmp_path, spoil, error, verify):
 @pytest.mark.parametrize(
     "change",
     [
-        rewritten("lookup.arrow", lambda table: pa.table({"slot": table["slot"].to_numpy()[::-1]}, metadata=table.schema.metadata)),
+        rewritten(
+            "lookup.arrow",
+            lambda table: pa.table(
+                {"slot": table["slot"].to_numpy()[::-1]}, metadata=table.schema.metadata
+            ),
+        ),
         rewritten("lookup.arrow", lambda table: table.replace_schema_metadata({"seed": "1"})),
-        rewritten("vocabulary.arrow", lambda table: table.set_column(1, "df", pc.add(table["df"], 1))),
-        rewritten("vocabulary.arrow", lambda table: table.set_column(2, "idf", pc.add(table["idf"], 0.1))),
-        rewritten("vocabulary.arrow", lambda table: table.set_column(0, "term", pa.array(["x"] * len(table), pa.large_string()))),
+        rewritten(
+            "vocabulary.arrow", lambda table: table.set_column(1, "df", pc.add(table["df"], 1))
+        ),
+        rewritten(
+            "vocabulary.arrow", lambda table: table.set_column(2, "idf", pc.add(table["idf"], 0.1))
+        ),
+        rewritten(
+            "vocabulary.arrow",
+            lambda table: table.set_column(
+                0, "term", pa.array(["x"] * len(table), pa.large_string())
+            ),
+        ),
     ],
 )
 def test_spoiled_content_is_seen_when_verified_and_harms_nothing_when_not(tmp_path, change):
@@ -216,7 +275,9 @@ def test_slots_that_lead_nowhere_harm_nothing(tmp_path):
     words, slots, seed = pipeline.vocabulary
     high = slots & np.uint64(0xFFFFFFFF00000000)
     for number in (len(pipeline.terms) + 1, 2**31, 2**32 - 1):
-        lost = Vocabulary(words, frozen(np.where(slots > 0, high | np.uint64(number), slots), np.uint64), seed)
+        lost = Vocabulary(
+            words, frozen(np.where(slots > 0, high | np.uint64(number), slots), np.uint64), seed
+        )
         assert first_lost(lost) == 0
     full = Vocabulary(words, frozen(np.full(len(slots), 1, np.uint64), np.uint64), seed)
     assert first_lost(full) == 0  # and it ends, though no slot is empty
@@ -256,7 +317,13 @@ def test_fingerprint_stays_what_it_was():
     names = pipeline.terms.to_pylist()
     lengths = np.array([len(name) for name in names], np.int64)
     params = json.dumps(asdict(pipeline.params), sort_keys=True)
-    expected = {"params": params, "terms": "".join(names), "lengths": lengths, "df": pipeline.df, "n": "5"}
+    expected = {
+        "params": params,
+        "terms": "".join(names),
+        "lengths": lengths,
+        "df": pipeline.df,
+        "n": "5",
+    }
     assert pipeline.fingerprint == sha256_arrays(expected)
 
 
@@ -268,17 +335,37 @@ RULES = st.builds(
     ngram_max=st.integers(1, 3),
     sublinear_tf=st.booleans(),
     aliases=st.sampled_from([(), (("ab", "zz top"), ("aa", "bcdefghijklmn"), ("es", ""))]),
-    token_pattern=st.sampled_from([r"\b\w\w+\b", r"(?u)\b\w\w+\b", r"\w+", r"\S*", r"(?:^|\s)(\w+)"]),
+    token_pattern=st.sampled_from(
+        [r"\b\w\w+\b", r"(?u)\b\w\w+\b", r"\w+", r"\S*", r"(?:^|\s)(\w+)"]
+    ),
 )
 LETTERS = "aaabcdefhinorstuxyABCDETX019__ss.- \n"
 PLAIN_TEXT = st.lists(
-    st.builds(str.__add__, st.text(LETTERS, max_size=9), st.sampled_from(["", "", "s", "es", "ies", "ches", "sses", "xes", "us"])),
+    st.builds(
+        str.__add__,
+        st.text(LETTERS, max_size=9),
+        st.sampled_from(["", "", "s", "es", "ies", "ches", "sses", "xes", "us"]),
+    ),
     max_size=12,
 ).map(" ".join)
 STRANGE = st.sampled_from(
-    ["é", "İstanbul ΑΣ ΣΑΣ", "ﬁles", "\u200b", "日本語 テキスト", "\ud800x", "abc٣", "\udcff\udcfe", "aa\x00bb"]
+    [
+        "é",
+        "İstanbul ΑΣ ΣΑΣ",
+        "ﬁles",
+        "\u200b",
+        "日本語 テキスト",
+        "\ud800x",
+        "abc٣",
+        "\udcff\udcfe",
+        "aa\x00bb",
+    ]
 )
-ANY_TEXT = st.one_of(PLAIN_TEXT, st.builds(lambda a, b, c: f"{a} {b}{c}", PLAIN_TEXT, STRANGE, PLAIN_TEXT), st.text(max_size=40))
+ANY_TEXT = st.one_of(
+    PLAIN_TEXT,
+    st.builds(lambda a, b, c: f"{a} {b}{c}", PLAIN_TEXT, STRANGE, PLAIN_TEXT),
+    st.text(max_size=40),
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -287,7 +374,9 @@ def test_equals_the_naive_twin_to_the_bit(params, texts, others):
     pipeline, X = TextPipeline.fit_transform([*texts, "a word"], params)
     for one, other in zip(X, naive.transform(pipeline, [*texts, "a word"]), strict=True):
         np.testing.assert_array_equal(one, other)
-    for one, other in zip(pipeline.transform(texts + others), naive.transform(pipeline, texts + others), strict=True):
+    for one, other in zip(
+        pipeline.transform(texts + others), naive.transform(pipeline, texts + others), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
 
 
@@ -300,9 +389,15 @@ def test_terms_are_those_of_the_naive_twin(params, text):
 @pytest.mark.parametrize("sublinear", [False, True])
 def test_long_texts_and_many_texts(sublinear):
     """More texts and letters than one compiled call takes, and a term more often than the table of logarithms reaches."""
-    texts = [f"row{i % 97} file{i % 31} rows" for i in range(2600)] + ["rows " * 5000 + "file1", "", "rows"]
+    texts = [f"row{i % 97} file{i % 31} rows" for i in range(2600)] + [
+        "rows " * 5000 + "file1",
+        "",
+        "rows",
+    ]
     pipeline, X = TextPipeline.fit_transform(texts, TextParams(sublinear_tf=sublinear, ngram_max=2))
-    for one, other, third in zip(X, pipeline.transform(texts), naive.transform(pipeline, texts), strict=True):
+    for one, other, third in zip(
+        X, pipeline.transform(texts), naive.transform(pipeline, texts), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(one, third)
 
@@ -333,7 +428,9 @@ def home(letters, start, stop, seed, n):
 def test_any_strings_make_a_table():
     assert first_lost(table_of(pa.array([], pa.large_string()))) == -1
     assert first_lost(table_of(pa.array(["b", "a", "", "ab", "é"], pa.large_string()))) == -1
-    assert first_lost(table_of(pa.array(["a", "b", "a"], pa.large_string()))) == 2  # a name twice is found as the first of them
+    assert (
+        first_lost(table_of(pa.array(["a", "b", "a"], pa.large_string()))) == 2
+    )  # a name twice is found as the first of them
 
 
 def test_threads_share_a_pipeline():
@@ -348,8 +445,22 @@ def test_threads_share_a_pipeline():
 @pytest.mark.parametrize(
     "bad",
     [
-        *({"ngram_max": 0}, {"ngram_max": 9}, {"min_df": 0}, {"min_df": 0.5}, {"max_df": 0.0}, {"max_df": 2}, {"max_features": 0}),
-        *({"token_pattern": "("}, {"token_pattern": "(a)(b)"}, {"lowercase": 1}, {"aliases": [["a"]]}, {"aliases": 3}),
+        *(
+            {"ngram_max": 0},
+            {"ngram_max": 9},
+            {"min_df": 0},
+            {"min_df": 0.5},
+            {"max_df": 0.0},
+            {"max_df": 2},
+            {"max_features": 0},
+        ),
+        *(
+            {"token_pattern": "("},
+            {"token_pattern": "(a)(b)"},
+            {"lowercase": 1},
+            {"aliases": [["a"]]},
+            {"aliases": 3},
+        ),
         {"aliases": [["a", "\ud800"]]},
         {"stemmer": "x"},
     ],

@@ -35,7 +35,9 @@ def test_model_measures_and_report(tiny, reference):
     model = Model.open(reference.model_path)
     assert model.sha256 == reference.sha256
     assert model.measures == reference.measures
-    again = Predictor(model).evaluate(tiny.test.X, tiny.test.Y, label_counts=tiny.label_counts, n_train=tiny.train.n_rows)
+    again = Predictor(model).evaluate(
+        tiny.test.X, tiny.test.Y, label_counts=tiny.label_counts, n_train=tiny.train.n_rows
+    )
     assert again == pytest.approx(reference.measures)
     assert reference.measures["P@1"] > 0.3
     report = reference.report
@@ -49,7 +51,11 @@ def test_model_measures_and_report(tiny, reference):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_threads_give_the_same_hash(tiny, reference, tmp_path, workers):
-    result = train(spec(tiny, pool="threads", workers=workers), run_dir=tmp_path / "run", out=tmp_path / "model")
+    result = train(
+        spec(tiny, pool="threads", workers=workers),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+    )
     assert result.sha256 == reference.sha256
 
 
@@ -62,9 +68,19 @@ def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monk
             stop.set()
 
     with pytest.raises(Stopped, match="finished batches are kept"):
-        train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress, stop=stop)
+        train(
+            spec(tiny),
+            run_dir=tmp_path / "run",
+            out=tmp_path / "model",
+            progress=progress,
+            stop=stop,
+        )
     assert not (tmp_path / "model").exists()
-    kept = {label for path in (tmp_path / "run").glob("part-*") for label in read_table(path).column("label").to_pylist()}
+    kept = {
+        label
+        for path in (tmp_path / "run").glob("part-*")
+        for label in read_table(path).column("label").to_pylist()
+    }
     assert 3 < len(kept) < tiny.n_labels
 
     solved = []
@@ -72,7 +88,11 @@ def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monk
 
     whole = PPDSparseSolver.solve
     monkeypatch.setattr(
-        PPDSparseSolver, "solve", lambda self, local, labels, stopped: solved.extend(labels) or whole(self, local, labels, stopped)
+        PPDSparseSolver,
+        "solve",
+        lambda self, local, labels, stopped: (
+            solved.extend(labels) or whole(self, local, labels, stopped)
+        ),
     )
     result = train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model")
     assert sorted(solved) == sorted(set(range(tiny.n_labels)) - kept)
@@ -99,8 +119,12 @@ def test_a_run_directory_belongs_to_one_run(tiny, tmp_path):
 
 
 def test_timeline_accounts_for_every_class(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("xcray.schedule.scatter.MARGIN", 1e9)  # a thread that has to wait for a core is late: no copies here
-    result = train(spec(tiny, pool="threads", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model")
+    monkeypatch.setattr(
+        "xcray.schedule.scatter.MARGIN", 1e9
+    )  # a thread that has to wait for a core is late: no copies here
+    result = train(
+        spec(tiny, pool="threads", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model"
+    )
     timeline = read_timeline(tmp_path / "run").to_pydict()
     assert sum(timeline["classes"]) == tiny.n_labels
     assert set(timeline["worker"]) == set(result.report["busy_share"]) <= {"thread-0", "thread-1"}
@@ -110,7 +134,9 @@ def test_timeline_accounts_for_every_class(tiny, tmp_path, monkeypatch):
 
 
 def test_without_a_test_part_there_are_no_measures(tmp_path, tiny):
-    writer = DatasetWriter(tmp_path / "data", name="notest", n_features=tiny.n_features, n_labels=tiny.n_labels)
+    writer = DatasetWriter(
+        tmp_path / "data", name="notest", n_features=tiny.n_features, n_labels=tiny.n_labels
+    )
     writer.add("train", tiny.train.X, tiny.train.Y)
     dataset = writer.finish(source={})
     result = train(spec(dataset), run_dir=tmp_path / "run", out=tmp_path / "model")
@@ -155,4 +181,6 @@ def test_spec_round_trip_and_missing_data(tmp_path):
     assert TrainSpec.from_dict(json.loads(json.dumps(one.as_dict()))) == one
     assert one.ks == (1, 5)
     with pytest.raises(NotFound):
-        train(TrainSpec(str(tmp_path / "nothing")), run_dir=tmp_path / "run", out=tmp_path / "model")
+        train(
+            TrainSpec(str(tmp_path / "nothing")), run_dir=tmp_path / "run", out=tmp_path / "model"
+        )

@@ -49,7 +49,10 @@ def test_the_same_command_again_finds_the_model_and_pushes_it_once(
 
 
 def test_where_a_model_goes_is_asked_before_it_is_trained(
-    tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: Dataset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ["train", str(tiny.path), "--out", str(tmp_path / "news")]
     assert cli.main([*words, "--push", "s3://key:secret@bucket/models"]) == 2

@@ -18,7 +18,9 @@ from xcray.train.points import hold_out
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """A small data set."""
-    options = BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": {"rows": 300, "features": 80, "labels": 12}})
+    options = BuildOptions.from_dict(
+        {"test_fraction": 0.2, "synthetic": {"rows": 300, "features": 80, "labels": 12}}
+    )
     return build("synthetic", {}, tmp_path_factory.mktemp("weights") / "data", options)
 
 
@@ -30,27 +32,39 @@ def weighted(data):
 
 def test_weights_are_part_of_the_data_set_and_of_its_hash(data, weighted):
     again = Dataset.open(weighted.path, verify=True)
-    np.testing.assert_allclose(again.train.weights, np.linspace(0.5, 2.0, data.train.n_rows), rtol=1e-6)
+    np.testing.assert_allclose(
+        again.train.weights, np.linspace(0.5, 2.0, data.train.n_rows), rtol=1e-6
+    )
     assert data.train.weights is None
     assert again.test.weights is None
     assert again.content_hash != data.content_hash
     assert again.train.content_hash == data.train.content_hash
     other = weigh(again, np.ones(data.train.n_rows), data.path.parent / "other")
     assert len({data.content_hash, again.content_hash, other.content_hash}) == 3
-    assert weigh(other, again.train.weights, data.path.parent / "back").content_hash == again.content_hash
+    assert (
+        weigh(other, again.train.weights, data.path.parent / "back").content_hash
+        == again.content_hash
+    )
 
 
 @pytest.mark.parametrize("pool", ["serial", "threads"])
 def test_training_feels_them(data, weighted, tmp_path, pool):
     params = {"eps": 1e-4}
     result = train(
-        TrainSpec(str(weighted.path), pool=pool, workers=2, params=params), run_dir=tmp_path / "run", out=tmp_path / "model"
+        TrainSpec(str(weighted.path), pool=pool, workers=2, params=params),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
     )
     rows = weighted.train
     solver = PPDSparseSolver(eps=1e-4)
-    block = solver.solve(solver.load(rows.X, rows.XT, rows.YT, rows.weights), np.arange(weighted.n_labels, dtype=np.int32))
+    block = solver.solve(
+        solver.load(rows.X, rows.XT, rows.YT, rows.weights),
+        np.arange(weighted.n_labels, dtype=np.int32),
+    )
     assert (Model.open(result.model_path).W.data == block.W.data).all()
-    plain = solver.solve(solver.load(rows.X, rows.XT, rows.YT), np.arange(weighted.n_labels, dtype=np.int32))
+    plain = solver.solve(
+        solver.load(rows.X, rows.XT, rows.YT), np.arange(weighted.n_labels, dtype=np.int32)
+    )
     assert plain.digest() != block.digest()
 
 
@@ -64,13 +78,21 @@ def test_held_out_rows_keep_theirs(weighted, tmp_path):
 
 def test_a_solver_without_weights_says_so(weighted, tmp_path):
     with pytest.raises(ParameterError, match="no sample weights; use ppdsparse"):
-        train(TrainSpec(str(weighted.path), solver="pdsparse"), run_dir=tmp_path / "run", out=tmp_path / "model")
+        train(
+            TrainSpec(str(weighted.path), solver="pdsparse"),
+            run_dir=tmp_path / "run",
+            out=tmp_path / "model",
+        )
 
 
 def test_files_of_weights(tmp_path):
     np.save(tmp_path / "w.npy", np.array([1.0, 2.5]))
     (tmp_path / "w.txt").write_text("1\n2.5\n\n")
-    assert read_weights(tmp_path / "w.npy").tolist() == read_weights(tmp_path / "w.txt").tolist() == [1.0, 2.5]
+    assert (
+        read_weights(tmp_path / "w.npy").tolist()
+        == read_weights(tmp_path / "w.txt").tolist()
+        == [1.0, 2.5]
+    )
     (tmp_path / "bad.txt").write_text("1\ntwo\n")
     with pytest.raises(InputError, match="line 2: 'two' is not a number"):
         read_weights(tmp_path / "bad.txt")
@@ -94,6 +116,8 @@ def test_bad_sizes_places_and_files(data, weighted, tmp_path):
     with pytest.raises(Conflict):
         weigh(data, np.ones(data.train.n_rows), weighted.path)
     copy = weigh(data, np.ones(data.train.n_rows), tmp_path / "copy")
-    (copy.path / "train" / "weights.arrow").write_bytes(b"x" * (copy.path / "train" / "weights.arrow").stat().st_size)
+    (copy.path / "train" / "weights.arrow").write_bytes(
+        b"x" * (copy.path / "train" / "weights.arrow").stat().st_size
+    )
     with pytest.raises(Corrupt):
         Dataset.open(copy.path, verify=True)

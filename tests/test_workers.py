@@ -28,14 +28,17 @@ from xcray.service.listening import listen, reserve
 from xcray.service.settings import Settings
 from xcray.service.workers import LASTING, Child, Keeper, check_workers
 
-PATIENCE = 600.0  # seconds until a wait is given up: on a slow machine two processes compile the kernels
+PATIENCE = (
+    600.0  # seconds until a wait is given up: on a slow machine two processes compile the kernels
+)
 
 
 class Puppet:
     """A worker that does what the test says."""
 
     def __init__(self, place: int, pid: int) -> None:
-        self.place, self.pid = place, pid
+        self.place = place
+        self.pid = pid
         self.exit: int | None = None
         self.answers = False
         self.heard: list[int] = []
@@ -57,7 +60,9 @@ class Stage:
     """A keeper of puppets, and a clock that the test turns."""
 
     def __init__(self, count: int) -> None:
-        self.now, self.all, self.buried = 0.0, [], []
+        self.now = 0.0
+        self.all = []
+        self.buried = []
         self.keeper = Keeper(count, self.spawn, lambda: self.now, self.buried.append)
 
     all: list[Puppet]
@@ -91,7 +96,9 @@ def test_a_worker_is_started_again_at_once_and_then_later_and_later() -> None:
         waits.append(now - died)
         stage.all[-1].exit = 1
     assert waits == [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
-    assert [child.pid for child in stage.buried] == [each.pid for each in stage.all if each.exit is not None][:9]
+    assert [child.pid for child in stage.buried] == [
+        each.pid for each in stage.all if each.exit is not None
+    ][:9]
     stage.all[-1].exit, stage.all[-1].answers = None, True
     now += LASTING
     stage.all[-1].exit = 1
@@ -154,15 +161,22 @@ def test_only_the_leader_builds_and_it_sees_what_others_accept(tmp_path: Path) -
     )
     how: dict[str, Any] = {"build_command": (sys.executable, str(stub))}
     settings = settings_for(tmp_path / "home", workers=2)
-    with client_of(create_app(settings, **how)) as leader, client_of(create_app(settings, leads=False, **how)) as other:
+    with (
+        client_of(create_app(settings, **how)) as leader,
+        client_of(create_app(settings, leads=False, **how)) as other,
+    ):
         quick = other.post("/v1/datasets", json={"name": "quick", "format": "pydocs"}).json()["id"]
         eventually(lambda: leader.get(f"/v1/datasets/{quick}").json()["status"] == "READY")
         slow = other.post("/v1/datasets", json={"name": "slow", "format": "pydocs"}).json()["id"]
         eventually(lambda: (settings.home / "builds" / slow / "begun").exists())
         assert other.delete(f"/v1/datasets/{slow}").status_code == 204
         third = leader.post("/v1/datasets", json={"name": "third", "format": "pydocs"}).json()["id"]
-        eventually(lambda: other.get(f"/v1/datasets/{third}").json()["status"] == "READY")  # one at a time: the slow one is gone
-        eventually(lambda: not list((settings.home / "builds").iterdir()))  # what was used goes after all is told
+        eventually(
+            lambda: other.get(f"/v1/datasets/{third}").json()["status"] == "READY"
+        )  # one at a time: the slow one is gone
+        eventually(
+            lambda: not list((settings.home / "builds").iterdir())
+        )  # what was used goes after all is told
 
 
 def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
@@ -209,11 +223,21 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=log, stdout=log)
         try:
-            told = eventually(lambda: (home / "serve.json").is_file() and json.loads((home / "serve.json").read_text()))
+            told = eventually(
+                lambda: (
+                    (home / "serve.json").is_file()
+                    and json.loads((home / "serve.json").read_text())
+                )
+            )
             assert (told["pid"], told["workers"], told["alive"]) == (process.pid, 2, 2)
 
             def ask() -> httpx.Response:
-                return httpx.post(f"{told['url']}/v1/models/docs:predict", json=body, trust_env=False, timeout=PATIENCE)
+                return httpx.post(
+                    f"{told['url']}/v1/models/docs:predict",
+                    json=body,
+                    trust_env=False,
+                    timeout=PATIENCE,
+                )
 
             replies = [ask() for _ in range(24)]  # a connection each: dealt out among both
             assert {one.status_code for one in replies} == {200}
@@ -223,12 +247,23 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
             os.kill(workers[0], signal.SIGKILL)
             eventually(lambda: len(new := children(process.pid)) == 2 and workers[0] not in new)
             eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
-            eventually(lambda: httpx.get(f"{told['url']}/readyz", trust_env=False, timeout=PATIENCE).json()["degraded"] == [])
+            eventually(
+                lambda: (
+                    httpx.get(f"{told['url']}/readyz", trust_env=False, timeout=PATIENCE).json()[
+                        "degraded"
+                    ]
+                    == []
+                )
+            )
             assert ask().status_code == 200
             figures = httpx.get(f"{told['url']}/metrics", trust_env=False, timeout=PATIENCE).text
-            assert "xcray_predict_instances_total 25.0" in figures  # of all, also of the one that died
+            assert (
+                "xcray_predict_instances_total 25.0" in figures
+            )  # of all, also of the one that died
             publish(registry, "docs", tmp_path / "again", seed=1)
-            eventually(lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2})  # each process loads it in its own time
+            eventually(
+                lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2}
+            )  # each process loads it in its own time
             last = children(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
@@ -237,7 +272,9 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
     assert not (home / "serve.json").exists()
 
 
-def test_runners_stand_back_for_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runners_stand_back_for_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[list[str]] = []
 
     class Process:
@@ -258,7 +295,9 @@ def test_runners_stand_back_for_predictions(tmp_path: Path, monkeypatch: pytest.
     assert [each.job_id for each in launcher.tend()] == ["job_1"]
 
 
-def test_a_runner_stands_back_with_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_stands_back_with_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nice counts only within a session where sessions are scheduled against each other."""
     heard: list[int] = []
     monkeypatch.setattr("xcray.jobs.runner.os.nice", heard.append)
@@ -295,6 +334,12 @@ def test_threads_share_what_the_allocator_keeps() -> None:
         "print(told, flush=True)\n"
         "if told: ctypes.CDLL(None).malloc_stats()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
+    )
     told = ended.stdout.strip() == "True"
     assert ended.stderr.count("Arena ") <= (2 if told else 0)

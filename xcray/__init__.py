@@ -107,7 +107,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load a public name from its room on first use (PEP 562). Raises Unavailable when it needs an extra that is not installed."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'xcray' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'xcray' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     try:
         value = getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
@@ -125,7 +127,9 @@ class _Face(ModuleType):
     """The package, whose `train` stays the function also after the module `xcray.train` was imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):  # else: the import system binding a submodule to its parent
+        if not (
+            name in _HOMES and isinstance(value, ModuleType)
+        ):  # else: the import system binding a submodule to its parent
             super().__setattr__(name, value)
 
 

@@ -101,7 +101,9 @@ class Pattern(NamedTuple):
     def to_scipy(self) -> sp.csr_matrix:
         """The same matrix for scipy, with ones (float32) as values. Raises Unavailable without scipy."""
         sp = _scipy_sparse()
-        return sp.csr_matrix((np.ones(self.nnz, np.float32), self.indices, self.indptr), shape=self.shape)
+        return sp.csr_matrix(
+            (np.ones(self.nnz, np.float32), self.indices, self.indptr), shape=self.shape
+        )
 
 
 class TopK(NamedTuple):
@@ -116,7 +118,9 @@ class TopK(NamedTuple):
 
 def csr(indptr: Any, indices: Any, data: Any, n_cols: int) -> CSR:
     """Freeze arrays into a CSR (see the class for shapes and dtypes). Raises ShapeMismatch when lengths disagree."""
-    out = CSR(frozen(indptr, np.int64), frozen(indices, np.int32), frozen(data, np.float32), int(n_cols))
+    out = CSR(
+        frozen(indptr, np.int64), frozen(indices, np.int32), frozen(data, np.float32), int(n_cols)
+    )
     if len(out.indices) != len(out.data) or len(out.indices) < out.indptr[-1]:
         raise ShapeMismatch(
             f"a matrix with {out.indptr[-1]} entries by its indptr has {len(out.indices)} indices and {len(out.data)} values"
@@ -128,7 +132,9 @@ def pattern(indptr: Any, indices: Any, n_cols: int) -> Pattern:
     """Freeze arrays into a Pattern (see the class for shapes and dtypes). Raises ShapeMismatch when lengths disagree."""
     out = Pattern(frozen(indptr, np.int64), frozen(indices, np.int32), int(n_cols))
     if len(out.indices) < out.indptr[-1]:
-        raise ShapeMismatch(f"a pattern with {out.indptr[-1]} ones by its indptr has {len(out.indices)} indices")
+        raise ShapeMismatch(
+            f"a pattern with {out.indptr[-1]} ones by its indptr has {len(out.indices)} indices"
+        )
     return out
 
 
@@ -139,7 +145,9 @@ def csr_from(matrix: Any, n_cols: int | None = None) -> CSR:
     """
     out = matrix if isinstance(matrix, CSR) else _canonical(matrix)
     if n_cols is not None and out.n_cols != n_cols:
-        raise ShapeMismatch(f"X has {out.n_cols} features, {n_cols} were expected; read it with n_features={n_cols}")
+        raise ShapeMismatch(
+            f"X has {out.n_cols} features, {n_cols} were expected; read it with n_features={n_cols}"
+        )
     return out
 
 
@@ -149,7 +157,9 @@ def pattern_from(matrix: Any) -> Pattern:
         return matrix
     cells = _canonical(matrix)
     ones = cells.data != 0
-    return pattern(np.concatenate(([0], np.cumsum(ones)))[cells.indptr], cells.indices[ones], cells.n_cols)
+    return pattern(
+        np.concatenate(([0], np.cumsum(ones)))[cells.indptr], cells.indices[ones], cells.n_cols
+    )
 
 
 def _scipy_sparse() -> Any:
@@ -167,7 +177,9 @@ def _canonical(matrix: Any) -> CSR:
     if scipy is not None and scipy.issparse(matrix):
         out = scipy.csr_matrix(matrix, dtype=np.float32)
         if not out.has_canonical_format:
-            out = out.copy()  # copy: summing duplicates works in place, and the caller's matrix is not ours
+            out = (
+                out.copy()
+            )  # copy: summing duplicates works in place, and the caller's matrix is not ours
             out.sum_duplicates()
         return csr(out.indptr, out.indices, out.data, out.shape[1])
     if np.ndim(matrix) != 2:

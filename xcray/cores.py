@@ -29,4 +29,8 @@ def limited(limit: Path) -> int:
         quota, period = limit.read_text().split()
     except (OSError, ValueError):
         return 1 << 20
-    return math.ceil(int(quota) / int(period)) if quota.isdecimal() and period.isdecimal() and int(period) else 1 << 20
+    return (
+        math.ceil(int(quota) / int(period))
+        if quota.isdecimal() and period.isdecimal() and int(period)
+        else 1 << 20
+    )

@@ -23,7 +23,14 @@ EXTRAS = {  # top-level module -> the extra that brings it (see pyproject.toml)
     **dict.fromkeys(("scipy", "sklearn"), "sklearn"),
     **dict.fromkeys(
         (
-            *("fastapi", "httptools", "msgspec", "prometheus_client", "pydantic", "pydantic_settings"),
+            *(
+                "fastapi",
+                "httptools",
+                "msgspec",
+                "prometheus_client",
+                "pydantic",
+                "pydantic_settings",
+            ),
             *("alembic", "sqlalchemy", "starlette", "uvicorn", "uvloop"),
         ),
         "serve",
@@ -42,7 +49,9 @@ class XcrayError(Exception):
 
     code = "ERROR"
 
-    def __init__(self, message: str, *, code: str | None = None, hint: str | None = None, **details: Any) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, hint: str | None = None, **details: Any
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or type(self).code
@@ -106,8 +115,15 @@ class DataError(InputError):
         problem = excerpt(problem, SENTENCE)
         words = problem if row is None else f"row {row}: {problem}"
         message = f"{place}: {words}" if place else words
-        super().__init__(message, code=code, hint=hint, file=file, line=line, column=column, row=row, value=shown)
-        self.problem, self.file, self.line, self.column, self.row, self.value = problem, file, line, column, row, shown
+        super().__init__(
+            message, code=code, hint=hint, file=file, line=line, column=column, row=row, value=shown
+        )
+        self.problem = problem
+        self.file = file
+        self.line = line
+        self.column = column
+        self.row = row
+        self.value = shown
 
 
 class NotFound(XcrayError):
@@ -158,17 +174,25 @@ def lacking(error: ModuleNotFoundError) -> Exception:
     if module not in EXTRAS:
         return error
     extra = EXTRAS[module]
-    return Unavailable(f"this needs {module}, which is not installed: pip install 'xcray[{extra}]'", code="NOT_INSTALLED")
+    return Unavailable(
+        f"this needs {module}, which is not installed: pip install 'xcray[{extra}]'",
+        code="NOT_INSTALLED",
+    )
 
 
 def lacking_ray(error: ModuleNotFoundError) -> Unavailable:
     """Unavailable for work that is to run on Ray where Ray, or what it needs, is not installed; it names both ways out."""
-    return Unavailable(f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads")
+    return Unavailable(
+        f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads"
+    )
 
 
 def excerpt(text: str, most: int = EXCERPT) -> str:
     """At most `most` characters of foreign text, control and non-printing characters escaped."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: most + 1])
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in text[: most + 1]
+    )
     return shown if len(shown) <= most else shown[: most - 3] + "..."
 
 

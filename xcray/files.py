@@ -25,14 +25,22 @@ from xcray.arrays import CSR, Float32, Int32, Int64, Pattern, csr, frozen, patte
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, ShapeMismatch
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-RESERVED = re.compile(r"con|prn|aux|nul|com\d|lpt\d")  # names that some file systems keep for devices
+RESERVED = re.compile(
+    r"con|prn|aux|nul|com\d|lpt\d"
+)  # names that some file systems keep for devices
 
 
 def check_name(name: str, what: str = "name") -> str:
     """`name` itself when it is a safe name; ParameterError with the rule when not. Names are data, never paths."""
-    if not NAME.fullmatch(name) or name.endswith(".") or ".." in name or RESERVED.fullmatch(name.split(".")[0]):
+    if (
+        not NAME.fullmatch(name)
+        or name.endswith(".")
+        or ".." in name
+        or RESERVED.fullmatch(name.split(".")[0])
+    ):
         raise ParameterError(
-            f"{what} {name[:80]!r} is not allowed: use 1 to 64 of a-z 0-9 . _ -, starting with a letter or digit", code="BAD_NAME"
+            f"{what} {name[:80]!r} is not allowed: use 1 to 64 of a-z 0-9 . _ -, starting with a letter or digit",
+            code="BAD_NAME",
         )
     return name
 
@@ -62,7 +70,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON durably: sorted keys, readable, final newline. Raises ValueError on NaN and infinity."""
-    write_bytes(path, (json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n").encode())
+    write_bytes(
+        path,
+        (
+            json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+        ).encode(),
+    )
 
 
 def read_json(path: Path) -> Any:
@@ -124,7 +137,9 @@ def read_table(path: Path, whole: bool = False) -> pa.Table:
         with pa.memory_map(str(path)) as source:
             table = pa.ipc.open_file(source).read_all()
         table.validate(full=whole)
-        _ = table.column_names  # names that are not UTF-8 raise here, not where they are first looked at
+        _ = (
+            table.column_names
+        )  # names that are not UTF-8 raise here, not where they are first looked at
         return table
     except FileNotFoundError:
         raise NotFound(f"there is no {path.name} in {path.parent.name}") from None
@@ -142,7 +157,9 @@ def write_matrix(path: Path, matrix: CSR | Pattern) -> None:
 
 def _lists(offsets: pa.Array, columns: Mapping[str, pa.Array], n_cols: int) -> pa.Table:
     """Columns of lists that share their offsets; the width in the schema's metadata."""
-    lists = {name: pa.LargeListArray.from_arrays(offsets, values) for name, values in columns.items()}
+    lists = {
+        name: pa.LargeListArray.from_arrays(offsets, values) for name, values in columns.items()
+    }
     return pa.table(lists).replace_schema_metadata({"n_cols": str(n_cols)})
 
 
@@ -156,9 +173,12 @@ class MatrixWriter:
     """
 
     def __init__(self, path: Path, indptr: Int64, n_cols: int) -> None:
-        self._path, self._aside = path, path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-        self._indptr, self._n_cols = frozen(indptr, np.int64), n_cols
-        self._nnz, self._written = int(indptr[-1]), 0
+        self._path = path
+        self._aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+        self._indptr = frozen(indptr, np.int64)
+        self._n_cols = n_cols
+        self._nnz = int(indptr[-1])
+        self._written = 0
 
     def __enter__(self) -> Self:
         """Write the frame."""
@@ -166,7 +186,10 @@ class MatrixWriter:
             with io.FileIO(self._aside, "x") as raw:
                 hole = _Hole(raw, 4 * self._nnz)
                 columns = {"indices": hole.array(pa.int32()), "values": hole.array(pa.float32())}
-                _write_batch(pa.PythonFile(hole, mode="w"), _lists(pa.array(self._indptr), columns, self._n_cols))
+                _write_batch(
+                    pa.PythonFile(hole, mode="w"),
+                    _lists(pa.array(self._indptr), columns, self._n_cols),
+                )
             self._places = _places(self._aside)
             self._file = io.FileIO(self._aside, "r+")
         except BaseException:
@@ -177,22 +200,33 @@ class MatrixWriter:
     def write(self, start: int, indices: Int32, values: Float32) -> None:
         """Entries [start, start + n) of the matrix: (n,) int32 column indices, (n,) float32 values. Every entry comes once."""
         if len(indices) != len(values) or start < 0 or start + len(indices) > self._nnz:
-            raise ShapeMismatch(f"entries {start} to {start + len(indices)} do not lie in a matrix of {self._nnz}")
+            raise ShapeMismatch(
+                f"entries {start} to {start + len(indices)} do not lie in a matrix of {self._nnz}"
+            )
         if not len(indices):
             return
-        for place, piece in zip(self._places, (frozen(indices, np.int32), frozen(values, np.float32)), strict=True):
+        for place, piece in zip(
+            self._places, (frozen(indices, np.int32), frozen(values, np.float32)), strict=True
+        ):
             self._file.seek(place + 4 * start)
             _write_all(self._file, piece.view(np.uint8).data)
         self._written += len(indices)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Sync and rename, or remove after an error. Raises ShapeMismatch when entries are missing."""
         try:
             with self._file:
                 os.fsync(self._file.fileno())
             if kind is None:
                 if self._written != self._nnz:
-                    raise ShapeMismatch(f"{self._path.name} has {self._nnz} entries, {self._written} were written; write each once")
+                    raise ShapeMismatch(
+                        f"{self._path.name} has {self._nnz} entries, {self._written} were written; write each once"
+                    )
                 os.replace(self._aside, self._path)
                 sync_path(self._path.parent)
         finally:
@@ -206,9 +240,14 @@ class BlobWriter:
     `MatrixWriter`; what was not written is zero.
     """
 
-    def __init__(self, path: Path, size: int, columns: Mapping[str, pa.Array], head: Mapping[str, str]) -> None:
-        self._path, self._aside = path, path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-        self._size, self._columns, self._head = size, dict(columns), dict(head)
+    def __init__(
+        self, path: Path, size: int, columns: Mapping[str, pa.Array], head: Mapping[str, str]
+    ) -> None:
+        self._path = path
+        self._aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+        self._size = size
+        self._columns = dict(columns)
+        self._head = dict(head)
 
     def __enter__(self) -> Self:
         """Write the frame."""
@@ -216,8 +255,14 @@ class BlobWriter:
             with io.FileIO(self._aside, "x") as raw:
                 hole = _Hole(raw, self._size)
                 columns = {**self._columns, "blocks": hole.array(pa.uint8())}
-                lists = {name: pa.LargeListArray.from_arrays([0, len(values)], values) for name, values in columns.items()}
-                _write_batch(pa.PythonFile(hole, mode="w"), pa.table(lists).replace_schema_metadata(self._head))
+                lists = {
+                    name: pa.LargeListArray.from_arrays([0, len(values)], values)
+                    for name, values in columns.items()
+                }
+                _write_batch(
+                    pa.PythonFile(hole, mode="w"),
+                    pa.table(lists).replace_schema_metadata(self._head),
+                )
             (self._place,) = _places(self._aside, ("blocks",))
             self._file = io.FileIO(self._aside, "r+")
         except BaseException:
@@ -228,12 +273,19 @@ class BlobWriter:
     def write(self, start: int, piece: Any) -> None:
         """Bytes [start, start + n) of `blocks`: (n,) uint8. Raises ShapeMismatch when they do not lie in it."""
         if start < 0 or start + len(piece) > self._size:
-            raise ShapeMismatch(f"bytes {start} to {start + len(piece)} do not lie in a list of {self._size}")
+            raise ShapeMismatch(
+                f"bytes {start} to {start + len(piece)} do not lie in a list of {self._size}"
+            )
         if len(piece):
             self._file.seek(self._place + start)
             _write_all(self._file, frozen(piece, np.uint8).data)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Sync and rename, or remove after an error."""
         try:
             with self._file:
@@ -259,16 +311,24 @@ class _Hole:
     def __init__(self, raw: io.FileIO, size: int) -> None:
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
         self._raw = raw
-        self._buffer = pa.py_buffer(mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ) if size else b"")
+        self._buffer = pa.py_buffer(
+            mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ) if size else b""
+        )
 
     def array(self, kind: pa.DataType) -> pa.Array:
         """The placeholder as an array of numbers."""
-        return pa.Array.from_buffers(kind, self._buffer.size * 8 // kind.bit_width, [None, self._buffer])
+        return pa.Array.from_buffers(
+            kind, self._buffer.size * 8 // kind.bit_width, [None, self._buffer]
+        )
 
     def write(self, data: Any) -> int:
         """Write, or step over the placeholder."""
         size = len(memoryview(data))
-        if self._buffer.size and isinstance(data, pa.Buffer) and data.address == self._buffer.address:
+        if (
+            self._buffer.size
+            and isinstance(data, pa.Buffer)
+            and data.address == self._buffer.address
+        ):
             self._raw.seek(size, io.SEEK_CUR)
         else:
             self._raw.write(data)
@@ -285,13 +345,19 @@ def _places(path: Path, names: Iterable[str] = ("indices", "values")) -> list[in
         source.seek(0)
         table = pa.ipc.open_file(source).read_all()
         columns = [table.column(name) for name in names]
-        return [column.chunk(0).values.buffers()[1].address - first for column in columns if len(column)]
+        return [
+            column.chunk(0).values.buffers()[1].address - first for column in columns if len(column)
+        ]
 
 
 def read_csr(path: Path) -> CSR:
     """Map a CSR written by `write_matrix`; arrays are views of the file. Raises NotFound or Corrupt."""
     table, indptr, indices = _rows(path)
-    values = _only_chunk(table, "values").values.to_numpy() if table.num_rows else np.empty(0, np.float32)
+    values = (
+        _only_chunk(table, "values").values.to_numpy()
+        if table.num_rows
+        else np.empty(0, np.float32)
+    )
     return csr(indptr, indices, values, _n_cols(path, table))
 
 
@@ -357,7 +423,10 @@ def verify_files(directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> N
         if not path.is_file():
             raise Corrupt(f"{directory.name}: file {name} is missing", file=name)
         if path.stat().st_size != expected["bytes"] or sha256_file(path) != expected["sha256"]:
-            raise Corrupt(f"{directory.name}: file {name} is not what was written (its checksum differs)", file=name)
+            raise Corrupt(
+                f"{directory.name}: file {name} is not what was written (its checksum differs)",
+                file=name,
+            )
 
 
 def publish_directory(staged: Path, target: Path) -> None:
@@ -371,7 +440,9 @@ def publish_directory(staged: Path, target: Path) -> None:
         os.rename(staged, target)
     except OSError as error:
         if target.exists():
-            raise Conflict(f"{target.name} exists already; choose another name or remove it first") from error
+            raise Conflict(
+                f"{target.name} exists already; choose another name or remove it first"
+            ) from error
         raise
     sync_path(target.parent)
 

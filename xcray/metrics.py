@@ -22,7 +22,12 @@ A, B = 0.55, 1.5  # Jain et al. 2016, section 4.2; Wikipedia and Amazon sets hav
 
 
 def evaluate(
-    top: TopK, Y: Pattern, *, ks: Sequence[int] = (1, 3, 5), label_counts: Any = None, n_train: int | None = None
+    top: TopK,
+    Y: Pattern,
+    *,
+    ks: Sequence[int] = (1, 3, 5),
+    label_counts: Any = None,
+    n_train: int | None = None,
 ) -> dict[str, float]:
     """Every measure that the inputs allow: "P@k", "nDCG@k", "recall@k", "coverage@k" for k in `ks`, "accuracy".
 
@@ -32,7 +37,11 @@ def evaluate(
     hits = matches(top, Y)
     out: dict[str, float] = {}
     usable = [k for k in dict.fromkeys(ks) if _checked_k(k) <= max(Y.n_cols, 1)]
-    measures: list[tuple[str, Callable[..., float]]] = [("P", _precision), ("nDCG", _ndcg), ("recall", _recall)]
+    measures: list[tuple[str, Callable[..., float]]] = [
+        ("P", _precision),
+        ("nDCG", _ndcg),
+        ("recall", _recall),
+    ]
     for name, measure in measures:
         out.update({f"{name}@{k}": measure(hits, Y, k) for k in usable})
     out.update({f"coverage@{k}": label_coverage(top, Y, k) for k in usable})
@@ -105,16 +114,25 @@ def accuracy(top: TopK, Y: Pattern) -> float:
 def subset_accuracy(predicted: Pattern, Y: Pattern) -> float:
     """Share of rows whose predicted set is exactly the true set; an empty set can be right."""
     common = _common(predicted, Y)
-    per_row = np.bincount(common // max(Y.n_cols, 1), minlength=Y.n_rows) if Y.n_rows else np.zeros(0)
-    return _ratio(np.count_nonzero((per_row == np.diff(Y.indptr)) & (per_row == np.diff(predicted.indptr))), Y.n_rows)
+    per_row = (
+        np.bincount(common // max(Y.n_cols, 1), minlength=Y.n_rows) if Y.n_rows else np.zeros(0)
+    )
+    return _ratio(
+        np.count_nonzero((per_row == np.diff(Y.indptr)) & (per_row == np.diff(predicted.indptr))),
+        Y.n_rows,
+    )
 
 
-def chosen(top: TopK, n_labels: int, *, k: int | None = None, threshold: float = -np.inf) -> Pattern:
+def chosen(
+    top: TopK, n_labels: int, *, k: int | None = None, threshold: float = -np.inf
+) -> Pattern:
     """The predicted sets: of each row the first k labels (all when None) with scores of at least `threshold`."""
     labels, scores = top.labels[:, :k], top.scores[:, :k]
     keep = (labels >= 0) & (scores >= threshold)
     ordered = np.sort(np.where(keep, labels, n_labels), axis=1)
-    return pattern(np.concatenate(([0], np.cumsum(keep.sum(axis=1)))), ordered[ordered < n_labels], n_labels)
+    return pattern(
+        np.concatenate(([0], np.cumsum(keep.sum(axis=1)))), ordered[ordered < n_labels], n_labels
+    )
 
 
 def f1(predicted: Pattern, Y: Pattern) -> dict[str, float]:
@@ -149,7 +167,9 @@ def frequency_groups(label_counts: Any, n_groups: int = 10, equal: str = "labels
     """
     counts = np.asarray(label_counts, np.int64)
     if n_groups < 1 or equal not in ("labels", "positives"):
-        raise ParameterError(f"{n_groups} groups by equal {equal!r}: use at least 1 group, and equal labels or positives")
+        raise ParameterError(
+            f"{n_groups} groups by equal {equal!r}: use at least 1 group, and equal labels or positives"
+        )
     groups = np.full(len(counts), -1, np.int32)
     order = np.argsort(counts, kind="stable")
     order = order[counts[order] > 0]
@@ -162,7 +182,13 @@ def frequency_groups(label_counts: Any, n_groups: int = 10, equal: str = "labels
 
 
 def by_frequency(
-    top: TopK, Y: Pattern, label_counts: Any, *, ks: Sequence[int] = (1, 3, 5), n_groups: int = 10, equal: str = "labels"
+    top: TopK,
+    Y: Pattern,
+    label_counts: Any,
+    *,
+    ks: Sequence[int] = (1, 3, 5),
+    n_groups: int = 10,
+    equal: str = "labels",
 ) -> list[dict[str, Any]]:
     """How well labels of each frequency are found: one dictionary a group of `frequency_groups`, rarest first; JSON-ready.
 
@@ -172,7 +198,10 @@ def by_frequency(
     training never saw; "recall@k" = hits / true; "precision@k" = hits / (labels of the group among the first k). 0 of nothing.
     A k above the number of labels is left out. Raises ShapeMismatch, ParameterError.
     """
-    counts, groups = np.asarray(label_counts, np.int64), frequency_groups(label_counts, n_groups, equal)
+    counts, groups = (
+        np.asarray(label_counts, np.int64),
+        frequency_groups(label_counts, n_groups, equal),
+    )
     if len(counts) != Y.n_cols:
         raise ShapeMismatch(f"there are counts for {len(counts)} labels, the truth has {Y.n_cols}")
 
@@ -184,7 +213,11 @@ def by_frequency(
     out: list[dict[str, Any]] = []
     for group in range(n_groups):
         own = counts[groups == group]
-        limits = {"least": int(own.min()), "most": int(own.max())} if len(own) else {"least": None, "most": None}
+        limits = (
+            {"least": int(own.min()), "most": int(own.max())}
+            if len(own)
+            else {"least": None, "most": None}
+        )
         out.append({"labels": len(own), **limits, "true": int(true[group])})
     for k in (k for k in dict.fromkeys(ks) if _checked_k(k) <= max(Y.n_cols, 1)):
         first = top.labels[:, :k]
@@ -198,9 +231,13 @@ def by_frequency(
 def matches(top: TopK, Y: Pattern) -> Any:
     """(n_rows, k) whether a predicted label is a true one. Raises ShapeMismatch for other rows, or labels, than Y has."""
     if len(top.labels) != Y.n_rows:
-        raise ShapeMismatch(f"there are predictions for {len(top.labels)} rows and true labels for {Y.n_rows}")
+        raise ShapeMismatch(
+            f"there are predictions for {len(top.labels)} rows and true labels for {Y.n_rows}"
+        )
     if top.labels.size and int(top.labels.max()) >= Y.n_cols:
-        raise ShapeMismatch(f"label {int(top.labels.max())} was predicted, the truth has {Y.n_cols} labels")
+        raise ShapeMismatch(
+            f"label {int(top.labels.max())} was predicted, the truth has {Y.n_cols} labels"
+        )
     cells, asked = _cells(Y), np.arange(Y.n_rows, dtype=np.int64)[:, None] * Y.n_cols + top.labels
     if not len(cells):
         return np.zeros(top.labels.shape, bool)
@@ -227,11 +264,17 @@ def reliability(probabilities: Any, hits: Any, n_bins: int = 15) -> Reliability:
     """
     p, h = np.asarray(probabilities, np.float64).ravel(), np.asarray(hits, bool).ravel()
     if np.shape(probabilities) != np.shape(hits):
-        raise ShapeMismatch(f"there are {np.shape(probabilities)} probabilities for {np.shape(hits)} answers")
+        raise ShapeMismatch(
+            f"there are {np.shape(probabilities)} probabilities for {np.shape(hits)} answers"
+        )
     if n_bins < 1 or not ((p >= 0) & (p <= 1)).all():
-        raise ParameterError(f"probabilities lie in 0 to 1 and n_bins is at least 1, not {n_bins}; NaN is none")
+        raise ParameterError(
+            f"probabilities lie in 0 to 1 and n_bins is at least 1, not {n_bins}; NaN is none"
+        )
     values, group, count = np.unique(p, return_inverse=True, return_counts=True)
-    middle = np.cumsum(count) - (count + 1) // 2  # of each value's answers, the one in the middle says where all of them go
+    middle = (
+        np.cumsum(count) - (count + 1) // 2
+    )  # of each value's answers, the one in the middle says where all of them go
     bin_of = (middle * n_bins // max(len(p), 1))[group.ravel()]
     size = np.bincount(bin_of, minlength=n_bins)
     some = size > 0
@@ -307,7 +350,9 @@ def _ones(Y: Pattern) -> Any:
 
 def _cells(Y: Pattern) -> Any:
     """row * K + label of every one: ascending, one number each."""
-    return np.repeat(np.arange(Y.n_rows, dtype=np.int64), Y.indptr[1:] - Y.indptr[:-1]) * Y.n_cols + _ones(Y)
+    return np.repeat(
+        np.arange(Y.n_rows, dtype=np.int64), Y.indptr[1:] - Y.indptr[:-1]
+    ) * Y.n_cols + _ones(Y)
 
 
 def _common(predicted: Pattern, Y: Pattern) -> Any:
@@ -323,7 +368,9 @@ def _weighted(top: TopK, Y: Pattern, k: int, weights: Any) -> tuple[Any, Any]:
     """(n_rows, k) weights of the hits in ranked order, and of each row's heaviest true labels in falling order; 0 elsewhere."""
     weights = np.asarray(weights, np.float64)
     if len(weights) != Y.n_cols:
-        raise ShapeMismatch(f"there are weights for {len(weights)} labels, the truth has {Y.n_cols}")
+        raise ShapeMismatch(
+            f"there are weights for {len(weights)} labels, the truth has {Y.n_cols}"
+        )
     gains = np.where(matches(top, Y), weights[top.labels], 0.0)[:, :k]
     own, lengths = weights[_ones(Y)], Y.indptr[1:] - Y.indptr[:-1]
     row_of = np.repeat(np.arange(Y.n_rows), lengths)
@@ -331,7 +378,9 @@ def _weighted(top: TopK, Y: Pattern, k: int, weights: Any) -> tuple[Any, Any]:
     rank = np.arange(len(own)) - np.repeat(Y.indptr[:-1] - Y.indptr[0], lengths)
     best = np.zeros((Y.n_rows, k))
     first = rank < k
-    best[row_of[first], rank[first]] = own[order][first]  # row_of is sorted already: ordering moves weights within their rows
+    best[row_of[first], rank[first]] = own[order][
+        first
+    ]  # row_of is sorted already: ordering moves weights within their rows
     return gains, best
 
 

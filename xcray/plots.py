@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 INK, MUTED, GRID = "#1b1b1b", "#6a6a6a", "#e4e4e4"
 BLUES: Final = ("#9ecae1", "#3b82bd", "#0b3c6f")  # light to dark: an order that grey paper keeps
 BLUE, ORANGE, RED, GREY = "#3b82bd", "#e69f00", "#c8451b", "#a8a8a8"
-OUTCOMES: Final = {"done": (BLUE, "done"), "duplicate": (ORANGE, "duplicate"), "lost": (RED, "lost"), "stopped": (GREY, "stopped")}
+OUTCOMES: Final = {
+    "done": (BLUE, "done"),
+    "duplicate": (ORANGE, "duplicate"),
+    "lost": (RED, "lost"),
+    "stopped": (GREY, "stopped"),
+}
 STYLE: Final[dict[Any, Any]] = {
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -98,7 +103,11 @@ def share_curve(values: Any, points: int = 1000) -> tuple[Float64, Float64]:
     """(x, share of the values <= x) for drawing, thinned to `points`; values that are not finite are left out."""
     values = np.sort(np.asarray(values, np.float64))
     values = values[np.isfinite(values)]
-    at = np.unique(np.linspace(0, len(values) - 1, min(points, len(values))).astype(int)) if len(values) else np.empty(0, int)
+    at = (
+        np.unique(np.linspace(0, len(values) - 1, min(points, len(values))).astype(int))
+        if len(values)
+        else np.empty(0, int)
+    )
     return values[at], (at + 1) / max(len(values), 1)
 
 
@@ -108,11 +117,15 @@ def bars(document: Mapping[str, Any]) -> list[Bar]:
     Useless batches that are one entry, though they may lie apart, are one bar as long as they were.
     """
     lanes = {each["worker"]: lane for lane, each in enumerate(document["workers"])}
-    shift = {each["attempt_of_run"]: each["begins"] - each["first"] for each in document["attempts"]}
+    shift = {
+        each["attempt_of_run"]: each["begins"] - each["first"] for each in document["attempts"]
+    }
     out = []
     for each in document["batches"]:
         if each["worker"] in lanes:
-            begins, ends = (shift[each["attempt_of_run"]] + each[side] for side in ("started", "ended"))
+            begins, ends = (
+                shift[each["attempt_of_run"]] + each[side] for side in ("started", "ended")
+            )
             if each["outcome"] != "done":
                 ends = min(ends, begins + each["seconds"])
             share = min(1.0, each["seconds"] / (ends - begins)) if ends > begins else 1.0
@@ -129,21 +142,45 @@ def speed_ups(points: Sequence[tuple[int, float]]) -> list[tuple[int, float, flo
     return [(workers, base / seconds, base / seconds / workers) for workers, seconds in ordered]
 
 
-def draw_by_frequency(path: Path, groups: Mapping[str, Sequence[Mapping[str, Any]]], name: str, note: str) -> None:
+def draw_by_frequency(
+    path: Path, groups: Mapping[str, Sequence[Mapping[str, Any]]], name: str, note: str
+) -> None:
     """P@k, recall and precision by label frequency: `groups` as `xcray.train.report.by_frequency` gives them."""
     with page(path, 11, 6.6, f"Which labels are found · {name}", note) as figure:
-        axes = figure.subplots(2, len(groups), squeeze=False, sharex="col", gridspec_kw={"wspace": 0.06, "hspace": 0.06})
+        axes = figure.subplots(
+            2,
+            len(groups),
+            squeeze=False,
+            sharex="col",
+            gridspec_kw={"wspace": 0.06, "hspace": 0.06},
+        )
         for column, (equal, rows) in enumerate(groups.items()):
             ks = [key.removeprefix("P@") for key in rows[0] if key.startswith("P@")]
             share, found = axes[0, column], axes[1, column]
             at, width = np.arange(len(rows)), 0.8 / len(ks)
             for i, k in enumerate(ks):
                 colour, place = _shade(i, len(ks)), at + (i - (len(ks) - 1) / 2) * width
-                share.bar(place, [100 * row[f"P@{k}"] for row in rows], width * 0.92, color=colour, label=f"P@{k}")
-                found.plot(at, [100 * row[f"recall@{k}"] for row in rows], "o-", color=colour, markersize=4, label=f"recall@{k}")
+                share.bar(
+                    place,
+                    [100 * row[f"P@{k}"] for row in rows],
+                    width * 0.92,
+                    color=colour,
+                    label=f"P@{k}",
+                )
+                found.plot(
+                    at,
+                    [100 * row[f"recall@{k}"] for row in rows],
+                    "o-",
+                    color=colour,
+                    markersize=4,
+                    label=f"recall@{k}",
+                )
             right = [100 * row[f"precision@{ks[0]}"] for row in rows]
             found.plot(at, right, "s--", color=ORANGE, markersize=4, label=f"precision@{ks[0]}")
-            words = {"labels": "Tenths of the labels", "positives": "Tenths of the training positives"}
+            words = {
+                "labels": "Tenths of the labels",
+                "positives": "Tenths of the training positives",
+            }
             share.set_title(f"{words[equal]}, rarest first", fontweight="bold")
             found.set_xticks(at, [_range_of(row) for row in rows], fontsize=8)
             found.set(xlabel="training rows of a label", ylim=(0, 100))
@@ -162,20 +199,31 @@ def draw_costs(path: Path, positives: Any, seconds: Any, name: str, note: str) -
     positives, ms = np.asarray(positives, np.float64), 1e3 * np.asarray(seconds, np.float64)
     known = (positives > 0) & (ms > 0)
     with page(path, 8.5, 6.2, f"Cost by label frequency · {name}", note) as figure:
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1), gridspec_kw={"hspace": 0.05})
+        above, below = figure.subplots(
+            2, 1, sharex=True, height_ratios=(3, 1), gridspec_kw={"hspace": 0.05}
+        )
         _cloud(above, positives[known], ms[known])
         above.plot(curve.at, 1e3 * curve.median, "o-", color=RED, markersize=5, label="median")
         for side, label in ((curve.low, "10 % and 90 %"), (curve.high, None)):
             above.plot(curve.at, 1e3 * side, "--", color=RED, linewidth=1.1, label=label)
         if known.any():
-            above.set(xscale="log", yscale="log", ylim=(ms[known].min() / 1.4, ms[known].max() * 1.6))
+            above.set(
+                xscale="log", yscale="log", ylim=(ms[known].min() / 1.4, ms[known].max() * 1.6)
+            )
         above.set_ylabel("time of a class (ms)")
         above.legend(loc="upper left")
         for share, factor, colour, label in (
             (curve.classes, 1 / 1.36, BLUES[0], "classes"),
             (curve.seconds, 1.36, BLUES[2], "time"),
         ):
-            below.bar(curve.at, 100 * share, curve.at * (factor - 1.0), align="edge", color=colour, label=label)
+            below.bar(
+                curve.at,
+                100 * share,
+                curve.at * (factor - 1.0),
+                align="edge",
+                color=colour,
+                label=label,
+            )
         below.set(xlabel="positives (training rows of the label)", ylabel="share (%)")
         below.legend(loc="upper right", ncols=2)
         below.grid(False, axis="x")
@@ -188,17 +236,34 @@ def draw_timeline(path: Path, document: Mapping[str, Any], name: str, note: str)
     lanes, found = document["workers"], bars(document)
     height = min(14.0, max(2.6, 1.7 + 0.3 * len(lanes)))
     with page(path, 11, height, f"Timeline · {name}", note) as figure:
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(7, 1), gridspec_kw={"wspace": 0.03})
+        left, right = figure.subplots(
+            1, 2, sharey=True, width_ratios=(7, 1), gridspec_kw={"wspace": 0.03}
+        )
         for outcome in sorted({bar.outcome for bar in found}, key=list(OUTCOMES).index):
-            _lanes(left, [bar for bar in found if bar.outcome == outcome], outcome, fine=len(lanes) <= LABELLED)
+            _lanes(
+                left,
+                [bar for bar in found if bar.outcome == outcome],
+                outcome,
+                fine=len(lanes) <= LABELLED,
+            )
         for each in document["attempts"][1:]:
             left.axvline(each["begins"], color=INK, linewidth=1, linestyle=":")
-        left.set(xlim=(0, max(document["makespan"], 1e-9)), ylim=(len(lanes) - 0.4, -0.6), xlabel="seconds")
+        left.set(
+            xlim=(0, max(document["makespan"], 1e-9)),
+            ylim=(len(lanes) - 0.4, -0.6),
+            xlabel="seconds",
+        )
         shown = range(0, len(lanes), -(-len(lanes) // LABELLED) or 1)
         left.set_yticks(shown, [lanes[i]["worker"] for i in shown])
         left.grid(False, axis="y")
         if found:
-            left.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2, handlelength=1.2)
+            left.legend(
+                loc="lower left",
+                bbox_to_anchor=(0, 1.0),
+                ncols=4,
+                borderaxespad=0.2,
+                handlelength=1.2,
+            )
         shares = [100 * each["share"] for each in lanes]
         if len(lanes) <= LABELLED:
             right.barh(range(len(lanes)), shares, 0.72, color=BLUES[0])
@@ -210,7 +275,9 @@ def draw_timeline(path: Path, document: Mapping[str, Any], name: str, note: str)
             right.text(4, lane, f"{share:.1f}", va="center", fontsize=8, color=INK)
 
 
-def draw_certificates(path: Path, gaps: Any, eps: float | None, rounds: Any, name: str, note: str) -> None:
+def draw_certificates(
+    path: Path, gaps: Any, eps: float | None, rounds: Any, name: str, note: str
+) -> None:
     """How classes ended: rounds they took, and the share of classes at or below each relative gap. gaps, rounds: (K,)."""
     with page(path, 10, 3.9, f"How the classes converged · {name}", note) as figure:
         left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.06})
@@ -228,7 +295,9 @@ def draw_certificates(path: Path, gaps: Any, eps: float | None, rounds: Any, nam
         x, share = share_curve(np.maximum(gaps, 1e-8))
         right.step(x, 100 * share, where="post", color=BLUES[2])
         if eps is not None:
-            right.axvline(eps, color=RED, linestyle="--", linewidth=1.5, label=f"asked for: {eps:g}")
+            right.axvline(
+                eps, color=RED, linestyle="--", linewidth=1.5, label=f"asked for: {eps:g}"
+            )
             right.legend(loc="upper left")
         right.set(
             xscale="log" if len(x) else "linear",
@@ -248,35 +317,77 @@ def draw_descent(path: Path, history: Sequence[Mapping[str, Any]], name: str, no
     held = [each for each in history if each.get("held_out") is not None]
     rows = 2 if measures else 1
     with page(path, 10, 3.2 * rows + 0.8, f"How the objective fell · {name}", note) as figure:
-        axes = figure.subplots(rows, 2, squeeze=False, sharex="col", sharey="row", gridspec_kw={"wspace": 0.04, "hspace": 0.06})
+        axes = figure.subplots(
+            rows,
+            2,
+            squeeze=False,
+            sharex="col",
+            sharey="row",
+            gridspec_kw={"wspace": 0.04, "hspace": 0.06},
+        )
         for column, (by, label) in enumerate((("seconds", "seconds"), ("epoch", "epochs"))):
             above = axes[0, column]
-            above.plot([each[by] for each in history], [each["objective"] for each in history], "o-", color=BLUE, markersize=3)
-            above.plot([each[by] for each in held], [each["held_out"] for each in held], "s--", color=ORANGE, markersize=3)
+            above.plot(
+                [each[by] for each in history],
+                [each["objective"] for each in history],
+                "o-",
+                color=BLUE,
+                markersize=3,
+            )
+            above.plot(
+                [each[by] for each in held],
+                [each["held_out"] for each in held],
+                "s--",
+                color=ORANGE,
+                markersize=3,
+            )
             for i, measure in enumerate(measures):
                 shown = [each for each in history if each.get(measure) is not None]
                 values = [100 * each[measure] for each in shown]
-                axes[1, column].plot([each[by] for each in shown], values, "o-", color=_shade(i, len(measures)), markersize=3)
+                axes[1, column].plot(
+                    [each[by] for each in shown],
+                    values,
+                    "o-",
+                    color=_shade(i, len(measures)),
+                    markersize=3,
+                )
             axes[-1, column].set_xlabel(label)
         axes[0, 0].set_ylabel("objective")
-        axes[0, 1].legend(["training objective", "held-out loss"] if held else ["training objective"], loc="upper right")
+        axes[0, 1].legend(
+            ["training objective", "held-out loss"] if held else ["training objective"],
+            loc="upper right",
+        )
         if measures:
             axes[1, 0].set_ylabel("held-out rows (%)")
             axes[1, 1].legend(measures, loc="lower right")
 
 
-def draw_calibration(path: Path, report: Mapping[str, Mapping[str, Any]], name: str, note: str) -> None:
+def draw_calibration(
+    path: Path, report: Mapping[str, Mapping[str, Any]], name: str, note: str
+) -> None:
     """What was told against what came true, a panel a k, before and after: report is that of `xcray.train.probabilities`."""
-    with page(path, 3.6 * max(len(report), 2), 4.1, f"What probabilities are worth · {name}", note) as figure:
+    with page(
+        path, 3.6 * max(len(report), 2), 4.1, f"What probabilities are worth · {name}", note
+    ) as figure:
         panels = figure.subplots(1, max(len(report), 2), sharey=True, squeeze=False)[0]
         for panel in panels[len(report) :]:
             panel.set_axis_off()
         for (k, found), panel in zip(report.items(), panels, strict=False):
             panel.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1.3)
-            lines = (("groups_sigmoid", "ece_sigmoid", "sigmoid of the score", RED), ("groups", "ece", "calibrated", BLUE))
+            lines = (
+                ("groups_sigmoid", "ece_sigmoid", "sigmoid of the score", RED),
+                ("groups", "ece", "calibrated", BLUE),
+            )
             for groups, error, label, color in lines:
                 told, true = ([group[i] for group in found[groups]] for i in (1, 2))
-                panel.plot(told, true, "o-", color=color, markersize=4, label=f"{label}: ECE {100 * found[error]:.1f} %")
+                panel.plot(
+                    told,
+                    true,
+                    "o-",
+                    color=color,
+                    markersize=4,
+                    label=f"{label}: ECE {100 * found[error]:.1f} %",
+                )
             place = "the first label" if int(k) == 1 else f"the first {k} labels"
             panel.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=f"probability told, {place}")
             panel.legend(loc="upper left", fontsize=8)
@@ -291,10 +402,17 @@ def draw_scaling(path: Path, points: Sequence[tuple[int, float]], name: str, not
         workers = [each[0] for each in found]
         ideal = [min(workers, default=1), max(workers, default=1)]
         axis.plot(ideal, ideal, color=MUTED, linestyle="--", linewidth=1.3, label="ideal")
-        axis.plot(workers, [each[1] for each in found], "o-", color=BLUE, markersize=6, label="measured")
+        axis.plot(
+            workers, [each[1] for each in found], "o-", color=BLUE, markersize=6, label="measured"
+        )
         for each, up, efficiency in found[1:]:
             axis.annotate(
-                f"{up:.2f}x\n{100 * efficiency:.0f} %", (each, up), (6, -4), textcoords="offset points", va="top", fontsize=8
+                f"{up:.2f}x\n{100 * efficiency:.0f} %",
+                (each, up),
+                (6, -4),
+                textcoords="offset points",
+                va="top",
+                fontsize=8,
             )
         axis.set(xscale="log", yscale="log", xlabel="workers", ylabel="times faster")
         axis.set_xticks(workers, [str(each) for each in workers], minor=False)
@@ -316,12 +434,21 @@ def page(path: Path, width: float, height: float, title: str, note: str) -> Iter
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ModuleNotFoundError as error:
         raise Unavailable(
-            f"pictures need matplotlib ({error.name} is missing): pip install 'xcray[plots]'", code="NO_MATPLOTLIB"
+            f"pictures need matplotlib ({error.name} is missing): pip install 'xcray[plots]'",
+            code="NO_MATPLOTLIB",
         ) from None
     with rc_context(STYLE):
         below_head = ConstrainedLayoutEngine(rect=(0.008, 0.008, 0.984, 0.992 - HEAD / height))
         figure = Figure(figsize=(width, height), dpi=DPI, layout=below_head)
-        figure.text(0.12 / width, 1 - 0.12 / height, title, va="top", fontsize=13, fontweight="bold", color=INK)
+        figure.text(
+            0.12 / width,
+            1 - 0.12 / height,
+            title,
+            va="top",
+            fontsize=13,
+            fontweight="bold",
+            color=INK,
+        )
         figure.text(0.12 / width, 1 - 0.37 / height, note, va="top", fontsize=9.5, color=MUTED)
         yield figure
         out = io.BytesIO()
@@ -362,8 +489,12 @@ def _lanes(axis: Axes, found: Sequence[Bar], outcome: str, fine: bool) -> None:
     corners, faces = [], []
     for bar in found:
         turn[bar.lane] = 1 - turn.get(bar.lane, 1)
-        corners.append([(x, bar.lane + y) for x, y in _rectangle(bar.begins, bar.ends, 0.36 if fine else 0.5)])
-        faces.append(1.0 - tones[turn[bar.lane]] * (0.2 + 0.8 * bar.share) * (1.0 - np.array(to_rgb(colour))))
+        corners.append(
+            [(x, bar.lane + y) for x, y in _rectangle(bar.begins, bar.ends, 0.36 if fine else 0.5)]
+        )
+        faces.append(
+            1.0 - tones[turn[bar.lane]] * (0.2 + 0.8 * bar.share) * (1.0 - np.array(to_rgb(colour)))
+        )
     axis.add_collection(PolyCollection(corners, facecolors=faces, linewidths=0, hatch=hatch))
     axis.bar([0], [0], color=colour, hatch=hatch, label=label)  # for the legend
 
@@ -383,7 +514,13 @@ def _range_of(row: Mapping[str, Any]) -> str:
     if row["least"] is None:
         return "–"
     least, most = _short(row["least"]), _short(row["most"])
-    return least if least == most else f"{least}–{most}" if len(least + most) < 5 else f"{least}–\n{most}"
+    return (
+        least
+        if least == most
+        else f"{least}–{most}"
+        if len(least + most) < 5
+        else f"{least}–\n{most}"
+    )
 
 
 def _short(n: int) -> str:

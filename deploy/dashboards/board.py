@@ -88,9 +88,18 @@ def graph(title: str, what: str, *queries: tuple[str, str], **more: Any) -> Pane
     return Panel(title, what, tuple(Query(*each) for each in queries), **more)
 
 
-def number(title: str, what: str, expr: str, unit: str = "short", steps: Steps = ((None, PLAIN),), **more: Any) -> Panel:
+def number(
+    title: str,
+    what: str,
+    expr: str,
+    unit: str = "short",
+    steps: Steps = ((None, PLAIN),),
+    **more: Any,
+) -> Panel:
     """One number, as it is now, above its course."""
-    return Panel(title, what, (Query(expr, title.lower()),), unit=unit, steps=steps, number=True, **more)
+    return Panel(
+        title, what, (Query(expr, title.lower()),), unit=unit, steps=steps, number=True, **more
+    )
 
 
 def store(name: str, *by: str, where: str = "") -> str:
@@ -154,19 +163,38 @@ def _and(*conditions: str) -> str:
 
 def written(board: Board) -> str:
     """A dashboard's JSON, as it lies in the chart."""
-    text = json.dumps(_built(board).build(), cls=JSONEncoder, indent=1, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(
+        _built(board).build(), cls=JSONEncoder, indent=1, sort_keys=True, ensure_ascii=False
+    )
     return text + "\n"
 
 
 def _built(board: Board) -> dashboard.Dashboard:
     """The whole dashboard."""
-    out = dashboard.Dashboard(TITLES[board.uid]).uid(board.uid).description(board.what).tags(["xcray"]).readonly()
-    out.time("now-1h", "now").refresh("30s").timezone("browser").tooltip(models.DashboardCursorSync.CROSSHAIR)
+    out = (
+        dashboard.Dashboard(TITLES[board.uid])
+        .uid(board.uid)
+        .description(board.what)
+        .tags(["xcray"])
+        .readonly()
+    )
+    out.time("now-1h", "now").refresh("30s").timezone("browser").tooltip(
+        models.DashboardCursorSync.CROSSHAIR
+    )
     out.variables(list(_variables(board)))
     for uid, title in TITLES.items():
         if uid != board.uid:
-            link = dashboard.DashboardLink(title.partition(" / ")[2]).type(models.DashboardLinkType.LINK).url(f"/d/{uid}")
-            out.link(link.keep_time(True).include_vars(True).icon("dashboard").tooltip(f"The dashboard {title}"))
+            link = (
+                dashboard.DashboardLink(title.partition(" / ")[2])
+                .type(models.DashboardLinkType.LINK)
+                .url(f"/d/{uid}")
+            )
+            out.link(
+                link.keep_time(True)
+                .include_vars(True)
+                .icon("dashboard")
+                .tooltip(f"The dashboard {title}")
+            )
     top, serial = 0, 0
     for row in board.rows:
         serial += 1
@@ -176,7 +204,9 @@ def _built(board: Board) -> dashboard.Dashboard:
         for panel, x, y in _placed(row.panels, top):
             serial += 1
             width, height = panel.size
-            out.with_panel(_panel(panel).id(serial).grid_pos(models.GridPos(x=x, y=y, w=width, h=height)))
+            out.with_panel(
+                _panel(panel).id(serial).grid_pos(models.GridPos(x=x, y=y, w=width, h=height))
+            )
             top = max(top, y + height)
     return out
 
@@ -194,7 +224,9 @@ def _placed(panels: Sequence[Panel], top: int) -> Iterator[tuple[Panel, int, int
 def _panel(panel: Panel) -> Any:
     """One panel as the SDK has it."""
     out: Any = _number(panel) if panel.number else _graph(panel)
-    out.title(panel.title).description(panel.what).datasource(SOURCE).unit(panel.unit).min(0).no_value("–")
+    out.title(panel.title).description(panel.what).datasource(SOURCE).unit(panel.unit).min(
+        0
+    ).no_value("–")
     steps = [models.Threshold(value, color) for value, color in panel.steps]
     out.thresholds(dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps))
     if panel.most is not None:
@@ -202,7 +234,12 @@ def _panel(panel: Panel) -> Any:
     if panel.decimals is not None:
         out.decimals(panel.decimals)
     for place, query in enumerate(panel.queries):
-        target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(chr(ord("A") + place))
+        target = (
+            prometheus.Dataquery()
+            .expr(query.expr)
+            .legend_format(query.legend)
+            .ref_id(chr(ord("A") + place))
+        )
         out.with_target(target.datasource(SOURCE).editor_mode("code").range())
     return out
 
@@ -217,38 +254,82 @@ def _number(panel: Panel) -> stat.Panel:
 
 def _graph(panel: Panel) -> timeseries.Panel:
     """Lines, areas or bars over time."""
-    out = timeseries.Panel().line_width(2 if not panel.bars else 1).fill_opacity(80 if panel.bars else 30 if panel.stack else 8)
+    out = (
+        timeseries.Panel()
+        .line_width(2 if not panel.bars else 1)
+        .fill_opacity(80 if panel.bars else 30 if panel.stack else 8)
+    )
     out.draw_style(kinds.GraphDrawStyle.BARS if panel.bars else kinds.GraphDrawStyle.LINE)
     out.show_points(kinds.VisibilityMode.NEVER).gradient_mode(kinds.GraphGradientMode.NONE)
     out.color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
-    out.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL if panel.stack else kinds.StackingMode.NONE).group("A"))
+    out.stacking(
+        common.StackingConfig()
+        .mode(kinds.StackingMode.NORMAL if panel.stack else kinds.StackingMode.NONE)
+        .group("A")
+    )
     dashed = len(panel.steps) > 1
     style = kinds.GraphThresholdsStyleMode.DASHED if dashed else kinds.GraphThresholdsStyleMode.OFF
     out.thresholds_style(common.GraphThresholdsStyleConfig().mode(style))
-    legend = common.VizLegendOptions().display_mode(kinds.LegendDisplayMode.TABLE if len(panel.queries) > 2 else "list")
-    out.legend(legend.placement(kinds.LegendPlacement.BOTTOM).show_legend(True).calcs(["lastNotNull", "max"]))
-    return out.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING))
+    legend = common.VizLegendOptions().display_mode(
+        kinds.LegendDisplayMode.TABLE if len(panel.queries) > 2 else "list"
+    )
+    out.legend(
+        legend.placement(kinds.LegendPlacement.BOTTOM)
+        .show_legend(True)
+        .calcs(["lastNotNull", "max"])
+    )
+    return out.tooltip(
+        common.VizTooltipOptions()
+        .mode(kinds.TooltipDisplayMode.MULTI)
+        .sort(kinds.SortOrder.DESCENDING)
+    )
 
 
 def _variables(board: Board) -> Iterator[Any]:
     """What can be chosen above the panels: where the figures come from, and whose they are."""
     what = "The Prometheus that scrapes xcray and Ray"
-    yield dashboard.DatasourceVariable("datasource").label("Prometheus").description(what).type("prometheus")
-    what = "Kubernetes' namespace of the release; outside Kubernetes there is none, and All is right"
+    yield (
+        dashboard.DatasourceVariable("datasource")
+        .label("Prometheus")
+        .description(what)
+        .type("prometheus")
+    )
+    what = (
+        "Kubernetes' namespace of the release; outside Kubernetes there is none, and All is right"
+    )
     yield _query("namespace", "Namespace", what, "label_values(xcray_jobs, namespace)")
     if board.by_replica:
         what = "One process that answers, or all of them; figures of the store do not depend on it"
-        yield _query("instance", "Replica", what, f"label_values(xcray_http_requests_under_way{{{HERE}}}, instance)")
+        yield _query(
+            "instance",
+            "Replica",
+            what,
+            f"label_values(xcray_http_requests_under_way{{{HERE}}}, instance)",
+        )
     if board.pods:
         what = "One Ray cluster, also of a RayJob or RayService; outside Kubernetes they have no names, and All is right"
-        yield _query("ray", "Ray cluster", what, f"label_values(ray_node_cpu_count{{{HERE}}}, ray_io_cluster)")
+        yield _query(
+            "ray",
+            "Ray cluster",
+            what,
+            f"label_values(ray_node_cpu_count{{{HERE}}}, ray_io_cluster)",
+        )
         what = "A regular expression that the names of the release's pods match"
-        yield dashboard.TextBoxVariable("pods").label("Pods").description(what).default_value(".*xcray.*")
+        yield (
+            dashboard.TextBoxVariable("pods")
+            .label("Pods")
+            .description(what)
+            .default_value(".*xcray.*")
+        )
 
 
 def _query(name: str, label: str, what: str, query: str) -> dashboard.QueryVariable:
     """A variable whose values Prometheus knows. All means `.*`, which series without the label match too."""
-    out = dashboard.QueryVariable(name).label(label).description(what).datasource(SOURCE).query(query)
-    out.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.ALPHABETICAL_ASC)
+    out = (
+        dashboard.QueryVariable(name).label(label).description(what).datasource(SOURCE).query(query)
+    )
+    out.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(
+        models.VariableSort.ALPHABETICAL_ASC
+    )
     everything = models.VariableOption(selected=True, text=["All"], value=["$__all"])
     return out.multi(True).include_all(True).all_value(".*").current(everything)

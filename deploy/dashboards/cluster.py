@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from deploy.dashboards import board
-from deploy.dashboards.board import BAD, CLUSTER, FAIR, GOOD, Board, Row, graph, number, share, store
+from deploy.dashboards.board import (
+    BAD,
+    CLUSTER,
+    FAIR,
+    GOOD,
+    Board,
+    Row,
+    graph,
+    number,
+    share,
+    store,
+)
 
 
 def ray(name: str, *by: str, where: str = "", how: str = "sum") -> str:
@@ -42,11 +53,18 @@ NOW = Row(
             FAILED,
             steps=((None, GOOD), (1, FAIR)),
         ),
-        number("Nodes on their way", "Asked for by the autoscaler, and not there yet.", ray("autoscaler_pending_nodes")),
+        number(
+            "Nodes on their way",
+            "Asked for by the autoscaler, and not there yet.",
+            ray("autoscaler_pending_nodes"),
+        ),
         number(
             "CPUs in use",
             "Share of Ray's CPUs that actors and tasks hold; a worker holds one.",
-            share(ray("ray_resources", where='Name="CPU",State="USED"'), ray("ray_resources", where='Name="CPU"')),
+            share(
+                ray("ray_resources", where='Name="CPU",State="USED"'),
+                ray("ray_resources", where='Name="CPU"'),
+            ),
             "percentunit",
             most=1,
         ),
@@ -77,7 +95,9 @@ NODES = Row(
             (ray("autoscaler_pending_nodes"), "on their way"),
             (FAILED, "failed lately"),
         ),
-        graph("CPUs", "What actors and tasks hold, and what is free.", (CPUS, "{{State}}"), stack=True),
+        graph(
+            "CPUs", "What actors and tasks hold, and what is free.", (CPUS, "{{State}}"), stack=True
+        ),
         graph(
             "Workers wanted and there",
             "What xcray's running jobs could use, and have. The autoscaler is asked for the difference.",
@@ -94,7 +114,10 @@ NODES = Row(
         graph(
             "Memory",
             "Use of each node's memory (of its pod, in Kubernetes). Near 1 the kernel ends processes.",
-            (f"{ray('ray_node_mem_used', 'ip', how='max')} / {ray('ray_node_mem_total', 'ip', how='max')}", "{{ip}}"),
+            (
+                f"{ray('ray_node_mem_used', 'ip', how='max')} / {ray('ray_node_mem_total', 'ip', how='max')}",
+                "{{ip}}",
+            ),
             unit="percentunit",
             most=1,
             steps=((None, GOOD), (0.95, BAD)),
@@ -186,8 +209,18 @@ KUBERNETES = Row(
             "Free share of the release's persistent volumes.",
             (
                 share(
-                    board.ray("kubelet_volume_stats_available_bytes", "persistentvolumeclaim", where=VOLUMES, how="min"),
-                    board.ray("kubelet_volume_stats_capacity_bytes", "persistentvolumeclaim", where=VOLUMES, how="min"),
+                    board.ray(
+                        "kubelet_volume_stats_available_bytes",
+                        "persistentvolumeclaim",
+                        where=VOLUMES,
+                        how="min",
+                    ),
+                    board.ray(
+                        "kubelet_volume_stats_capacity_bytes",
+                        "persistentvolumeclaim",
+                        where=VOLUMES,
+                        how="min",
+                    ),
                 ),
                 "{{persistentvolumeclaim}}",
             ),

@@ -19,8 +19,12 @@ from deploy.dashboards.board import (
 )
 
 STEP = "$__rate_interval"
-FAILED_BY_KIND = store_rise("xcray_jobs_ended_total", "kind", "reason", where='status="FAILED"', window=STEP)
-FAILED_BY_REASON = store_rise("xcray_jobs_ended_total", "reason", where='status="FAILED"', window=STEP)
+FAILED_BY_KIND = store_rise(
+    "xcray_jobs_ended_total", "kind", "reason", where='status="FAILED"', window=STEP
+)
+FAILED_BY_REASON = store_rise(
+    "xcray_jobs_ended_total", "reason", where='status="FAILED"', window=STEP
+)
 FAILING = replica("xcray_check_failing", "check", how="max")
 FAULTS = 'status="FAILED",reason!="INPUT"'
 
@@ -33,7 +37,9 @@ NOW = Row(
             store("xcray_jobs", where='status="PENDING"'),
             steps=((None, GOOD), (100, FAIR)),
         ),
-        number("Running", "Jobs that a runner is at.", store("xcray_jobs", where='status="RUNNING"')),
+        number(
+            "Running", "Jobs that a runner is at.", store("xcray_jobs", where='status="RUNNING"')
+        ),
         number(
             "Oldest waits",
             "How long the job that waits longest has been waiting. An alert fires above an hour.",
@@ -97,7 +103,13 @@ ENDS = Row(
             "Ends",
             "Jobs that ended, by kind and status, in each step of the graph.",
             (
-                store_rise("xcray_jobs_ended_total", "kind", "status", where='status!="FAILED"', window="$__rate_interval"),
+                store_rise(
+                    "xcray_jobs_ended_total",
+                    "kind",
+                    "status",
+                    where='status!="FAILED"',
+                    window="$__rate_interval",
+                ),
                 "{{kind}} {{status}}",
             ),
             (

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.board import BAD, FAIR, GOOD, Board, Row, graph, number, quantile, replica, replica_rate, share
+from deploy.dashboards.board import (
+    BAD,
+    FAIR,
+    GOOD,
+    Board,
+    Row,
+    graph,
+    number,
+    quantile,
+    replica,
+    replica_rate,
+    share,
+)
 
 LATE = ((None, GOOD), (0.1, FAIR), (0.5, BAD))
 INSTANCES = replica_rate("xcray_predict_instances_total")
 FAILED = replica_rate("xcray_http_requests_total", where='status="5xx"')
 ERRORS = share(f"({FAILED} or vector(0))", replica_rate("xcray_http_requests_total"))
 EXACT = share(replica_rate("xcray_predict_exact_total"), INSTANCES)
-HITS = share(replica_rate("xcray_model_finds_total", where='how="mapped"'), replica_rate("xcray_model_finds_total"))
+HITS = share(
+    replica_rate("xcray_model_finds_total", where='how="mapped"'),
+    replica_rate("xcray_model_finds_total"),
+)
 
-ROUTES = quantile(0.99, "xcray_http_request_seconds", "route", where='route!~".*(events|uploads).*"')
+ROUTES = quantile(
+    0.99, "xcray_http_request_seconds", "route", where='route!~".*(events|uploads).*"'
+)
 OURS = f"and on (instance) {replica('xcray_models_loaded', 'instance')}"  # Ray tells process_* too
 
 NOW = Row(
@@ -30,7 +47,13 @@ NOW = Row(
             "s",
             LATE,
         ),
-        number("99 % are quicker than", "Seconds; an alert fires above 0.5 s.", quantile(0.99, "xcray_predict_seconds"), "s", LATE),
+        number(
+            "99 % are quicker than",
+            "Seconds; an alert fires above 0.5 s.",
+            quantile(0.99, "xcray_predict_seconds"),
+            "s",
+            LATE,
+        ),
         number(
             "Failed",
             "Share of all requests answered with a status of 5xx.",
@@ -46,7 +69,11 @@ NOW = Row(
             "percentunit",
             ((None, BAD), (0.99, FAIR), (0.9999, GOOD)),
         ),
-        number("Models mapped", "Versions in memory, over all replicas.", replica("xcray_models_loaded")),
+        number(
+            "Models mapped",
+            "Versions in memory, over all replicas.",
+            replica("xcray_models_loaded"),
+        ),
     ),
 )
 RATE = Row(
@@ -159,7 +186,11 @@ MODELS = Row(
             (f"60 * {replica_rate('xcray_model_swaps_total')}", "another version answers"),
             unit="cpm",
         ),
-        graph("Mapped", "Versions in memory, by replica.", (replica("xcray_models_loaded", "instance"), "{{instance}}")),
+        graph(
+            "Mapped",
+            "Versions in memory, by replica.",
+            (replica("xcray_models_loaded", "instance"), "{{instance}}"),
+        ),
         graph(
             "Seconds to load",
             "To map, check and warm a model; nobody waits for it but the first request of a version.",
@@ -208,9 +239,17 @@ INSIDE = Row(
             "Versions not in XCRAY_MODELS_MIRROR yet; models of XCRAY_MODELS_FOLLOW that could not be brought; troubles.",
             (replica("xcray_models_unmirrored", how="max"), "not mirrored"),
             (replica("xcray_models_unfollowed", how="max"), "not brought here"),
-            (f"60 * {replica_rate('xcray_model_transfer_failures_total', 'direction')}", "{{direction}}: troubles a minute"),
+            (
+                f"60 * {replica_rate('xcray_model_transfer_failures_total', 'direction')}",
+                "{{direction}}: troubles a minute",
+            ),
         ),
-        graph("Uploads", "Bytes of whole uploads, a second.", (replica_rate("xcray_uploaded_bytes_total"), "uploaded"), unit="Bps"),
+        graph(
+            "Uploads",
+            "Bytes of whole uploads, a second.",
+            (replica_rate("xcray_uploaded_bytes_total"), "uploaded"),
+            unit="Bps",
+        ),
         graph(
             "Label filters",
             "Sets of labels that requests allow or deny, kept ready for the next such request.",

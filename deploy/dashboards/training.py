@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.board import BAD, FAIR, GOOD, Board, Row, graph, number, ray, ray_rate, share, store, store_rate, store_rise
+from deploy.dashboards.board import (
+    BAD,
+    FAIR,
+    GOOD,
+    Board,
+    Row,
+    graph,
+    number,
+    ray,
+    ray_rate,
+    share,
+    store,
+    store_rate,
+    store_rise,
+)
 
 BUSY = ((None, BAD), (0.5, FAIR), (0.8, GOOD))
 FUTILE = f"sum({store_rate('xcray_worker_seconds_wasted_total', 'outcome')})"

@@ -38,7 +38,16 @@ def main() -> int:
                     print(f"{format} {each.case.id}: {fault}")
             print(f"{format}: {len(sent)} rows", flush=True)
         left = len(left_of(home))
-    print(json.dumps({"rows": n, "wrong": wrong, "left": left, "seconds": round(time.monotonic() - started, 1)}))
+    print(
+        json.dumps(
+            {
+                "rows": n,
+                "wrong": wrong,
+                "left": left,
+                "seconds": round(time.monotonic() - started, 1),
+            }
+        )
+    )
     return int(bool(wrong or left))
 
 

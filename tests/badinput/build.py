@@ -17,11 +17,18 @@ def refused(format: str, case: Bad, folder: Path) -> None:
     """A build ends with the case's problem, in words that name the mend and no path, and leaves nothing; a check finds the same."""
     sources, options = laid_out(case, format, folder)
     before = sorted(folder.iterdir())
-    request = {"format": format, "name": "asked", "target": str(folder / "out"), "options": dict(case.options)}
+    request = {
+        "format": format,
+        "name": "asked",
+        "target": str(folder / "out"),
+        "options": dict(case.options),
+    }
     for name, value in case.options.items():
         if name in case.more or str(value) in case.more:
             request["options"][name] = str(folder / str(value))
-    outcome = attempt({**request, "sources": {part: str(path) for part, path in sources.items()}}, folder)
+    outcome = attempt(
+        {**request, "sources": {part: str(path) for part, path in sources.items()}}, folder
+    )
     assert "problem" in outcome, outcome
     problem = outcome["problem"]
     first = outcome["errors"][0] if outcome["errors"] else problem
@@ -31,7 +38,9 @@ def refused(format: str, case: Bad, folder: Path) -> None:
     assert sorted(folder.iterdir()) == before, "nothing is published or left behind"
     if case.test is None and not case.more:
         report = check(format, sources["train"], options.read)
-        assert case.code in [found["code"] for found in report.errors], "the check finds what the build refuses"
+        assert case.code in [found["code"] for found in report.errors], (
+            "the check finds what the build refuses"
+        )
         assert not report.good
 
 

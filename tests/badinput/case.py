@@ -76,11 +76,21 @@ def laid_out(case: Bad | Good, format: str, folder: Path) -> tuple[dict[str, Pat
         if case.test is not None:
             sources["test"] = folder / f"test.{SUFFIXES[format]}"
             sources["test"].write_bytes(case.test)
-    options = {name: str(folder / value) if name in PATHS else value for name, value in case.options.items()}
+    options = {
+        name: str(folder / value) if name in PATHS else value
+        for name, value in case.options.items()
+    }
     return sources, BuildOptions.from_dict(options)
 
 
-SUFFIXES: Mapping[str, str] = {"svmlight": "svm", "xc": "txt", "csv": "csv", "tsv": "tsv", "jsonl": "jsonl", "parquet": "parquet"}
+SUFFIXES: Mapping[str, str] = {
+    "svmlight": "svm",
+    "xc": "txt",
+    "csv": "csv",
+    "tsv": "tsv",
+    "jsonl": "jsonl",
+    "parquet": "parquet",
+}
 
 
 def wrong(case: Bad, problem: Mapping[str, Any], file: str | None) -> list[str]:
@@ -90,13 +100,21 @@ def wrong(case: Bad, problem: Mapping[str, Any], file: str | None) -> list[str]:
     wanted |= {name: value for name, value in told.items() if value is not None}
     if file is not None:
         wanted["file"] = case.file or file
-    out = [f"{name} is {problem.get(name)!r}, not {value!r}" for name, value in wanted.items() if problem.get(name) != value]
+    out = [
+        f"{name} is {problem.get(name)!r}, not {value!r}"
+        for name, value in wanted.items()
+        if problem.get(name) != value
+    ]
     message, hint = str(problem.get("message", "")), str(problem.get("hint", ""))
     out += [] if case.says in message else [f"{case.says!r} is not in {message!r}"]
     out += [] if case.hint in hint else [f"{case.hint!r} is not in the hint {hint!r}"]
     out += [] if len(hint) > 5 else [f"nothing says how to mend it: {problem}"]
     out += [] if message.isprintable() and hint.isprintable() else ["control characters"]
-    return out + ([] if len(str(problem.get("value", ""))) <= 80 else ["the excerpt is longer than 80 characters"])
+    return out + (
+        []
+        if len(str(problem.get("value", ""))) <= 80
+        else ["the excerpt is longer than 80 characters"]
+    )
 
 
 def shown(error: DataError) -> str:

@@ -15,7 +15,13 @@ BAD = [
     Bad("json-missing", b'{"words": "a", "labels": []}\n', "FIELD_MISSING", 1, says="words"),
     Bad("json-type", b'{"text": 1, "labels": []}\n', "FIELD_TYPE", 1),
     Bad("json-labels", b'{"text": "a", "labels": [1.5]}\n', "FIELD_TYPE", 1),
-    Bad("json-cr", b'{"text": "a", "labels": []}\r{"text": "b", "labels": []}\n', "LINE_ENDING", 1, 28),
+    Bad(
+        "json-cr",
+        b'{"text": "a", "labels": []}\r{"text": "b", "labels": []}\n',
+        "LINE_ENDING",
+        1,
+        28,
+    ),
     Bad("C13-label", b'{"text": "a", "labels": ["\\ud800"]}\n', "ENCODING", 1),
 ]
 
@@ -27,5 +33,10 @@ GOOD = [
         labels=["\u00e9"],
         warnings={},
     ),
-    Good("numbers as labels", b'{"text": "some words", "labels": [10, "9"]}\n', labels=["9", "10"], warnings={}),
+    Good(
+        "numbers as labels",
+        b'{"text": "some words", "labels": [10, "9"]}\n',
+        labels=["9", "10"],
+        warnings={},
+    ),
 ]

@@ -23,7 +23,10 @@ from xcray.data.options import ReadOptions
 from xcray.errors import XcrayError
 
 ROOM = 700 << 20
-ANY = {"max_expansion": 1 << 30, "max_decompressed": 1 << 40}  # so that lines and fields are what is refused
+ANY = {
+    "max_expansion": 1 << 30,
+    "max_decompressed": 1 << 40,
+}  # so that lines and fields are what is refused
 
 
 def stream(first: bytes, again: bytes, n: int) -> bytes:
@@ -34,7 +37,9 @@ def stream(first: bytes, again: bytes, n: int) -> bytes:
 def repeated(n_rows: int, text: str) -> bytes:
     """A Parquet file that holds one text, and says n times that it is there."""
     texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n_rows, np.int32)), [text])
-    labels = pa.ListArray.from_arrays(pa.array(np.arange(n_rows + 1, dtype=np.int32)), pa.array(["x"] * n_rows))
+    labels = pa.ListArray.from_arrays(
+        pa.array(np.arange(n_rows + 1, dtype=np.int32)), pa.array(["x"] * n_rows)
+    )
     return written(pa.table({"text": texts, "labels": labels}), store_schema=False)
 
 
@@ -42,8 +47,20 @@ CASES: dict[str, tuple[str, str, Callable[[], bytes], str, dict[str, int]]] = {
     "X5": ("xc", "in.txt", lambda: b"1000000000 33554432 33554432\n1 0:1\n", "XC_ROW_COUNT", {}),
     "X6": ("xc", "in.txt", lambda: b"9" * 5000 + b" 5 5\n1 0:1\n", "XC_HEADER_LIMIT", {}),
     "S42": ("svmlight", "in.svm", lambda: b"1 2147483647:1\n", "DIM_LIMIT", {}),
-    "S42-allowed": ("svmlight", "in.svm", lambda: b"1 2147483647:1\n", "", {"max_features": 2**31 - 1}),
-    "S44-2GB": ("svmlight", "in.svm.gz", lambda: stream(b"1 1:1\n1", b"1" * (16 << 20), 128), "LINE_TOO_LONG", ANY),
+    "S42-allowed": (
+        "svmlight",
+        "in.svm",
+        lambda: b"1 2147483647:1\n",
+        "",
+        {"max_features": 2**31 - 1},
+    ),
+    "S44-2GB": (
+        "svmlight",
+        "in.svm.gz",
+        lambda: stream(b"1 1:1\n1", b"1" * (16 << 20), 128),
+        "LINE_TOO_LONG",
+        ANY,
+    ),
     "C9-100MB": (
         "csv",
         "in.csv.gz",
@@ -58,9 +75,27 @@ CASES: dict[str, tuple[str, str, Callable[[], bytes], str, dict[str, int]]] = {
         "DECOMPRESSED_LIMIT",
         {},
     ),
-    "P3": ("parquet", "in.parquet", lambda: next(case.data for case in BAD if case.id == "P3"), "PARQUET_INVALID", {}),
-    "P11": ("parquet", "in.parquet", lambda: next(case.data for case in BAD if case.id == "P11"), "PARQUET_LIMIT", {}),
-    "P12-100GB": ("parquet", "in.parquet", lambda: repeated(400_000, "words " * 42_000), "DECOMPRESSED_LIMIT", {}),
+    "P3": (
+        "parquet",
+        "in.parquet",
+        lambda: next(case.data for case in BAD if case.id == "P3"),
+        "PARQUET_INVALID",
+        {},
+    ),
+    "P11": (
+        "parquet",
+        "in.parquet",
+        lambda: next(case.data for case in BAD if case.id == "P11"),
+        "PARQUET_LIMIT",
+        {},
+    ),
+    "P12-100GB": (
+        "parquet",
+        "in.parquet",
+        lambda: repeated(400_000, "words " * 42_000),
+        "DECOMPRESSED_LIMIT",
+        {},
+    ),
 }
 
 
@@ -79,7 +114,11 @@ def main() -> int:
     for name, (_, file, made, _, _) in CASES.items():
         (folder / name).mkdir()
         (folder / name / file).write_bytes(made())
-    for file, format, data in WARM:  # what is compiled and loaded once for a format is there before memory is limited
+    for (
+        file,
+        format,
+        data,
+    ) in WARM:  # what is compiled and loaded once for a format is there before memory is limited
         (folder / file).write_bytes(data)
         check(format, folder / file)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -95,7 +134,15 @@ def main() -> int:
             found = str(error.code)
         wrong += found != code
         told = {"id": name, "bytes": (folder / name / file).stat().st_size, "code": found}
-        print(json.dumps({**told, "grown_mb": round((peak() - base) / 2**20, 1), "seconds": round(time.monotonic() - started, 2)}))
+        print(
+            json.dumps(
+                {
+                    **told,
+                    "grown_mb": round((peak() - base) / 2**20, 1),
+                    "seconds": round(time.monotonic() - started, 2),
+                }
+            )
+        )
     return int(bool(wrong))
 
 

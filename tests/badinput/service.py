@@ -57,10 +57,17 @@ def faults(http: httpx.Client, sent: Sent, home: Path) -> list[str]:
     """
     found, case = outcome(http, sent), sent.case
     out = [f"status {reply.status_code}" for reply in sent.replies if reply.status_code >= 500]
-    out += ["a path of the server" for reply in sent.replies if str(home) in reply.text or "/builds/" in reply.text]
+    out += [
+        "a path of the server"
+        for reply in sent.replies
+        if str(home) in reply.text or "/builds/" in reply.text
+    ]
     if not case.data:
         told = sent.replies[-1].json()
-        expected = (sent.replies[-1].status_code, told["code"]) == (400, "EMPTY_BODY") and "data file" in told["detail"]
+        expected = (sent.replies[-1].status_code, told["code"]) == (
+            400,
+            "EMPTY_BODY",
+        ) and "data file" in told["detail"]
         return out + ([] if expected else [f"an empty upload: {told}"])
     if found.get("status") != "FAILED":
         return [*out, f"not FAILED: {found}"]
@@ -80,6 +87,10 @@ def left_of(home: Path, pattern: str = "*") -> list[Path]:
     """What lies in the rooms of data sets; the service removes it right after it has told the outcome, so it is waited for."""
     end, left = time.monotonic() + PATIENCE, [home]
     while left and time.monotonic() < end:
-        left = [path for room in ("datasets", "builds", "uploads") for path in (home / room).glob(pattern)]
+        left = [
+            path
+            for room in ("datasets", "builds", "uploads")
+            for path in (home / room).glob(pattern)
+        ]
         time.sleep(0.02 if left else 0)
     return left

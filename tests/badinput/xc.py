@@ -58,10 +58,26 @@ BAD = [
         )
     ),
     Bad("X16", b"1 5 5\n1, 3 2:4\n", "LABEL_EMPTY", 2, 3, hint="comma"),
-    Bad("S46-xc-features", b"1 5 2\n0 0:1\n", "DIM_MISMATCH", test=b"1 6 2\n0 1:1\n", file="test.txt", says="6 features, 5"),
-    Bad("S46-xc-labels", b"1 5 2\n0 0:1\n", "DIM_MISMATCH", test=b"1 5 3\n0 1:1\n", file="test.txt", says="3 labels, 2"),
+    Bad(
+        "S46-xc-features",
+        b"1 5 2\n0 0:1\n",
+        "DIM_MISMATCH",
+        test=b"1 6 2\n0 1:1\n",
+        file="test.txt",
+        says="6 features, 5",
+    ),
+    Bad(
+        "S46-xc-labels",
+        b"1 5 2\n0 0:1\n",
+        "DIM_MISMATCH",
+        test=b"1 5 3\n0 1:1\n",
+        file="test.txt",
+        says="3 labels, 2",
+    ),
     Bad("X-empty", b"", "EMPTY_FILE"),
-    Bad("X-fields-asked", b"1 5 5\n1 0:1\n", "DIM_MISMATCH", 1, says="4", options={"n_features": 4}),
+    Bad(
+        "X-fields-asked", b"1 5 5\n1 0:1\n", "DIM_MISMATCH", 1, says="4", options={"n_features": 4}
+    ),
 ]
 
 GOOD = [

@@ -33,7 +33,11 @@ KINDS: Final = {  # group and version: kinds with the word for many of them
         "PersistentVolumeClaim": "persistentvolumeclaims",
         "Pod": "pods",
     },
-    "apps/v1": {"Deployment": "deployments", "ReplicaSet": "replicasets", "StatefulSet": "statefulsets"},
+    "apps/v1": {
+        "Deployment": "deployments",
+        "ReplicaSet": "replicasets",
+        "StatefulSet": "statefulsets",
+    },
     "batch/v1": {"Job": "jobs"},
     "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
     "autoscaling/v2": {"HorizontalPodAutoscaler": "horizontalpodautoscalers"},
@@ -45,8 +49,15 @@ KINDS: Final = {  # group and version: kinds with the word for many of them
 WATCH_SECONDS: Final = 5.0
 PROTOBUF: Final = b"k8s\0"
 DONE: Final[dict[str, Object]] = {
-    "Job": {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}], "startTime": "2026-01-01T00:00:00Z"},
-    "Pod": {"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "False", "reason": "PodCompleted"}]},
+    "Job": {
+        "succeeded": 1,
+        "conditions": [{"type": "Complete", "status": "True"}],
+        "startTime": "2026-01-01T00:00:00Z",
+    },
+    "Pod": {
+        "phase": "Succeeded",
+        "conditions": [{"type": "Ready", "status": "False", "reason": "PodCompleted"}],
+    },
 }
 
 
@@ -64,7 +75,8 @@ class ApiServer:
     def __init__(self, folder: Path) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}  # by kind, namespace, name
         self.writes: list[Write] = []
-        self.lock, self.ended = threading.Lock(), threading.Event()
+        self.lock = threading.Lock()
+        self.ended = threading.Event()
         self.version = 0
         self.events: list[tuple[int, str, Object]] = []  # what happened, by version
         owner = self
@@ -77,8 +89,16 @@ class ApiServer:
         self.kubeconfig = str(folder / "kubeconfig")
         url = f"http://127.0.0.1:{self._http.server_address[1]}"
         context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
-        config = {"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [context]}
-        config |= {"clusters": [{"name": "c", "cluster": {"server": url}}], "users": [{"name": "u", "user": {}}]}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "contexts": [context],
+        }
+        config |= {
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {}}],
+        }
         Path(self.kubeconfig).write_text(yaml.safe_dump(config))
 
     def __enter__(self) -> Self:
@@ -100,18 +120,35 @@ class ApiServer:
     def put(self, kind: str, name: str, namespace: str, **content: Any) -> None:
         """Make or replace an object, as somebody else than helm does."""
         api = next(api for api, kinds in KINDS.items() if kind in kinds)
-        self.keep({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": namespace}, **content}, namespace)
+        self.keep(
+            {
+                "apiVersion": api,
+                "kind": kind,
+                "metadata": {"name": name, "namespace": namespace},
+                **content,
+            },
+            namespace,
+        )
 
     def put_secret(self, name: str, namespace: str, **data: str) -> None:
         """Make or replace a Secret."""
-        self.put("Secret", name, namespace, data={key: base64.b64encode(value.encode()).decode() for key, value in data.items()})
+        self.put(
+            "Secret",
+            name,
+            namespace,
+            data={key: base64.b64encode(value.encode()).decode() for key, value in data.items()},
+        )
 
     def keep(self, found: Object, namespace: str) -> Object:
         """Store an object under a new version."""
         kind, about = found["kind"], found["metadata"]
         known = (kind, namespace, about["name"]) in self.objects
         self.version += 1
-        about |= {"namespace": namespace, "resourceVersion": str(self.version), "uid": about.get("uid", f"uid-{self.version}")}
+        about |= {
+            "namespace": namespace,
+            "resourceVersion": str(self.version),
+            "uid": about.get("uid", f"uid-{self.version}"),
+        }
         about |= {"creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1}
         if kind in DONE:
             found["status"] = DONE[kind]
@@ -155,7 +192,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             about = {"resourceVersion": str(self.server_of.version)}
             items = self._matching(kind, namespace, query)
-            self._answer(200, {"kind": f"{kind}List", "apiVersion": "v1", "metadata": about, "items": items})
+            self._answer(
+                200, {"kind": f"{kind}List", "apiVersion": "v1", "metadata": about, "items": items}
+            )
 
     def do_POST(self) -> None:
         """Make an object."""
@@ -189,7 +228,10 @@ class _Handler(BaseHTTPRequestHandler):
             if known is None and not applied:
                 self._missing(kind, name)
                 return
-            self._answer(200 if known else 201, self.server_of.keep(merged(known or {}, self._body()), namespace))
+            self._answer(
+                200 if known else 201,
+                self.server_of.keep(merged(known or {}, self._body()), namespace),
+            )
 
     def do_DELETE(self) -> None:
         """Take an object away."""
@@ -215,13 +257,19 @@ class _Handler(BaseHTTPRequestHandler):
         namespace = ""
         if len(rest) > 2 and rest[0] == "namespaces":
             namespace, rest = rest[1], rest[2:]
-        kind = next((kind for kind, many in KINDS.get(api, {}).items() if rest and many == rest[0]), "")
+        kind = next(
+            (kind for kind, many in KINDS.get(api, {}).items() if rest and many == rest[0]), ""
+        )
         return kind, namespace, rest[1] if len(rest) > 1 else ""
 
     def _matching(self, kind: str, namespace: str, query: Query) -> list[Object]:
         """Objects that a list means."""
         with self.server_of.lock:
-            return [each for each in self.server_of.objects.values() if meant(each, kind, namespace, query)]
+            return [
+                each
+                for each in self.server_of.objects.values()
+                if meant(each, kind, namespace, query)
+            ]
 
     def _watch(self, kind: str, namespace: str, query: Query) -> None:
         """Tell what happens after a version; where that is wanted, first what there is. Ends after a while, to be asked again."""
@@ -236,7 +284,10 @@ class _Handler(BaseHTTPRequestHandler):
                 since = server.version
                 for each in self._matching(kind, namespace, query):
                     self._tell("ADDED", each)
-                about = {"resourceVersion": str(since), "annotations": {"k8s.io/initial-events-end": "true"}}
+                about = {
+                    "resourceVersion": str(since),
+                    "annotations": {"k8s.io/initial-events-end": "true"},
+                }
                 api = next(api for api, kinds in KINDS.items() if kind in kinds)
                 self._tell("BOOKMARK", {"kind": kind, "apiVersion": api, "metadata": about})
             while time.monotonic() < deadline and not server.ended.wait(0.02):
@@ -270,7 +321,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _fail(self, code: int, reason: str, message: str) -> None:
         """A Status."""
-        told = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": message, "code": code}
+        told = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "reason": reason,
+            "message": message,
+            "code": code,
+        }
         self._answer(code, told)
 
     def _answer(self, code: int, found: Object) -> None:
@@ -289,9 +347,15 @@ class _Handler(BaseHTTPRequestHandler):
 def meant(found: Object, kind: str, namespace: str, query: Query) -> bool:
     """Whether a list or a watch means an object, by its labels and the field metadata.name."""
     wanted = [query.get(name, [""])[0].split(",") for name in ("labelSelector", "fieldSelector")]
-    labels, fields = (dict(term.split("=", 1) for term in terms if "=" in term and " " not in term) for terms in wanted)
+    labels, fields = (
+        dict(term.split("=", 1) for term in terms if "=" in term and " " not in term)
+        for terms in wanted
+    )
     about = found["metadata"]
-    theirs = {**about.get("labels", {}), **{f"metadata.{key}": about[key] for key in ("name", "namespace")}}
+    theirs = {
+        **about.get("labels", {}),
+        **{f"metadata.{key}": about[key] for key in ("name", "namespace")},
+    }
     here = found["kind"] == kind and namespace in ("", about["namespace"])
     return here and all(theirs.get(key) == value for key, value in {**labels, **fields}.items())
 
@@ -304,21 +368,36 @@ def discovery(path: str) -> Object | None:
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
         groups = [api.split("/") for api in KINDS if "/" in api]
-        versions = [{"groupVersion": f"{group}/{version}", "version": version} for group, version in groups]
+        versions = [
+            {"groupVersion": f"{group}/{version}", "version": version} for group, version in groups
+        ]
         listed = [
-            {"name": name, "versions": [one], "preferredVersion": one} for (name, _), one in zip(groups, versions, strict=True)
+            {"name": name, "versions": [one], "preferredVersion": one}
+            for (name, _), one in zip(groups, versions, strict=True)
         ]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
     if path == "/openapi/v3":
-        return {"paths": {path_of(api): {"serverRelativeURL": f"/openapi/v3/{path_of(api)}"} for api in KINDS}}
+        return {
+            "paths": {
+                path_of(api): {"serverRelativeURL": f"/openapi/v3/{path_of(api)}"} for api in KINDS
+            }
+        }
     if path.startswith("/openapi/v3/"):
-        return openapi(next(api for api in KINDS if path_of(api) == path.removeprefix("/openapi/v3/")))
+        return openapi(
+            next(api for api in KINDS if path_of(api) == path.removeprefix("/openapi/v3/"))
+        )
     api = path.removeprefix("/apis/") if path.startswith("/apis/") else path.removeprefix("/api/")
     if api not in KINDS:
         return None
     verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
     kinds = [
-        {"name": many, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": verbs}
+        {
+            "name": many,
+            "singularName": kind.lower(),
+            "namespaced": True,
+            "kind": kind,
+            "verbs": verbs,
+        }
         for kind, many in KINDS[api].items()
     ]
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api, "resources": kinds}
@@ -371,8 +450,15 @@ def secret_of(sent: bytes) -> Object:
     secret = fields_of(envelope[2][0])
     about = fields_of(secret[1][0])
     labels = {key.decode(): value.decode() for key, value in map(pair_of, about.get(11, []))}
-    data = {key.decode(): base64.b64encode(value).decode() for key, value in map(pair_of, secret.get(2, []))}
-    kept = {"apiVersion": "v1", "kind": kind, "metadata": {"name": about[1][0].decode(), "labels": labels}}
+    data = {
+        key.decode(): base64.b64encode(value).decode()
+        for key, value in map(pair_of, secret.get(2, []))
+    }
+    kept = {
+        "apiVersion": "v1",
+        "kind": kind,
+        "metadata": {"name": about[1][0].decode(), "labels": labels},
+    }
     return {**kept, "data": data, "type": secret[3][0].decode()}
 
 

@@ -33,15 +33,33 @@ def main(plan: Mapping[str, Any]) -> dict[str, Any]:
     run("ip", "address", "add", f"{plan['ip']}/32", "dev", "lo")
     sources = mount_all(plan)
     for port, socket_file in plan["forward"].items():
-        forward(plan["ip"], int(port), str(Path(sources[str(Path(socket_file).parent)], Path(socket_file).name)))
+        forward(
+            plan["ip"],
+            int(port),
+            str(Path(sources[str(Path(socket_file).parent)], Path(socket_file).name)),
+        )
     told: dict[str, Any] = {"init": []}
     for container in plan["init"]:
-        done = subprocess.run(as_user(plan, container), env=container["env"], capture_output=True, text=True, timeout=START_SECONDS)
-        told["init"].append({"name": container["name"], "status": done.returncode, "said": done.stdout + done.stderr})
+        done = subprocess.run(
+            as_user(plan, container),
+            env=container["env"],
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+        )
+        told["init"].append(
+            {
+                "name": container["name"],
+                "status": done.returncode,
+                "said": done.stdout + done.stderr,
+            }
+        )
         if done.returncode:
             return told
     with open("/tmp/said", "wb") as said:
-        process = subprocess.Popen(as_user(plan, plan["main"]), env=plan["main"]["env"], stdout=said, stderr=said)
+        process = subprocess.Popen(
+            as_user(plan, plan["main"]), env=plan["main"]["env"], stdout=said, stderr=said
+        )
     try:
         told["started"] = wait_until(plan, process, plan["probe"])
         if told["started"]:
@@ -66,7 +84,11 @@ def mount_all(plan: Mapping[str, Any]) -> dict[str, str]:
     of the plan are to be found now, also those that a mount hides."""
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "tmpfs", "-o", "mode=0755", "kept", "/run")
-    known = [*plan["keep"], *plan["mounts"].values(), *(str(Path(each).parent) for each in plan["forward"].values())]
+    known = [
+        *plan["keep"],
+        *plan["mounts"].values(),
+        *(str(Path(each).parent) for each in plan["forward"].values()),
+    ]
     sources = {path: keep(path, number) for number, path in enumerate(known)}
     for cover in plan["cover"]:  # folders that nobody else may enter, or that a volume hides
         run("mount", "-t", "tmpfs", "-o", "mode=1777", "cover", cover)
@@ -79,7 +101,11 @@ def mount_all(plan: Mapping[str, Any]) -> dict[str, str]:
     writable = {"/tmp", *(where for where in plan["writable"])}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         where = line.split()[4].replace("\\040", " ")
-        if where not in writable and not where.startswith(("/proc", "/dev", "/sys")) and os.path.ismount(where):  # else covered
+        if (
+            where not in writable
+            and not where.startswith(("/proc", "/dev", "/sys"))
+            and os.path.ismount(where)
+        ):  # else covered
             run("mount", "-o", "remount,bind,ro", where)
     return sources
 
@@ -129,14 +155,24 @@ def forward(ip: str, port: int, socket_file: str) -> None:
 def as_user(plan: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
     """A container's command as its user: the group of the volumes, no capability, no way to get one."""
     ids = [f"--reuid={plan['uid']}", f"--regid={plan['gid']}", f"--groups={plan['groups']}"]
-    return ["setpriv", *ids, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--", *container["command"]]
+    return [
+        "setpriv",
+        *ids,
+        "--no-new-privs",
+        "--bounding-set=-all",
+        "--inh-caps=-all",
+        "--",
+        *container["command"],
+    ]
 
 
 def start_beside(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
     """Start a container of another pod, which lives as long as we do; whether its startup probe passes."""
     said = f"/tmp/{container['name']}"
     with open(said, "wb") as file:
-        process = subprocess.Popen(as_user(plan, container), env=container["env"], stdout=file, stderr=file)
+        process = subprocess.Popen(
+            as_user(plan, container), env=container["env"], stdout=file, stderr=file
+        )
     started = wait_until(plan, process, container["probe"])
     return {
         "name": container["name"],
@@ -146,7 +182,9 @@ def start_beside(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[
     }
 
 
-def wait_until(plan: Mapping[str, Any], process: subprocess.Popen[bytes], probe: Mapping[str, Any]) -> bool:
+def wait_until(
+    plan: Mapping[str, Any], process: subprocess.Popen[bytes], probe: Mapping[str, Any]
+) -> bool:
     """Whether the startup probe passes before the container ends."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
@@ -162,7 +200,11 @@ def ask(plan: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     try:
         connection.request("GET", wanted["path"], headers=wanted.get("headers", {}))
         answer = connection.getresponse()
-        return {**wanted, "status": answer.status, "text": answer.read().decode(errors="replace")[:2000]}
+        return {
+            **wanted,
+            "status": answer.status,
+            "text": answer.read().decode(errors="replace")[:2000],
+        }
     except OSError as error:
         return {**wanted, "status": 0, "text": str(error)}
     finally:
@@ -182,10 +224,18 @@ def program(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, 
     """Another container beside it, as the one of `helm test`; status None when it did not end in time."""
     try:
         done = subprocess.run(
-            as_user(plan, container), env=container["env"], capture_output=True, text=True, timeout=plan["program_seconds"]
+            as_user(plan, container),
+            env=container["env"],
+            capture_output=True,
+            text=True,
+            timeout=plan["program_seconds"],
         )
     except subprocess.TimeoutExpired:
-        return {"name": container["name"], "status": None, "said": f"not done within {plan['program_seconds']} s"}
+        return {
+            "name": container["name"],
+            "status": None,
+            "said": f"not done within {plan['program_seconds']} s",
+        }
     return {"name": container["name"], "status": done.returncode, "said": done.stdout + done.stderr}
 
 
@@ -199,7 +249,12 @@ def end(plan: Mapping[str, Any], process: subprocess.Popen[bytes]) -> dict[str, 
             ready = ask(plan, {"path": "/readyz"})["status"]
             alive = ask(plan, {"path": "/healthz"})["status"]
         time.sleep(0.1)
-    return {"ready": ready, "alive": alive, "seconds": time.monotonic() - began, "status": process.poll()}
+    return {
+        "ready": ready,
+        "alive": alive,
+        "seconds": time.monotonic() - began,
+        "status": process.poll(),
+    }
 
 
 def whole(arguments: Sequence[str]) -> None:

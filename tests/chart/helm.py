@@ -28,7 +28,11 @@ TOOLS = ROOT / "build" / "tools"
 RENDERED = Path(__file__).parent / "rendered"
 SECONDS = 120
 KUBE = "1.30.0"
-APIS = ("monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1", "ray.io/v1")  # what the cluster offers beside Kubernetes
+APIS = (
+    "monitoring.coreos.com/v1",
+    "gateway.networking.k8s.io/v1",
+    "ray.io/v1",
+)  # what the cluster offers beside Kubernetes
 RELEASE, NAMESPACE = "xcray", "ml"
 LONGEST_DATA = 4000  # characters of a ConfigMap's value that are committed; of longer ones (dashboards) a checksum
 
@@ -53,7 +57,9 @@ class _Loader(yaml.CSafeLoader):
 def _unique(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
     keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
     if doubled := [key for key in keys if keys.count(key) > 1]:
-        raise yaml.constructor.ConstructorError(None, None, f"keys that come twice: {sorted(set(doubled))}", node.start_mark)
+        raise yaml.constructor.ConstructorError(
+            None, None, f"keys that come twice: {sorted(set(doubled))}", node.start_mark
+        )
     return yaml.CSafeLoader.construct_mapping(loader, node, deep=deep)
 
 
@@ -79,14 +85,23 @@ def helms() -> dict[str, str]:
         program = str(path) if path.is_file() else shutil.which(name)
         if program is None:
             continue
-        said = subprocess.run([program, "version", "--short"], capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+        said = subprocess.run(
+            [program, "version", "--short"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=True,
+        ).stdout
         found.setdefault(f"helm{said.strip().lstrip('v')[0]}", program)
     return {name: found[name] for name in sorted(found) if name in ("helm3", "helm4")}
 
 
 def values_files() -> dict[str, Path]:
     """What is rendered everywhere, by name. `minimal` is the chart as it is."""
-    return {path.stem.removesuffix("-values"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
+    return {
+        path.stem.removesuffix("-values"): path
+        for path in sorted((CHART / "ci").glob("*-values.yaml"))
+    }
 
 
 def run(program: str, *words: str) -> str:
@@ -106,12 +121,24 @@ def template(helm: str, name: str, release: str = RELEASE, apis: tuple[str, ...]
     return run(helms()[helm], *words, "--values", str(path))
 
 
-def template_values(values: dict[str, Any], release: str = RELEASE, helm: str | None = None) -> Objects:
+def template_values(
+    values: dict[str, Any], release: str = RELEASE, helm: str | None = None
+) -> Objects:
     """The objects for any values, by the newest helm. Raises Refused."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values, file)
         file.flush()
-        words = ["template", release, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBE, "--values", file.name]
+        words = [
+            "template",
+            release,
+            str(CHART),
+            "--namespace",
+            NAMESPACE,
+            "--kube-version",
+            KUBE,
+            "--values",
+            file.name,
+        ]
         words += [word for api in APIS for word in ("--api-versions", api)]
         return read(run(helms()[helm or newest()], *words))
 
@@ -132,7 +159,9 @@ def chart_hash() -> str:
     """One checksum of all of them."""
     total = hashlib.sha256()
     for path in chart_files():
-        total.update(f"{path.relative_to(CHART)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        total.update(
+            f"{path.relative_to(CHART)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
+        )
     return total.hexdigest()
 
 
@@ -149,12 +178,18 @@ def normal(objects: Objects) -> Objects:
 
 def _made_up(value: str) -> str:
     text = base64.b64decode(value).decode()
-    assert re.fullmatch(r"xck_[a-z]{20}_[A-Za-z0-9]{43}", text), "a Secret of the chart holds something else than a made-up key"
+    assert re.fullmatch(r"xck_[a-z]{20}_[A-Za-z0-9]{43}", text), (
+        "a Secret of the chart holds something else than a made-up key"
+    )
     return base64.b64encode(f"xck_{'a' * 20}_{'0' * 43}".encode()).decode()
 
 
 def _short(value: str) -> str:
-    return value if len(value) <= LONGEST_DATA else f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"
+    return (
+        value
+        if len(value) <= LONGEST_DATA
+        else f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"
+    )
 
 
 def committed(name: str) -> Path:
@@ -173,7 +208,10 @@ def manifest(name: str) -> str:
 def _rendering(name: str) -> str:
     if helms():
         return newest()
-    say("helm", f"the chart's manifests were checked as they were rendered last ({_age(name)}); refusals were not played")
+    say(
+        "helm",
+        f"the chart's manifests were checked as they were rendered last ({_age(name)}); refusals were not played",
+    )
     return "committed"
 
 

@@ -19,7 +19,9 @@ def main() -> None:
     began = time.monotonic()
     with Client(os.environ["URL"], key=key, timeout=120) as client:
         shape = {"rows": 2000, "features": 500, "labels": int(os.environ["LABELS"]), "seed": 3}
-        made = client.datasets.build("journey", "synthetic", {"test_fraction": 0.1, "synthetic": shape})
+        made = client.datasets.build(
+            "journey", "synthetic", {"test_fraction": 0.1, "synthetic": shape}
+        )
         dataset = client.datasets.wait(made["id"])
         built = time.monotonic()
         job = client.jobs.wait(client.jobs.submit(dataset=dataset["id"], model="journey")["id"])
@@ -27,10 +29,18 @@ def main() -> None:
         assert job["status"] == "SUCCEEDED", (job, client.jobs.logs(job["id"]))
         answers = client.predict("journey", [{"indices": [1, 5], "values": [1.0, 1.0]}], top_k=3)
         assert len(answers["predictions"][0]["labels"]) == 3, answers
-        figures = {"build_s": built - began, "train_s": trained - built, "predict_s": time.monotonic() - trained}
+        figures = {
+            "build_s": built - began,
+            "train_s": trained - built,
+            "predict_s": time.monotonic() - trained,
+        }
         print(
             json.dumps(
-                {"workers": job["spec"].get("workers"), "sha256": client.models.get("journey")["latest"]["sha256"], **figures}
+                {
+                    "workers": job["spec"].get("workers"),
+                    "sha256": client.models.get("journey")["latest"]["sha256"],
+                    **figures,
+                }
             )
         )
 

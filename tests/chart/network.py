@@ -31,7 +31,12 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
         return False
     for rule in selector.get("matchExpressions", []):
         value, values = labels.get(rule["key"]), rule.get("values", [])
-        held = {"In": value in values, "NotIn": value not in values, "Exists": value is not None, "DoesNotExist": value is None}
+        held = {
+            "In": value in values,
+            "NotIn": value not in values,
+            "Exists": value is not None,
+            "DoesNotExist": value is None,
+        }
         if not held[rule["operator"]]:
             return False
     return True
@@ -66,26 +71,44 @@ def _port(rule: dict[str, Any], port: int, protocol: str, names: dict[str, int])
     return False
 
 
-def _allowed(policies: Objects, pod: Peer, other: Peer, direction: str, port: int, protocol: str, names: dict[str, int]) -> bool:
+def _allowed(
+    policies: Objects,
+    pod: Peer,
+    other: Peer,
+    direction: str,
+    port: int,
+    protocol: str,
+    names: dict[str, int],
+) -> bool:
     """Whether the policies of one end let a path be, in one direction: "Ingress" or "Egress"."""
     if pod.namespace != NAMESPACE:
         return True  # others' policies are not ours to judge
     key, side = ("ingress", "from") if direction == "Ingress" else ("egress", "to")
     selecting = [
-        each for each in policies if selects(each["spec"]["podSelector"], pod.labels) and direction in each["spec"]["policyTypes"]
+        each
+        for each in policies
+        if selects(each["spec"]["podSelector"], pod.labels)
+        and direction in each["spec"]["policyTypes"]
     ]
     if not selecting:
         return True
     for policy in selecting:
         for rule in policy["spec"].get(key) or []:
             peers = rule.get(side)
-            if _port(rule, port, protocol, names) and (not peers or any(_matches(peer, other, NAMESPACE) for peer in peers)):
+            if _port(rule, port, protocol, names) and (
+                not peers or any(_matches(peer, other, NAMESPACE) for peer in peers)
+            ):
                 return True
     return False
 
 
 def reaches(
-    policies: Objects, source: Peer, target: Peer, port: int, protocol: str = "TCP", names: dict[str, int] | None = None
+    policies: Objects,
+    source: Peer,
+    target: Peer,
+    port: int,
+    protocol: str = "TCP",
+    names: dict[str, int] | None = None,
 ) -> bool:
     """Whether `source` may open a connection to a port of `target`; names: the target's named ports."""
     known = names or {}

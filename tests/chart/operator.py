@@ -23,7 +23,11 @@ from typing import Any
 
 from tests.chart.templates import cluster_name, cluster_spec
 
-LONGEST = {"RayCluster": 53, "RayJob": 47, "RayService": 47}  # characters of a name, so that Services fit
+LONGEST = {
+    "RayCluster": 53,
+    "RayJob": 47,
+    "RayService": 47,
+}  # characters of a name, so that Services fit
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NOT_IN_HEAD = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME", "RAY_enable_autoscaler_v2")
 SET_BY_OPERATOR = ("address", "block", "no-monitor", "redis-password", "redis-username", "labels")
@@ -39,7 +43,11 @@ def faults(thing: dict[str, Any]) -> list[str]:
     """Why the operator would refuse a RayCluster, RayJob or RayService, or do something else than the chart says."""
     name, spec = thing["metadata"]["name"], cluster_spec(thing)
     assert spec is not None
-    out = [] if len(name) <= LONGEST[thing["kind"]] else [f"the name has more than {LONGEST[thing['kind']]} characters"]
+    out = (
+        []
+        if len(name) <= LONGEST[thing["kind"]]
+        else [f"the name has more than {LONGEST[thing['kind']]} characters"]
+    )
     out += [] if NAME.fullmatch(name) else ["the name is no DNS-1035 label"]
     out += _cluster_faults(spec) + _group_faults("head", spec["headGroupSpec"], spec)
     for group in spec["workerGroupSpecs"]:
@@ -52,7 +60,10 @@ def faults(thing: dict[str, Any]) -> list[str]:
             out.append(f"{group['groupName']}: names of pods are cut")
     if thing["kind"] == "RayJob":
         out += _job_faults(thing["spec"])
-    if "managedBy" in thing["spec"] and thing["spec"]["managedBy"] not in ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue"):
+    if "managedBy" in thing["spec"] and thing["spec"]["managedBy"] not in (
+        "ray.io/kuberay-operator",
+        "kueue.x-k8s.io/multikueue",
+    ):
         out.append("managedBy names another manager")  # in CEL
     return out
 
@@ -66,7 +77,11 @@ def _cluster_faults(spec: dict[str, Any]) -> list[str]:
         out.append("priorities of groups need rayVersion 2.56 or newer")
     head = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
     variables = {each["name"] for each in head.get("env", [])}
-    out += [f"{each} is set in the head: use the field for it" for each in NOT_IN_HEAD if each in variables]
+    out += [
+        f"{each} is set in the head: use the field for it"
+        for each in NOT_IN_HEAD
+        if each in variables
+    ]
     options = spec.get("gcsFaultToleranceOptions", {})
     if options.get("backend", "redis") != "redis":
         out.append("the backend rocksdb is behind a feature gate")
@@ -81,7 +96,9 @@ def _group_faults(name: str, group: dict[str, Any], spec: dict[str, Any]) -> lis
     if group.get("resources") and any(each in params for each in RESOURCES):
         out.append(f"{name}: resources are said twice")
     pod = group["template"]["spec"]
-    scales = spec.get("enableInTreeAutoscaling") and spec["autoscalerOptions"].get("version") == "v2"
+    scales = (
+        spec.get("enableInTreeAutoscaling") and spec["autoscalerOptions"].get("version") == "v2"
+    )
     if scales and pod.get("restartPolicy", "Never") != "Never":
         out.append(f"{name}: with autoscaler v2 pods are never restarted")
     if not pod.get("containers"):

@@ -22,7 +22,11 @@ from tests.chart.pod import IP, may_play, plan_of, play, runnable
 from tests.postgres import private_postgres
 from xcray.jobs.tokens import new_token
 
-COMMON = {"api": {"drainSeconds": 6, "graceSeconds": 5}, "auth": {"existingSecret": "admin"}, "settings": {"job_nice": 0}}
+COMMON = {
+    "api": {"drainSeconds": 6, "graceSeconds": 5},
+    "auth": {"existingSecret": "admin"},
+    "settings": {"job_nice": 0},
+}
 VALUES: dict[str, dict[str, Any]] = {
     "all-in-one": COMMON,
     "cluster": {**COMMON, "mode": "cluster", "store": {"existingSecret": "store"}},
@@ -31,27 +35,40 @@ VALUES: dict[str, dict[str, Any]] = {
 
 def plan(mode: str, folder: Path, labels: int, store: Any) -> dict[str, Any]:
     """What is played in a mode. store: a PostgreSQL for mode cluster."""
-    objects = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in template_values(VALUES[mode]) if "spec" in each}
+    objects = {
+        (each["kind"], each["metadata"]["name"]): each["spec"]
+        for each in template_values(VALUES[mode])
+        if "spec" in each
+    }
     secrets = {"admin": {"key": new_token().token}}
     api = objects["Deployment", "xcray-api"]["template"]["spec"]
     if store is not None:
-        secrets["store"] = {"url": store.database().replace(f"127.0.0.1:{store.port}", f"{IP}:5432")}
+        secrets["store"] = {
+            "url": store.database().replace(f"127.0.0.1:{store.port}", f"{IP}:5432")
+        }
     found = plan_of(api, secrets, folder, [{"path": "/readyz"}])
     if store is not None:
         migrate = objects["Job", "xcray-migrate"]["template"]["spec"]["containers"][0]
         runner = objects["Deployment", "xcray-runner"]["template"]["spec"]["containers"][0]
         found["forward"] = {"5432": str(store.socket)}
         found["init"].insert(0, runnable(migrate, secrets))
-        found["beside"] = [{**runnable(runner, secrets), "probe": {"path": "/healthz", "port": 8001}}]
+        found["beside"] = [
+            {**runnable(runner, secrets), "probe": {"path": "/healthz", "port": 8001}}
+        ]
     found["program_seconds"] = 900  # kernels are compiled: the pods have no cache of them
-    journey = runnable({"name": "journey", "command": ["python", "-m", "tests.chart.journey"]}, secrets)
+    journey = runnable(
+        {"name": "journey", "command": ["python", "-m", "tests.chart.journey"]}, secrets
+    )
     journey["env"] |= {
         "URL": f"http://{IP}:8000",
         "KEY_FILE": "/run/secrets/xcray-admin/key",
         "LABELS": str(labels),
         "HOME": "/tmp",
     }
-    found["programs"] = [runnable(objects["Pod", "xcray-test"]["containers"][0], secrets) | {"name": "helm test"}, journey]
+    found["programs"] = [
+        runnable(objects["Pod", "xcray-test"]["containers"][0], secrets) | {"name": "helm test"},
+        journey,
+    ]
     found["programs"][0]["env"]["URL"] = f"http://{IP}:8000"
     return found
 
@@ -59,7 +76,12 @@ def plan(mode: str, folder: Path, labels: int, store: Any) -> dict[str, Any]:
 def main(given: list[str]) -> int:
     """Play both modes, or one."""
     parser = argparse.ArgumentParser(prog="python -m tests.chart.play", description=__doc__)
-    parser.add_argument("--mode", choices=sorted(VALUES), action="append", help="again for several; both where none is named")
+    parser.add_argument(
+        "--mode",
+        choices=sorted(VALUES),
+        action="append",
+        help="again for several; both where none is named",
+    )
     parser.add_argument("--labels", type=int, default=200)
     options = parser.parse_args(given)
     if not may_play():
@@ -71,13 +93,21 @@ def main(given: list[str]) -> int:
             store = held.enter_context(private_postgres()) if mode == "cluster" else None
             began = time.monotonic()
             said = play(plan(mode, Path(folder), options.labels, store), Path(folder))
-            passed = bool(said.get("programs")) and all(each["status"] == 0 for each in said["programs"])
+            passed = bool(said.get("programs")) and all(
+                each["status"] == 0 for each in said["programs"]
+            )
             if not passed or said["ending"]["status"] != 0:
                 print(json.dumps(said, indent=1))
                 return 1
             figures = json.loads(said["programs"][1]["said"].splitlines()[-1])
-            told[mode] = {**figures, "ending_s": said["ending"]["seconds"], "all_s": time.monotonic() - began}
-            print(f"{mode}: trained in {figures['train_s']:.1f} s, {told[mode]['all_s']:.1f} s in all, ended with 0")
+            told[mode] = {
+                **figures,
+                "ending_s": said["ending"]["seconds"],
+                "all_s": time.monotonic() - began,
+            }
+            print(
+                f"{mode}: trained in {figures['train_s']:.1f} s, {told[mode]['all_s']:.1f} s in all, ended with 0"
+            )
     print(json.dumps(told))
     return 0
 

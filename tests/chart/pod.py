@@ -23,14 +23,27 @@ from tests.chart.cell import CALL_SECONDS
 ROOT: Final = Path(__file__).parent.parent.parent
 PROGRAM_SECONDS: Final = 120
 IP: Final = "10.244.3.17"
-SPACE: Final = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+SPACE: Final = [
+    "unshare",
+    "--mount",
+    "--net",
+    "--pid",
+    "--fork",
+    "--kill-child=KILL",
+    "--mount-proc",
+]
 Secrets = Mapping[str, Mapping[str, str]]
 
 
 def may_play() -> bool:
     """Whether this machine lets us make namespaces with mounts of their own."""
     try:
-        return subprocess.run([*SPACE, "mount", "--make-rprivate", "/"], capture_output=True, timeout=30).returncode == 0
+        return (
+            subprocess.run(
+                [*SPACE, "mount", "--make-rprivate", "/"], capture_output=True, timeout=30
+            ).returncode
+            == 0
+        )
     except (OSError, subprocess.SubprocessError):
         return False
 
@@ -43,7 +56,9 @@ def environment(container: Mapping[str, Any], secrets: Secrets, ip: str = IP) ->
     for each in container.get("env", []):
         source = each.get("valueFrom")
         if source is None:
-            value = re.sub(r"\$\(([A-Za-z0-9_]+)\)", lambda at: found.get(at[1], at[0]), each.get("value", ""))
+            value = re.sub(
+                r"\$\(([A-Za-z0-9_]+)\)", lambda at: found.get(at[1], at[0]), each.get("value", "")
+            )
         elif "fieldRef" in source:
             value = {"status.podIP": ip}[source["fieldRef"]["fieldPath"]]
         else:
@@ -52,10 +67,15 @@ def environment(container: Mapping[str, Any], secrets: Secrets, ip: str = IP) ->
     return found
 
 
-def plan_of(spec: Mapping[str, Any], secrets: Secrets, folder: Path, asks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def plan_of(
+    spec: Mapping[str, Any], secrets: Secrets, folder: Path, asks: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """The plan of a pod with one container. asks: requests that it gets once its startup probe passes."""
     security = spec["securityContext"]
-    volumes = {each["name"]: make_volume(each, secrets, folder, security["fsGroup"]) for each in spec["volumes"]}
+    volumes = {
+        each["name"]: make_volume(each, secrets, folder, security["fsGroup"])
+        for each in spec["volumes"]
+    }
     main = spec["containers"][0]
     mounts = {
         mount["mountPath"]: str(volumes[mount["name"]])
@@ -66,7 +86,9 @@ def plan_of(spec: Mapping[str, Any], secrets: Secrets, folder: Path, asks: Seque
     probe = main["startupProbe"]["httpGet"]
     return {
         "ip": IP,
-        "port": next(port["containerPort"] for port in main["ports"] if port["name"] == probe["port"]),
+        "port": next(
+            port["containerPort"] for port in main["ports"] if port["name"] == probe["port"]
+        ),
         **who_sees(security),
         "mounts": mounts,
         "writable": [where for where in mounts if not where.startswith("/run/secrets/")],
@@ -97,7 +119,9 @@ def who_sees(security: Mapping[str, Any]) -> dict[str, Any]:
 
 def closed_above(path: Path) -> str | None:
     """The topmost folder above a path that strangers may not pass."""
-    return next((str(each) for each in reversed(path.parents) if not each.stat().st_mode & 0o001), None)
+    return next(
+        (str(each) for each in reversed(path.parents) if not each.stat().st_mode & 0o001), None
+    )
 
 
 def make_volume(volume: Mapping[str, Any], secrets: Secrets, folder: Path, group: int) -> Path:
@@ -106,7 +130,9 @@ def make_volume(volume: Mapping[str, Any], secrets: Secrets, folder: Path, group
     path.mkdir(exist_ok=True)
     if "secret" in volume:
         wanted = secrets[volume["secret"]["secretName"]]
-        items = {item["key"]: item["path"] for item in volume["secret"].get("items", [])} or {name: name for name in wanted}
+        items = {item["key"]: item["path"] for item in volume["secret"].get("items", [])} or {
+            name: name for name in wanted
+        }
         for key, name in items.items():
             (path / name).write_text(wanted[key])
             os.chown(path / name, 0, group)
@@ -120,8 +146,16 @@ def runnable(container: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
     """Command and environment of a container, with the programs of this checkout."""
     command, *rest = [*container["command"], *container.get("args", [])]
     programs = {"xcray": [sys.executable, "-m", "xcray"], "python": [sys.executable]}
-    around = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    return {"name": container["name"], "command": [*programs[command], *rest], "env": around | environment(container, secrets)}
+    around = {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return {
+        "name": container["name"],
+        "command": [*programs[command], *rest],
+        "env": around | environment(container, secrets),
+    }
 
 
 def play(plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:

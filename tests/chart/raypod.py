@@ -34,17 +34,34 @@ def plan(folder: Path) -> dict[str, Any]:
     spec = cluster_spec(thing)
     assert spec is not None
     main, security = pod["containers"][0], pod["securityContext"]
-    secrets = {"xcray-ray-token": {"auth_token": TOKEN}, "xcray-postgres": {"url": STORE}, "xcray-s3": {}}
-    mounted = [each for each in pod["volumes"] if each["name"] in {mount["name"] for mount in main["volumeMounts"]}]
-    volumes = {each["name"]: make_volume(each, secrets, folder, security["fsGroup"]) for each in mounted}
-    mounts = {each["mountPath"]: str(volumes[each["name"]]) for each in main["volumeMounts"] if each["mountPath"] != "/tmp"}
+    secrets = {
+        "xcray-ray-token": {"auth_token": TOKEN},
+        "xcray-postgres": {"url": STORE},
+        "xcray-s3": {},
+    }
+    mounted = [
+        each
+        for each in pod["volumes"]
+        if each["name"] in {mount["name"] for mount in main["volumeMounts"]}
+    ]
+    volumes = {
+        each["name"]: make_volume(each, secrets, folder, security["fsGroup"]) for each in mounted
+    }
+    mounts = {
+        each["mountPath"]: str(volumes[each["name"]])
+        for each in main["volumeMounts"]
+        if each["mountPath"] != "/tmp"
+    }
     # 1 GiB is what the sample of a machine may have; in a pod Ray finds its own address
     words = [
         "--object-store-memory=100000000" if word.startswith("--object-store-memory=") else word
         for word in start_words(spec["headGroupSpec"], True)
     ]
     line = " ".join(["ray", "start", *words, "--no-monitor", f"--node-ip-address={IP}"])
-    around = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    around = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     opens = {"Authorization": f"Bearer {TOKEN}"}
     return {
         "ip": IP,
@@ -67,7 +84,12 @@ def plan(folder: Path) -> dict[str, Any]:
             {"path": "/api/version", "port": DASHBOARD, "wanted": 401},
             {"path": "/api/jobs/", "port": DASHBOARD, "wanted": 401},
             {"path": "/api/version", "port": DASHBOARD, "headers": opens, "wanted": 200},
-            {"path": "/api/jobs/", "port": DASHBOARD, "headers": {"Authorization": "Bearer " + "f" * 64}, "wanted": 403},
+            {
+                "path": "/api/jobs/",
+                "port": DASHBOARD,
+                "headers": {"Authorization": "Bearer " + "f" * 64},
+                "wanted": 403,
+            },
             {"path": "/metrics", "port": METRICS, "wanted": 200},
             {"path": "/api/healthz", "wanted": 200},
         ],
@@ -92,14 +114,22 @@ def main(given: list[str]) -> int:
         print(done.stderr[-4000:])
         return 1
     told = json.loads(done.stdout)
-    answers = [{key: each[key] for key in ("port", "path", "status", "wanted") if key in each} for each in told.get("answers", [])]
+    answers = [
+        {key: each[key] for key in ("port", "path", "status", "wanted") if key in each}
+        for each in told.get("answers", [])
+    ]
     well = told["started"] and all(each["status"] == each["wanted"] for each in answers)
     ending = told.get("ending", {})
     if not well:
         print(told["said"][-3000:])
     print(
         json.dumps(
-            {"started": told["started"], "answers": answers, "ended_after": round(ending.get("seconds", -1), 1), "well": well}
+            {
+                "started": told["started"],
+                "answers": answers,
+                "ended_after": round(ending.get("seconds", -1), 1),
+                "well": well,
+            }
         )
     )
     return 0 if well and ending["status"] is not None else 1

@@ -24,7 +24,18 @@ from typing import Any, Final
 
 from tests.chart import ground
 from tests.chart.controlplane import ControlPlane, root_of
-from tests.chart.helm import APIS, CHART, NAMESPACE, RELEASE, TOOLS, Objects, helms, read, run, values_files
+from tests.chart.helm import (
+    APIS,
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    TOOLS,
+    Objects,
+    helms,
+    read,
+    run,
+    values_files,
+)
 from tests.chart.hollow import Hollow
 from tests.chart.templates import as_pod, pods
 
@@ -55,14 +66,27 @@ class Journey:
     """What is done in a cluster, by one helm; `counts` tells how much."""
 
     def __init__(self, plane: ControlPlane, helm: str, chart: Path, folder: Path) -> None:
-        self.plane, self.helm, self.chart, self.folder = plane, helm, chart, folder
+        self.plane = plane
+        self.helm = helm
+        self.chart = chart
+        self.folder = folder
         self.counts: Counter[str] = Counter()
         # Without a controller manager no Deployment is ever available.
-        self.waits = ["--wait"] * ("kube-controller-manager" in plane.has) + ["--timeout", f"{SECONDS}s"]
+        self.waits = ["--wait"] * ("kube-controller-manager" in plane.has) + [
+            "--timeout",
+            f"{SECONDS}s",
+        ]
 
     def tell(self, *words: str) -> str:
         """What helm says to a command about the release. Raises Fault."""
-        command = [helms()[self.helm], *words, "--namespace", NAMESPACE, "--kubeconfig", self.plane.kubeconfig]
+        command = [
+            helms()[self.helm],
+            *words,
+            "--namespace",
+            NAMESPACE,
+            "--kubeconfig",
+            self.plane.kubeconfig,
+        ]
         env = {"HOME": str(self.folder), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=env)
         if done.returncode:
@@ -73,13 +97,17 @@ class Journey:
     def leg(self, name: str, after: str) -> None:
         """One file of values from install to uninstall, with an upgrade to another on the way. Raises Fault."""
         self.dry(name)
-        self.tell("install", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits)
+        self.tell(
+            "install", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits
+        )
         self.held(f"{name} installed")
         self.pods(name)
         before = self.generations()
         self.upgrade(name)
         if (now := self.generations()) != before:
-            raise Fault(f"{name}: an upgrade that changes nothing changed {sorted(dict(set(now.items()) - set(before.items())))}")
+            raise Fault(
+                f"{name}: an upgrade that changes nothing changed {sorted(dict(set(now.items()) - set(before.items())))}"
+            )
         self.tell("test", RELEASE, *self.waits[-2:])
         old = {key_of(each) for each in self.manifest()}
         self.upgrade(after)
@@ -87,7 +115,9 @@ class Journey:
         gone = old - {key_of(each) for each in self.manifest()}
         if stay := {key for key in gone - KEPT if self.there(*key)}:
             raise Fault(f"{name}, upgraded to {after}: {sorted(stay)} are still there")
-        if gone & KEPT:  # kept, but no more of the release: Helm 3 and 4 roll back over that no more; an upgrade takes it up
+        if (
+            gone & KEPT
+        ):  # kept, but no more of the release: Helm 3 and 4 roll back over that no more; an upgrade takes it up
             self.upgrade(name)
         else:
             self.tell("rollback", RELEASE, "1", *self.waits)
@@ -97,20 +127,38 @@ class Journey:
 
     def upgrade(self, name: str) -> None:
         """To a file of values."""
-        self.tell("upgrade", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits)
+        self.tell(
+            "upgrade", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits
+        )
 
     def rendered(self, name: str) -> Objects:
         """All that a file of values makes, hooks and tests too, as this cluster is told it."""
-        words = ["template", RELEASE, str(self.chart), "--namespace", NAMESPACE, "--values", str(values_files()[name])]
+        words = [
+            "template",
+            RELEASE,
+            str(self.chart),
+            "--namespace",
+            NAMESPACE,
+            "--values",
+            str(values_files()[name]),
+        ]
         words += ["--kube-version", ".".join(map(str, self.plane.version))]
-        return read(run(helms()[self.helm], *words, *(word for api in APIS for word in ("--api-versions", api))))
+        return read(
+            run(
+                helms()[self.helm],
+                *words,
+                *(word for api in APIS for word in ("--api-versions", api)),
+            )
+        )
 
     def dry(self, name: str) -> None:
         """Every object is taken, strictly, and without a warning."""
         for thing in self.rendered(name):
             answer = self.plane.take(thing, NAMESPACE)
             if answer.status_code not in (200, 201) or "warning" in answer.headers:
-                raise Fault(f"{name}: {key_of(thing)}: {answer.headers.get('warning', answer.text)[:1500]}")
+                raise Fault(
+                    f"{name}: {key_of(thing)}: {answer.headers.get('warning', answer.text)[:1500]}"
+                )
             self.counts["objects taken"] += 1
 
     def manifest(self) -> Objects:
@@ -143,45 +191,72 @@ class Journey:
         made = {}
         for at, owner in enumerate(pods(self.rendered(name))):
             pod = as_pod(owner.pod, f"{owner.pod['metadata']['name'][:40]}-{at}")
-            pod["metadata"] = {"name": f"checked-{at}", "labels": {**pod["metadata"].get("labels", {}), "checked": "yes"}}
+            pod["metadata"] = {
+                "name": f"checked-{at}",
+                "labels": {**pod["metadata"].get("labels", {}), "checked": "yes"},
+            }
             answer = self.plane.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
             if answer.status_code != 201 or "warning" in answer.headers:
-                raise Fault(f"{name}: pod of {owner.name}: {answer.headers.get('warning', answer.text)[:1500]}")
+                raise Fault(
+                    f"{name}: pod of {owner.name}: {answer.headers.get('warning', answer.text)[:1500]}"
+                )
             if (was := security(pod)) != (now := security(answer.json())):
-                raise Fault(f"{name}: pod of {owner.name} was sent with {was}, came back with {now}")
+                raise Fault(
+                    f"{name}: pod of {owner.name} was sent with {was}, came back with {now}"
+                )
             made[pod["metadata"]["name"]] = owner.name
             self.counts["pods admitted"] += 1
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
         def listed(**query: str) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = self.plane.ask("GET", path, **query).raise_for_status().json()["items"]
+            found: list[dict[str, Any]] = (
+                self.plane.ask("GET", path, **query).raise_for_status().json()["items"]
+            )
             return found
 
         if "kube-scheduler" in self.plane.has:
             away = f"{name}: pods without a node"
-            self.wait(away, lambda: [told(each, made) for each in listed() if not each["spec"].get("nodeName")])
+            self.wait(
+                away,
+                lambda: [told(each, made) for each in listed() if not each["spec"].get("nodeName")],
+            )
             self.counts["pods placed"] += len(made)
         self.plane.ask("DELETE", path, labelSelector="checked=yes").raise_for_status()
         self.wait(
-            f"{name}: pods that do not go", lambda: [each["metadata"]["name"] for each in listed(labelSelector="checked=yes")]
+            f"{name}: pods that do not go",
+            lambda: [each["metadata"]["name"] for each in listed(labelSelector="checked=yes")],
         )
 
     def generations(self) -> dict[tuple[str, str], int]:
         """How often the wanted state of each object has changed; of those that count it."""
         found = {key_of(each): self.there(*key_of(each)) for each in self.manifest()}
-        return {key: each["metadata"]["generation"] for key, each in found.items() if each and "generation" in each["metadata"]}
+        return {
+            key: each["metadata"]["generation"]
+            for key, each in found.items()
+            if each and "generation" in each["metadata"]
+        }
 
     def cleared(self) -> None:
         """After uninstalling there is what is kept on purpose, and nothing else of ours. What was kept is then taken away."""
-        kinds = {(api, kind) for api, kind in self.plane.words if kind not in ("Event", "Endpoints", "EndpointSlice")}
+        kinds = {
+            (api, kind)
+            for api, kind in self.plane.words
+            if kind not in ("Event", "Endpoints", "EndpointSlice")
+        }
         kinds |= {("v1", "Pod"), ("apps/v1", "ReplicaSet"), ("batch/v1", "Job")}
 
         def left() -> list[tuple[str, str]]:
             found = []
             for api, kind in sorted(kinds):
-                answer = self.plane.ask("GET", f"{root_of(api)}/namespaces/{NAMESPACE}/{self.plane.many(api, kind)}")
+                answer = self.plane.ask(
+                    "GET", f"{root_of(api)}/namespaces/{NAMESPACE}/{self.plane.many(api, kind)}"
+                )
                 items = answer.json()["items"] if answer.status_code == 200 else []
-                found += [(kind, each["metadata"]["name"]) for each in items if each["metadata"]["name"].startswith(RELEASE)]
+                found += [
+                    (kind, each["metadata"]["name"])
+                    for each in items
+                    if each["metadata"]["name"].startswith(RELEASE)
+                ]
             return [each for each in found if each[1] not in (*ground.SECRETS, ground.CLAIM)]
 
         self.wait("what uninstalling left behind", lambda: sorted(set(left()) - KEPT))
@@ -206,8 +281,16 @@ def controls(plane: ControlPlane) -> int:
     spec = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
 
     def pod(**changed: Any) -> dict[str, Any]:
-        one = {"name": "c", "image": "c", "securityContext": {**safe, **changed.pop("container", {})}}
-        made = {"securityContext": {**spec, **changed.pop("pod", {})}, "containers": [one], **changed}
+        one = {
+            "name": "c",
+            "image": "c",
+            "securityContext": {**safe, **changed.pop("container", {})},
+        }
+        made = {
+            "securityContext": {**spec, **changed.pop("pod", {})},
+            "containers": [one],
+            **changed,
+        }
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "control"}, "spec": made}
 
     if (answer := plane.ask("POST", at, pod(), dryRun="All")).status_code != 201:
@@ -216,7 +299,9 @@ def controls(plane: ControlPlane) -> int:
         "root": pod(pod={"runAsUser": 0, "runAsNonRoot": False}),
         "privileged": pod(container={"privileged": True, "allowPrivilegeEscalation": True}),
         "may gain privileges": pod(container={"allowPrivilegeEscalation": True}),
-        "has a capability": pod(container={"capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]}}),
+        "has a capability": pod(
+            container={"capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]}}
+        ),
         "unconfined": pod(pod={"seccompProfile": {"type": "Unconfined"}}),
         "the host's network": pod(hostNetwork=True),
         "the host's files": pod(volumes=[{"name": "v", "hostPath": {"path": "/"}}]),
@@ -232,7 +317,13 @@ def older(folder: Path) -> Path:
     chart = folder / CHART.name
     shutil.copytree(CHART, chart)
     named = chart / "Chart.yaml"
-    named.write_text("".join(line for line in named.read_text().splitlines(keepends=True) if not line.startswith("kubeVersion:")))
+    named.write_text(
+        "".join(
+            line
+            for line in named.read_text().splitlines(keepends=True)
+            if not line.startswith("kubeVersion:")
+        )
+    )
     for template in [*(chart / "templates").rglob("*.yaml"), *(chart / "templates").rglob("*.tpl")]:
         text = template.read_text()
         for new, old in OLDER.items():
@@ -256,7 +347,10 @@ def security(pod: dict[str, Any]) -> dict[str, Any]:
     """What a pod says of its security."""
     spec = pod["spec"]
     inside = [*spec.get("initContainers", []), *spec["containers"]]
-    return {"pod": spec.get("securityContext"), **{each["name"]: each.get("securityContext") for each in inside}}
+    return {
+        "pod": spec.get("securityContext"),
+        **{each["name"]: each.get("securityContext") for each in inside},
+    }
 
 
 def lacking(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
@@ -264,7 +358,11 @@ def lacking(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
     if isinstance(sent, dict) and isinstance(kept, dict):
         for name, each in sent.items():
             if each not in (None, "", [], {}) or kept.get(name):
-                yield from lacking(each, kept[name], f"{path}.{name}") if name in kept else [f"{path}.{name}"]
+                yield from (
+                    lacking(each, kept[name], f"{path}.{name}")
+                    if name in kept
+                    else [f"{path}.{name}"]
+                )
     elif isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
         for one, other in zip(ordered(sent), ordered(kept), strict=True):
             yield from lacking(one, other, f"{path}[]")
@@ -283,7 +381,11 @@ def amount(value: Any) -> float | str:
     found = re.fullmatch(r"([0-9.]+)(m|k|[KMGTP]i?)?", str(value))
     if found is None:
         return str(value)
-    size = {"m": 1e-3, "k": 1e3, **{f"{each}i": 1024.0 ** (at + 1) for at, each in enumerate("KMGTP")}}
+    size = {
+        "m": 1e-3,
+        "k": 1e3,
+        **{f"{each}i": 1024.0 ** (at + 1) for at, each in enumerate("KMGTP")},
+    }
     size |= {each: 1000.0 ** (at + 1) for at, each in enumerate("KMGTP")}
     return float(found[1]) * size.get(found[2], 1.0)
 
@@ -293,8 +395,18 @@ def main(given: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chart.real", description=__doc__)
     programs = Path(os.environ.get("XCRAY_CONTROL_PLANE", TOOLS))
     parser.add_argument("--binaries", type=Path, default=programs, help="where the programs are")
-    parser.add_argument("--helm", choices=sorted(helms()), action="append", help="again for several; all that are here by default")
-    parser.add_argument("--values", choices=sorted(values_files()), action="append", help="the same, of helm/xcray/ci")
+    parser.add_argument(
+        "--helm",
+        choices=sorted(helms()),
+        action="append",
+        help="again for several; all that are here by default",
+    )
+    parser.add_argument(
+        "--values",
+        choices=sorted(values_files()),
+        action="append",
+        help="the same, of helm/xcray/ci",
+    )
     options = parser.parse_args(given)
     names = options.values or sorted(values_files())
     figures: dict[str, Any] = {}
@@ -305,8 +417,14 @@ def main(given: list[str]) -> int:
             ground.lay(plane)
             chart = CHART if plane.version >= MODERN else older(folder)
             with Hollow(plane) as hollow:
-                figures = {"kubernetes": ".".join(map(str, plane.version)), "programs": sorted(plane.has)}
-                figures |= {"started_s": round(time.monotonic() - began, 1), "pods refused": controls(plane)}
+                figures = {
+                    "kubernetes": ".".join(map(str, plane.version)),
+                    "programs": sorted(plane.has),
+                }
+                figures |= {
+                    "started_s": round(time.monotonic() - began, 1),
+                    "pods refused": controls(plane),
+                }
                 print(json.dumps(figures), flush=True)
                 for helm in options.helm or sorted(helms()):
                     journey = Journey(plane, helm, chart, folder)

@@ -59,7 +59,11 @@ DATA: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
 
 def manifests() -> dict[str, Any]:
     """Pod specs of a release in mode cluster."""
-    found = {each["kind"] + "/" + each["metadata"]["name"]: each["spec"] for each in template_values(VALUES) if "spec" in each}
+    found = {
+        each["kind"] + "/" + each["metadata"]["name"]: each["spec"]
+        for each in template_values(VALUES)
+        if "spec" in each
+    }
     return {name: spec["template"]["spec"] for name, spec in found.items() if "template" in spec}
 
 
@@ -67,7 +71,8 @@ class Release:
     """A namespace: its Secrets, its home, its pods. specs: of `manifests`."""
 
     def __init__(self, specs: Mapping[str, Any], folder: Path, url: str) -> None:
-        self.specs, self.folder = specs, folder
+        self.specs = specs
+        self.folder = folder
         self.home = Home(folder / "home")
         self.secrets = {"admin": {"key": new_token().token}, "store": {"url": url}}
         self.pods: list[Pod] = []
@@ -76,8 +81,14 @@ class Release:
         """Run a Job's container, or an init container of a Deployment, to its end; what it said as JSON."""
         kind = "containers" if name.startswith("Job/") else "initContainers"
         container = self.container(self.specs[name][kind][number])
-        command = container["command"] if "--json" in container["command"] else [*container["command"], "--json"]
-        done = subprocess.run(command, env=container["env"], capture_output=True, text=True, timeout=300)
+        command = (
+            container["command"]
+            if "--json" in container["command"]
+            else [*container["command"], "--json"]
+        )
+        done = subprocess.run(
+            command, env=container["env"], capture_output=True, text=True, timeout=300
+        )
         if done.returncode:
             raise RuntimeError(f"{name}: {done.stdout}{done.stderr}")
         said: dict[str, Any] = json.loads(done.stdout)
@@ -87,8 +98,16 @@ class Release:
         """Command and environment, with this machine's folders for the pod's; each start reads the Secrets as they are now."""
         made = runnable(container, self.secrets)
         (self.folder / "key").write_text(self.secrets["admin"]["key"])
-        made["command"] = [word.replace("/run/secrets/xcray-admin/key", str(self.folder / "key")) for word in made["command"]]
-        made["env"] |= {"XCRAY_HOME": str(self.home.path), "HOME": str(self.folder), "OMP_NUM_THREADS": "1", **more}
+        made["command"] = [
+            word.replace("/run/secrets/xcray-admin/key", str(self.folder / "key"))
+            for word in made["command"]
+        ]
+        made["env"] |= {
+            "XCRAY_HOME": str(self.home.path),
+            "HOME": str(self.folder),
+            "OMP_NUM_THREADS": "1",
+            **more,
+        }
         return made
 
     def start(self, name: str) -> Pod:
@@ -108,9 +127,13 @@ class Release:
         """Headers with the key that is in the Secret now."""
         return {"Authorization": f"Bearer {self.secrets['admin']['key']}"}
 
-    def ask(self, method: str, path: str, *, key: Mapping[str, str] | None = None, **what: Any) -> httpx.Response:
+    def ask(
+        self, method: str, path: str, *, key: Mapping[str, str] | None = None, **what: Any
+    ) -> httpx.Response:
         """One request, as through the Service: to a pod that is ready and does not end."""
-        pod = next((each for each in reversed(self.pods) if each.name == "xcray-api" and each.serves), None)
+        pod = next(
+            (each for each in reversed(self.pods) if each.name == "xcray-api" and each.serves), None
+        )
         if pod is None:
             raise httpx.ConnectError("the Service has no pod")
         return pod.http.request(method, path, headers=dict(key or self.key), **what)
@@ -120,15 +143,28 @@ class Pod:
     """A pod's container as a process."""
 
     def __init__(self, release: Release, name: str) -> None:
-        self.name, self.serves = name, False
+        self.name = name
+        self.serves = False
         self.port = free_port()
-        own = {"XCRAY_HOST": "127.0.0.1", "XCRAY_PORT": str(self.port), "XCRAY_DRAIN_SECONDS": str(DRAIN)}
+        own = {
+            "XCRAY_HOST": "127.0.0.1",
+            "XCRAY_PORT": str(self.port),
+            "XCRAY_DRAIN_SECONDS": str(DRAIN),
+        }
         own |= {"XCRAY_RUNNER_HOST": "127.0.0.1", "XCRAY_RUNNER_PORT": str(self.port)}
         container = release.container(release.specs[f"Deployment/{name}"]["containers"][0], **own)
         self.log = release.folder / f"{name}-{self.port}.log"
         with self.log.open("wb") as out:
-            self.process = subprocess.Popen(container["command"], env=container["env"], stdout=out, stderr=out, cwd=release.folder)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=120)
+            self.process = subprocess.Popen(
+                container["command"],
+                env=container["env"],
+                stdout=out,
+                stderr=out,
+                cwd=release.folder,
+            )
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=120
+        )
 
     def standing(self) -> int:
         """What readiness answers; 0 where nobody does."""
@@ -168,13 +204,22 @@ class Clients(threading.Thread):
 
     def __init__(self, release: Release) -> None:
         super().__init__(daemon=True)
-        self.release, self.key, self.over = release, release.key, threading.Event()
-        self.predicted, self.listed = Counter[str](), Counter[str]()
+        self.release = release
+        self.key = release.key
+        self.over = threading.Event()
+        self.predicted = Counter[str]()
+        self.listed = Counter[str]()
 
     def run(self) -> None:
         """The thread."""
         while not self.over.wait(PAUSE):
-            self.predicted[self.told(lambda: self.release.ask("POST", "/v1/models/plain:predict", json=ASK, key=self.key))] += 1
+            self.predicted[
+                self.told(
+                    lambda: self.release.ask(
+                        "POST", "/v1/models/plain:predict", json=ASK, key=self.key
+                    )
+                )
+            ] += 1
             self.listed[self.told(lambda: self.release.ask("GET", "/v1/jobs", key=self.key))] += 1
 
     def told(self, ask: Callable[[], httpx.Response]) -> str:
@@ -189,12 +234,19 @@ class Clients(threading.Thread):
 class Drill:
     """A release on a database of its own, with a role that owns it. Ends with the block."""
 
-    def __init__(self, server: PostgresServer, folder: Path, specs: Mapping[str, Any], runner: bool) -> None:
-        self.server, self.database = server, server.database().rpartition("/")[2]
+    def __init__(
+        self, server: PostgresServer, folder: Path, specs: Mapping[str, Any], runner: bool
+    ) -> None:
+        self.server = server
+        self.database = server.database().rpartition("/")[2]
         self.tag = self.database  # roles belong to the server: no two drills may share one
-        self.sql(f"CREATE ROLE {self.tag}_a LOGIN PASSWORD '{PASSWORD}'", f"ALTER DATABASE {self.database} OWNER TO {self.tag}_a")
+        self.sql(
+            f"CREATE ROLE {self.tag}_a LOGIN PASSWORD '{PASSWORD}'",
+            f"ALTER DATABASE {self.database} OWNER TO {self.tag}_a",
+        )
         self.release = Release(specs, folder, self.url("a"))
-        self.runner, self.facts = runner, dict[str, Any]()
+        self.runner = runner
+        self.facts = dict[str, Any]()
         self.broken: list[str] = []
 
     def __enter__(self) -> Drill:
@@ -206,7 +258,10 @@ class Drill:
         if self.runner:
             self.release.start("xcray-runner")
         self.clients = Clients(self.release)
-        self.expect(self.release.ask("POST", "/v1/models/plain:predict", json=ASK).status_code == 200, "the model answers")
+        self.expect(
+            self.release.ask("POST", "/v1/models/plain:predict", json=ASK).status_code == 200,
+            "the model answers",
+        )
         self.jobs = self.submitted() if self.runner else []
         self.clients.start()
         return self
@@ -217,7 +272,9 @@ class Drill:
         token = given_token(self.release.secrets["admin"]["key"])
         store = JobStore(self.url("a"))
         name = next(word.removeprefix("--name=") for word in about if word.startswith("--name="))
-        store.add_key(tenant="default", name=name, scopes=["admin"], digest=token.digest, key_id=token.key_id)
+        store.add_key(
+            tenant="default", name=name, scopes=["admin"], digest=token.digest, key_id=token.key_id
+        )
         store.close()
 
     def __exit__(self, *_: object) -> None:
@@ -229,7 +286,9 @@ class Drill:
     def url(self, role: str, password: str = PASSWORD) -> str:
         """The database by a role."""
         quoted = password.replace(" ", "%20")
-        return f"postgresql://{self.tag}_{role}:{quoted}@127.0.0.1:{self.server.port}/{self.database}"
+        return (
+            f"postgresql://{self.tag}_{role}:{quoted}@127.0.0.1:{self.server.port}/{self.database}"
+        )
 
     def sql(self, *statements: str) -> None:
         """As the database's operator."""
@@ -249,11 +308,22 @@ class Drill:
         """Jobs in the queue, the first under way."""
         ask = self.release.ask
         options = {"test_fraction": 0.2, "synthetic": DATA}
-        made = ask("POST", "/v1/datasets", json={"name": "d", "format": "synthetic", "options": options}).json()["id"]
-        until(lambda: ask("GET", f"/v1/datasets/{made}").json()["status"] == "READY", "data set", 120)
+        made = ask(
+            "POST", "/v1/datasets", json={"name": "d", "format": "synthetic", "options": options}
+        ).json()["id"]
+        until(
+            lambda: ask("GET", f"/v1/datasets/{made}").json()["status"] == "READY", "data set", 120
+        )
         body = {"dataset": made, "solver": "ppdsparse", "pool": "serial", "params": {"eps": 1e-5}}
-        jobs = [ask("POST", "/v1/jobs", json={**body, "model": f"m{number}"}).json()["id"] for number in range(JOBS)]
-        until(lambda: (self.job(jobs[0]).get("progress") or {}).get("done", 0) > 0, "the first job trains", 120)
+        jobs = [
+            ask("POST", "/v1/jobs", json={**body, "model": f"m{number}"}).json()["id"]
+            for number in range(JOBS)
+        ]
+        until(
+            lambda: (self.job(jobs[0]).get("progress") or {}).get("done", 0) > 0,
+            "the first job trains",
+            120,
+        )
         return jobs
 
     def job(self, job: str) -> dict[str, Any]:
@@ -264,7 +334,10 @@ class Drill:
     def second_role(self) -> None:
         """A role that acts as the first: what it makes is the first's, so either may go."""
         a, b = f"{self.tag}_a", f"{self.tag}_b"
-        self.sql(f"CREATE ROLE {b} LOGIN PASSWORD 'another' IN ROLE {a}", f"ALTER ROLE {b} SET role = {a}")
+        self.sql(
+            f"CREATE ROLE {b} LOGIN PASSWORD 'another' IN ROLE {a}",
+            f"ALTER ROLE {b} SET role = {a}",
+        )
 
     def upgrade(self, url: str) -> list[int]:
         """The Secrets change, and `helm upgrade` follows: migrations, then pods, a new one first; runners end before the next.
@@ -276,9 +349,12 @@ class Drill:
         release.run("Job/xcray-migrate")
         for old in leaving:
             if old.name == "xcray-runner":
-                running = release.ask("GET", "/v1/jobs", params={"status": "RUNNING"}).json()["jobs"]
+                running = release.ask("GET", "/v1/jobs", params={"status": "RUNNING"}).json()[
+                    "jobs"
+                ]
                 self.facts["given_back"] = [
-                    (self.jobs.index(each["id"]), (each.get("progress") or {}).get("done")) for each in running
+                    (self.jobs.index(each["id"]), (each.get("progress") or {}).get("done"))
+                    for each in running
                 ]
                 self.facts["runner_ended_after_s"] = old.end(release.grace(old.name))
             release.start(old.name)
@@ -288,27 +364,43 @@ class Drill:
 
     def ends(self) -> list[float | None]:
         """When keys of the store end, Unix seconds, in order of making."""
-        return [row[0] for row in self.server.run("SELECT expires FROM keys ORDER BY created", self.database)]
+        return [
+            row[0]
+            for row in self.server.run("SELECT expires FROM keys ORDER BY created", self.database)
+        ]
 
     def alone(self, role: str, other: str) -> None:
         """The other role may log in no more, and has no session."""
         self.sql(f"ALTER ROLE {self.tag}_{other} NOLOGIN")
-        left = self.server.run(f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{self.tag}_{other}'")[0][0]
+        left = self.server.run(
+            f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{self.tag}_{other}'"
+        )[0][0]
         self.expect(left == 0, f"{left} sessions of the old role are left")
         asked = [self.release.ask("GET", "/v1/jobs").status_code for _ in range(20)]
         self.expect(asked == [200] * 20, f"the store answers by the new role alone: {asked}")
 
     def judge(self) -> None:
         """Jobs have ended, in their order, and nobody missed an answer."""
-        ends = [until(lambda job=job: self.ended(job), f"the end of {job}", 300) for job in self.jobs]
+        ends = [
+            until(lambda job=job: self.ended(job), f"the end of {job}", 300) for job in self.jobs
+        ]
         self.clients.over.set()
         self.clients.join(120)
         started = [each["started"] for each in ends]
-        self.facts |= {"statuses": [each["status"] for each in ends], "attempts": [each["attempt"] for each in ends]}
+        self.facts |= {
+            "statuses": [each["status"] for each in ends],
+            "attempts": [each["attempt"] for each in ends],
+        }
         self.facts |= {"order_kept": started == sorted(started)}
-        self.facts |= {"predictions": dict(self.clients.predicted), "lists_of_jobs": dict(self.clients.listed)}
+        self.facts |= {
+            "predictions": dict(self.clients.predicted),
+            "lists_of_jobs": dict(self.clients.listed),
+        }
         self.expect(set(self.clients.predicted) == {"200"}, "a prediction failed")
-        self.expect(all(each["status"] == "SUCCEEDED" for each in ends) and self.facts["order_kept"], "jobs and their order")
+        self.expect(
+            all(each["status"] == "SUCCEEDED" for each in ends) and self.facts["order_kept"],
+            "jobs and their order",
+        )
 
     def ended(self, job: str) -> dict[str, Any] | None:
         """A job that has ended."""
@@ -321,7 +413,10 @@ def by_roles(drill: Drill) -> None:
     drill.second_role()
     drill.facts["older_keys_end_in_hours"] = drill.upgrade(drill.url("b", "another"))
     drill.alone("b", "a")
-    drill.expect(None not in [drill.facts.get(f"{each}_ended_after_s", 0) for each in ("api", "runner")], "pods end by themselves")
+    drill.expect(
+        None not in [drill.facts.get(f"{each}_ended_after_s", 0) for each in ("api", "runner")],
+        "pods end by themselves",
+    )
     drill.expect(drill.facts["older_keys_end_in_hours"] == [24], "the first key ends a day later")
     drill.expect(set(drill.clients.listed) <= {"200"}, "the list of jobs failed")
 
@@ -334,12 +429,18 @@ def by_password(drill: Drill) -> None:
     drill.note(open_connections_live_on=dict(drill.clients.listed))
     drill.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{tag}_a'")
     time.sleep(LOOK)
-    drill.note(lists_once_they_are_cut=dict(drill.clients.listed), predictions_then=dict(drill.clients.predicted))
+    drill.note(
+        lists_once_they_are_cut=dict(drill.clients.listed),
+        predictions_then=dict(drill.clients.predicted),
+    )
     drill.note(readiness_without_the_store=[pod.standing() for pod in drill.release.pods])
     drill.note(pods_replaced=drill.upgrade(drill.url("a", "another")))
     before = drill.clients.listed.total() - drill.clients.listed["200"]
     time.sleep(LOOK)
-    drill.expect(drill.clients.listed.total() - drill.clients.listed["200"] <= before + 1, "lists of jobs come again")
+    drill.expect(
+        drill.clients.listed.total() - drill.clients.listed["200"] <= before + 1,
+        "lists of jobs come again",
+    )
 
 
 WAYS: Final[dict[str, Callable[[Drill], None]]] = {"roles": by_roles, "password": by_password}
@@ -348,7 +449,12 @@ WAYS: Final[dict[str, Callable[[Drill], None]]] = {"roles": by_roles, "password"
 def main(given: list[str]) -> int:
     """Play both ways, or one."""
     parser = argparse.ArgumentParser(prog="python -m tests.chart.rotation", description=__doc__)
-    parser.add_argument("--way", choices=sorted(WAYS), action="append", help="again for several; both where none is named")
+    parser.add_argument(
+        "--way",
+        choices=sorted(WAYS),
+        action="append",
+        help="again for several; both where none is named",
+    )
     options = parser.parse_args(given)
     os.environ.pop("XCRAY_HOME", None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

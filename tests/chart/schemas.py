@@ -23,7 +23,11 @@ from tests.chart.helm import ROOT, plain
 from tests.without import say
 
 KUBERNETES = ("1.27", "1.30", kubernetes_validate.latest_version())
-CRDS = {"RayCluster": "rayclusters.v1.json", "RayJob": "rayjobs.v1.json", "RayService": "rayservices.v1.json"}
+CRDS = {
+    "RayCluster": "rayclusters.v1.json",
+    "RayJob": "rayjobs.v1.json",
+    "RayService": "rayservices.v1.json",
+}
 OTHERS = {  # kinds of other projects, whose schemas nobody here has: their group and version
     "PodMonitor": "monitoring.coreos.com/v1",
     "ServiceMonitor": "monitoring.coreos.com/v1",
@@ -35,26 +39,44 @@ OTHERS = {  # kinds of other projects, whose schemas nobody here has: their grou
 
 def faults(validator: Draft202012Validator, value: Any) -> list[str]:
     """Every way in which a value is not what the schema says."""
-    return [f"{'.'.join(str(step) for step in each.absolute_path)}: {each.message[:300]}" for each in validator.iter_errors(value)]
+    return [
+        f"{'.'.join(str(step) for step in each.absolute_path)}: {each.message[:300]}"
+        for each in validator.iter_errors(value)
+    ]
 
 
 @functools.cache
 def _definitions(folder: str) -> Registry[Any]:
-    return Resource.from_contents(schema_contents(f"kubernetes-json-schema/{folder}/_definitions.json", folder)) @ Registry()
+    return (
+        Resource.from_contents(
+            schema_contents(f"kubernetes-json-schema/{folder}/_definitions.json", folder)
+        )
+        @ Registry()
+    )
 
 
 @functools.cache
 def kubernetes_schema(version: str, api: str, kind: str) -> Draft202012Validator | None:
     """The strict schema of a kind in a version of Kubernetes like 1.30; None where that version has no such kind."""
-    full = max(each for each in kubernetes_validate.utils.all_versions() if each.startswith(f"{version.removesuffix('.0')}."))
+    full = max(
+        each
+        for each in kubernetes_validate.utils.all_versions()
+        if each.startswith(f"{version.removesuffix('.0')}.")
+    )
     group, _, number = api.rpartition("/")
     folder = f"v{full}-local-strict"
-    name = f"{kind.lower()}-{group.split('.')[0]}-{number}.json" if group else f"{kind.lower()}-{number}.json"
+    name = (
+        f"{kind.lower()}-{group.split('.')[0]}-{number}.json"
+        if group
+        else f"{kind.lower()}-{number}.json"
+    )
     try:
         schema = schema_contents(f"kubernetes-json-schema/{folder}/{name}", version)
     except FileNotFoundError:
         return None
-    return Draft202012Validator(schema, registry=Resource.from_contents(schema) @ _definitions(folder))
+    return Draft202012Validator(
+        schema, registry=Resource.from_contents(schema) @ _definitions(folder)
+    )
 
 
 def check_kubernetes(version: str, thing: dict[str, Any]) -> list[str]:
@@ -102,12 +124,20 @@ def strict(schema: Any, top: bool = False) -> Any:
     kept = {
         k: v
         for k, v in schema.items()
-        if not k.startswith("x-kubernetes-") and k not in ("description", "format", "nullable", "default")
+        if not k.startswith("x-kubernetes-")
+        and k not in ("description", "format", "nullable", "default")
     }
-    out = {k: v if k in ("enum", "required") else strict(v) for k, v in kept.items() if k != "properties"}
+    out = {
+        k: v if k in ("enum", "required") else strict(v)
+        for k, v in kept.items()
+        if k != "properties"
+    }
     if "properties" in schema:
         out["properties"] = {name: strict(each) for name, each in schema["properties"].items()}
-        if not schema.get("x-kubernetes-preserve-unknown-fields") and "additionalProperties" not in schema:
+        if (
+            not schema.get("x-kubernetes-preserve-unknown-fields")
+            and "additionalProperties" not in schema
+        ):
             out["additionalProperties"] = False
     if schema.get("x-kubernetes-int-or-string"):
         out.pop("type", None)
@@ -135,7 +165,8 @@ def with_defaults(schema: dict[str, Any], value: Any) -> Any:
         more = schema.get("additionalProperties")
         if isinstance(more, dict):
             return {
-                name: each if name in schema.get("properties", {}) else with_defaults(more, each) for name, each in value.items()
+                name: each if name in schema.get("properties", {}) else with_defaults(more, each)
+                for name, each in value.items()
             }
     elif isinstance(value, list) and "items" in schema:
         return [with_defaults(schema["items"], each) for each in value]
@@ -200,7 +231,11 @@ FIELDS: dict[str, Any] = {
         "activeDeadlineSeconds": _NUMBER,
         "rayClusterSpec": _CLUSTER,
     },
-    "RayService": {"serveConfigV2": _TEXT, "excludeHeadPodFromServeSvc": _YES, "rayClusterConfig": _CLUSTER},
+    "RayService": {
+        "serveConfigV2": _TEXT,
+        "excludeHeadPodFromServeSvc": _YES,
+        "rayClusterConfig": _CLUSTER,
+    },
 }
 
 
@@ -217,13 +252,25 @@ def _differs(path: str, wanted: Any, value: Any) -> list[str]:
     if isinstance(wanted, dict):
         if not isinstance(value, dict):
             return [f"{path}: {value!r} is no object"]
-        unknown = [f"{path}.{name}: unknown" for name in value if name not in wanted and "*" not in wanted]
-        known = [(name, wanted.get(name, wanted.get("*"))) for name in value if name in wanted or "*" in wanted]
-        return unknown + [fault for name, each in known for fault in _differs(f"{path}.{name}", each, value[name])]
+        unknown = [
+            f"{path}.{name}: unknown" for name in value if name not in wanted and "*" not in wanted
+        ]
+        known = [
+            (name, wanted.get(name, wanted.get("*")))
+            for name in value
+            if name in wanted or "*" in wanted
+        ]
+        return unknown + [
+            fault for name, each in known for fault in _differs(f"{path}.{name}", each, value[name])
+        ]
     if isinstance(wanted, list):
         if not isinstance(value, list):
             return [f"{path}: {value!r} is no list"]
-        return [fault for at, each in enumerate(value) for fault in _differs(f"{path}[{at}]", wanted[0], each)]
+        return [
+            fault
+            for at, each in enumerate(value)
+            for fault in _differs(f"{path}[{at}]", wanted[0], each)
+        ]
     if isinstance(wanted, tuple):
         return [] if value in wanted else [f"{path}: {value!r} is none of {wanted}"]
     return [] if type(value) is wanted else [f"{path}: {value!r} is no {wanted.__name__}"]

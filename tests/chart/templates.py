@@ -11,7 +11,11 @@ from typing import Any, NamedTuple
 
 from tests.chart.helm import NAMESPACE, Objects, plain
 
-CLUSTER_SPECS = {"RayCluster": (), "RayJob": ("rayClusterSpec",), "RayService": ("rayClusterConfig",)}
+CLUSTER_SPECS = {
+    "RayCluster": (),
+    "RayJob": ("rayClusterSpec",),
+    "RayService": ("rayClusterConfig",),
+}
 AUTOSCALER = "autoscaler"
 WAIT_RESOURCES = {"cpu": "200m", "memory": "256Mi"}
 
@@ -50,12 +54,22 @@ def cluster_name(thing: dict[str, Any]) -> str:
 def as_pod(template: dict[str, Any], name: str) -> dict[str, Any]:
     """A pod of a template."""
     metadata = {"name": name, "namespace": NAMESPACE, **plain(template.get("metadata", {}))}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": plain(template["spec"])}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": plain(template["spec"]),
+    }
 
 
 def ray_labels(thing: dict[str, Any], node: str, group: str) -> dict[str, str]:
     """What KubeRay puts on a pod, whatever its template says."""
-    return {"ray.io/cluster": cluster_name(thing), "ray.io/node-type": node, "ray.io/group": group, "ray.io/is-ray-node": "yes"}
+    return {
+        "ray.io/cluster": cluster_name(thing),
+        "ray.io/node-type": node,
+        "ray.io/group": group,
+        "ray.io/is-ray-node": "yes",
+    }
 
 
 def head_pod(thing: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +88,12 @@ def head_pod(thing: dict[str, Any]) -> dict[str, Any]:
         }
         words = "ray kuberay-autoscaler --cluster-name $(RAY_CLUSTER_NAME) --cluster-namespace $(RAY_CLUSTER_NAMESPACE)"
         started = {"command": ["/bin/bash", "-c", "--"], "args": [words]}
-        beside = {"name": AUTOSCALER, "image": pod["spec"]["containers"][0]["image"], **started, **kept}
+        beside = {
+            "name": AUTOSCALER,
+            "image": pod["spec"]["containers"][0]["image"],
+            **started,
+            **kept,
+        }
         pod["spec"]["containers"].append(beside)
         pod["spec"]["restartPolicy"] = "Never"
     return pod
@@ -86,7 +105,9 @@ def worker_pods(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
     assert spec is not None
     for group in spec["workerGroupSpecs"]:
         pod = as_pod(group["template"], f"{cluster_name(thing)}-{group['groupName']}-worker-abcde")
-        pod["metadata"].setdefault("labels", {}).update(ray_labels(thing, "worker", group["groupName"]))
+        pod["metadata"].setdefault("labels", {}).update(
+            ray_labels(thing, "worker", group["groupName"])
+        )
         pod["metadata"]["labels"] |= group.get("labels", {})
         first = pod["spec"]["containers"][0]
         _authenticate(thing, spec, first)
@@ -95,7 +116,11 @@ def worker_pods(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
             for name in ("image", "imagePullPolicy", "env", "volumeMounts", "securityContext")
             if name in first
         }
-        wait = {"name": "wait-gcs-ready", "resources": {"requests": WAIT_RESOURCES, "limits": WAIT_RESOURCES}, **taken}
+        wait = {
+            "name": "wait-gcs-ready",
+            "resources": {"requests": WAIT_RESOURCES, "limits": WAIT_RESOURCES},
+            **taken,
+        }
         pod["spec"].setdefault("initContainers", []).append(wait)
         yield pod
 
@@ -118,7 +143,10 @@ def cleanup_pod(thing: dict[str, Any]) -> dict[str, Any] | None:
 
 def _authenticate(thing: dict[str, Any], spec: dict[str, Any], container: dict[str, Any]) -> None:
     """The token comes as a variable from the Secret that is named, else from KubeRay's, called as the cluster."""
-    secret = {"name": spec["authOptions"].get("secretName", cluster_name(thing)), "key": "auth_token"}
+    secret = {
+        "name": spec["authOptions"].get("secretName", cluster_name(thing)),
+        "key": "auth_token",
+    }
     token = {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": secret}}
     container.setdefault("env", []).extend([{"name": "RAY_AUTH_MODE", "value": "token"}, token])
 
@@ -145,11 +173,23 @@ def pods(objects: Objects) -> list[Owner]:
         name = f"{thing['kind']}/{thing['metadata']['name']}"
         hook = "helm.sh/hook" in thing["metadata"].get("annotations", {})
         if thing["kind"] in CLUSTER_SPECS:
-            made = [head_pod(thing), *worker_pods(thing), *([each] if (each := cleanup_pod(thing)) else [])]
+            made = [
+                head_pod(thing),
+                *worker_pods(thing),
+                *([each] if (each := cleanup_pod(thing)) else []),
+            ]
         else:
             template = _template_of(thing)
             made = [as_pod(template, thing["metadata"]["name"])] if template else []
-        out += [Owner(name, pod, pod["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""), hook) for pod in made]
+        out += [
+            Owner(
+                name,
+                pod,
+                pod["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""),
+                hook,
+            )
+            for pod in made
+        ]
     return out
 
 

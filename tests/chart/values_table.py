@@ -34,7 +34,9 @@ def rows(text: str) -> tuple[list[Row], list[str]]:
     bare: list[str] = []
     path: list[tuple[int, str]] = []
     said: list[str] = []
-    below: tuple[int, ...] = ()  # the indent of a commented key with content: nothing below it needs a comment
+    below: tuple[
+        int, ...
+    ] = ()  # the indent of a commented key with content: nothing below it needs a comment
     for line in text.splitlines():
         bit = line.strip()
         if bit.startswith("# -- "):
@@ -71,9 +73,12 @@ def table(text: str) -> str:
     parts: dict[str, list[str]] = {"one by one": []}
     for row in rows(text)[0]:
         cells = f"`{'.'.join(row.path)}`", shown(row.value), row.text.replace("|", "\\|")
-        parts.setdefault(row.path[0] if len(row.path) > 1 else "one by one", []).append(f"| {' | '.join(cells)} |")
+        parts.setdefault(row.path[0] if len(row.path) > 1 else "one by one", []).append(
+            f"| {' | '.join(cells)} |"
+        )
     return "\n\n".join(
-        "\n".join([f"### {part}", "", "| key | default | what |", "|---|---|---|", *lines]) for part, lines in parts.items()
+        "\n".join([f"### {part}", "", "| key | default | what |", "|---|---|---|", *lines])
+        for part, lines in parts.items()
     )
 
 

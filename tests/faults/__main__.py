@@ -17,13 +17,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.faults import chaos, rows_api, rows_disk, rows_ray, rows_runners, rows_serving, rows_store, table
+from tests.faults import (
+    chaos,
+    rows_api,
+    rows_disk,
+    rows_ray,
+    rows_runners,
+    rows_serving,
+    rows_store,
+    table,
+)
 from tests.faults.catalogue import ROWS, Row, in_order
 from tests.faults.figures import Figures
 from tests.faults.stage import LAST_WORDS, ROOT, enter, stage
 
 RUNS_OF_LIMIT = 5  # runs that a row's limit is for
-FILES = (chaos, rows_api, rows_disk, rows_ray, rows_runners, rows_serving, rows_store)  # importing them fills the catalogue
+FILES = (
+    chaos,
+    rows_api,
+    rows_disk,
+    rows_ray,
+    rows_runners,
+    rows_serving,
+    rows_store,
+)  # importing them fills the catalogue
 
 
 def main(given: list[str]) -> int:
@@ -35,12 +52,20 @@ def main(given: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--small", action="store_true", help="the quick form of the test suite")
-    parser.add_argument("--plain", action="store_true", help="no namespaces, also where they are allowed")
-    parser.add_argument("--page", type=Path, help="all: write the table between the marks of this page")
-    parser.add_argument("--at-once", type=int, default=1, help="all: rows played side by side; their seconds suffer")
+    parser.add_argument(
+        "--plain", action="store_true", help="no namespaces, also where they are allowed"
+    )
+    parser.add_argument(
+        "--page", type=Path, help="all: write the table between the marks of this page"
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="all: rows played side by side; their seconds suffer"
+    )
     parser.add_argument("--only", default="", help="all: these rows, with commas")
     parser.add_argument("--minutes", type=float, default=5.0, help="chaos: how long")
-    parser.add_argument("--store", choices=("postgres", "sqlite"), default="postgres", help="chaos: which store")
+    parser.add_argument(
+        "--store", choices=("postgres", "sqlite"), default="postgres", help="chaos: which store"
+    )
     chosen = parser.parse_args(given)
     if chosen.row == "table":
         print(table.markdown(table.read(chosen.files)))
@@ -48,7 +73,9 @@ def main(given: list[str]) -> int:
     if chosen.row == "all":
         return everything(chosen)
     if chosen.row != "chaos" and chosen.row not in ROWS:
-        parser.error(f"there is no row {chosen.row}: use one of {', '.join(each.number for each in in_order())}, all, chaos, table")
+        parser.error(
+            f"there is no row {chosen.row}: use one of {', '.join(each.number for each in in_order())}, all, chaos, table"
+        )
     if chosen.json is not None:
         given[given.index("--json") + 1 if "--json" in given else -1] = str(chosen.json.absolute())
         chosen.json = chosen.json.absolute()
@@ -60,7 +87,9 @@ def main(given: list[str]) -> int:
 
 def play(row: Row, chosen: Any) -> Figures:
     """Play one row. What raises counts as a wrong state, with its place."""
-    with stage(row.number, row.title, runs=chosen.runs, seed=chosen.seed, small=chosen.small) as here:
+    with stage(
+        row.number, row.title, runs=chosen.runs, seed=chosen.seed, small=chosen.small
+    ) as here:
         here.figures.injected = row.injected
         try:
             row.play(here)
@@ -68,7 +97,11 @@ def play(row: Row, chosen: Any) -> Figures:
             traceback.print_exc()
             here.figures.fault(f"{type(error).__name__}: {str(error)[:500]}")
             for log in sorted(here.folder.glob("*.log")):
-                print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:]), file=sys.stderr)
+                print(
+                    f"--- {log.name}\n"
+                    + "\n".join(log.read_text(errors="replace").splitlines()[-30:]),
+                    file=sys.stderr,
+                )
     return here.figures
 
 
@@ -92,7 +125,11 @@ def everything(chosen: Any) -> int:
     wanted = set(chosen.only.split(",")) if chosen.only else set(ROWS)
     rows = [each for each in in_order() if each.number in wanted]
     with ThreadPoolExecutor(chosen.at_once) as pool:
-        lines = [each for each in pool.map(lambda row: _alone(row, chosen, ending), rows) if each is not None]
+        lines = [
+            each
+            for each in pool.map(lambda row: _alone(row, chosen, ending), rows)
+            if each is not None
+        ]
     if chosen.json is not None:
         chosen.json.write_text("".join(json.dumps(each, sort_keys=True) + "\n" for each in lines))
     if chosen.page is not None:
@@ -100,7 +137,17 @@ def everything(chosen: Any) -> int:
     bad = [each["row"] for each in lines if not each["ok"]]
     left = [each.number for each in rows if each.number not in {line["row"] for line in lines}]
     seconds = round(time.monotonic() - began)
-    print(json.dumps({"rows": len(lines), "broken": bad, "not_played": left, "seconds": seconds, "load": os.getloadavg()[0]}))
+    print(
+        json.dumps(
+            {
+                "rows": len(lines),
+                "broken": bad,
+                "not_played": left,
+                "seconds": seconds,
+                "load": os.getloadavg()[0],
+            }
+        )
+    )
     return 1 if bad or left else 0
 
 
@@ -108,11 +155,23 @@ def _alone(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | N
     """The figures of one row, played by a process of its own within the row's limit; None when it was not begun."""
     if ending.is_set():
         return None
-    words = [sys.executable, "-m", "tests.faults", row.number, "--runs", str(chosen.runs), "--seed", str(chosen.seed)]
+    words = [
+        sys.executable,
+        "-m",
+        "tests.faults",
+        row.number,
+        "--runs",
+        str(chosen.runs),
+        "--seed",
+        str(chosen.seed),
+    ]
     words += ["--small"] * chosen.small + ["--plain"] * chosen.plain
     began = time.monotonic()
     limit = row.limit * max(1.0, chosen.runs / RUNS_OF_LIMIT)
-    with tempfile.TemporaryFile("w+") as told, subprocess.Popen(words, cwd=ROOT, stdout=told) as process:
+    with (
+        tempfile.TemporaryFile("w+") as told,
+        subprocess.Popen(words, cwd=ROOT, stdout=told) as process,
+    ):
         while process.poll() is None and time.monotonic() - began < limit and not ending.is_set():
             time.sleep(0.1)
         if process.poll() is None:

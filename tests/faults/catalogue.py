@@ -24,7 +24,9 @@ class Row(NamedTuple):
 ROWS: dict[str, Row] = {}
 
 
-def row(number: str, title: str, injected: str, *tests: str, limit: float = 600.0) -> Callable[[Play], Play]:
+def row(
+    number: str, title: str, injected: str, *tests: str, limit: float = 600.0
+) -> Callable[[Play], Play]:
     """Register a function as a row."""
 
     def add(play: Play) -> Play:

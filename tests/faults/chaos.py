@@ -39,17 +39,26 @@ class Cast:
     """Who plays: the processes that can be killed, and what clients have seen. Guarded by `lock`: `tally`, `paces`."""
 
     def __init__(self, here: Stage, store: str) -> None:
-        self.here, self.home = here, Home(here.folder / "home")
-        self.server: PostgresServer | None = postgres(here, durable=True) if store == "postgres" else None
+        self.here = here
+        self.home = Home(here.folder / "home")
+        self.server: PostgresServer | None = (
+            postgres(here, durable=True) if store == "postgres" else None
+        )
         how: dict[str, Any] = {"lease_seconds": 8.0, "max_running_jobs": 2, "max_attempts": 10}
         if self.server is not None:
             self.url = how["store"] = self.server.database()
-            self.apis = [Service(here, f"api{i}", self.home.path, ("--no-runner",), **how) for i in range(2)]
-            self.runners = [runner_process(here, self.home.path, f"runner{i}", **how) for i in range(2)]
+            self.apis = [
+                Service(here, f"api{i}", self.home.path, ("--no-runner",), **how) for i in range(2)
+            ]
+            self.runners = [
+                runner_process(here, self.home.path, f"runner{i}", **how) for i in range(2)
+            ]
         else:
             self.url = self.home.store_url
-            self.apis, self.runners = [Service(here, "serve", self.home.path, **how)], []
-        self.ending, self.lock = threading.Event(), threading.Lock()
+            self.apis = [Service(here, "serve", self.home.path, **how)]
+            self.runners = []
+        self.ending = threading.Event()
+        self.lock = threading.Lock()
         self.tally: Counter[str] = Counter()
         self.paces: list[float] = []
         self.waiting: list[str] = []
@@ -70,7 +79,9 @@ class Cast:
             api.ready()
         self.small = dataset(self.apis[0].http, self.here.ledger)
         self.middle = dataset(self.apis[0].http, self.here.ledger, "middle", **MIDDLE)
-        self.answer = ok(self.apis[0].http.post("/v1/models/docs:predict", json=TEXT))["predictions"]
+        self.answer = ok(self.apis[0].http.post("/v1/models/docs:predict", json=TEXT))[
+            "predictions"
+        ]
 
     def count(self, what: str) -> None:
         """Add one."""
@@ -95,7 +106,9 @@ def on_stage(here: Stage, minutes: float, store: str) -> dict[str, Any]:
     """Play on a stage; the facts. Broken promises are counted in its figures."""
     cast = Cast(here, store)
     if store == "postgres" and cast.server is None:
-        raise FileNotFoundError("chaos on PostgreSQL needs its binaries (apt-get install postgresql), or --store sqlite")
+        raise FileNotFoundError(
+            "chaos on PostgreSQL needs its binaries (apt-get install postgresql), or --store sqlite"
+        )
     cast.start()
     clients = [(_submits, 0), (_submits, 1), (_predicts, 2), (_predicts, 3), (_uploads, 4)]
     threads = [threading.Thread(target=_client, args=(cast, do, seed)) for do, seed in clients]
@@ -118,11 +131,15 @@ def _client(cast: Cast, do: Callable[[Cast, random.Random], None], seed: int) ->
             do(cast, mine)
         except Exception as error:
             with cast.lock:
-                cast.here.figures.fault(f"a client of {do.__name__[1:]} got {type(error).__name__}: {str(error)[:300]}")
+                cast.here.figures.fault(
+                    f"a client of {do.__name__[1:]} got {type(error).__name__}: {str(error)[:300]}"
+                )
             cast.ending.wait(1.0)
 
 
-def _anyone(cast: Cast, mine: random.Random, ask: Callable[[httpx.Client], httpx.Response], what: str) -> httpx.Response:
+def _anyone(
+    cast: Cast, mine: random.Random, ask: Callable[[httpx.Client], httpx.Response], what: str
+) -> httpx.Response:
     """Ask one replica, and the next when the connection breaks or it says 503: what any client must do."""
 
     def once() -> httpx.Response:
@@ -145,7 +162,14 @@ def _submits(cast: Cast, mine: random.Random) -> None:
     key, slow = f"key-{mine.getrandbits(60):x}", mine.random() < 0.3
     body = {"dataset": cast.middle, **SLOW} if slow else {"dataset": cast.small, **QUICK}
     body |= {"model": f"m{mine.randrange(3)}"}
-    found = ok(_anyone(cast, mine, lambda http: http.post("/v1/jobs", json=body, headers={"Idempotency-Key": key}), "submit"))
+    found = ok(
+        _anyone(
+            cast,
+            mine,
+            lambda http: http.post("/v1/jobs", json=body, headers={"Idempotency-Key": key}),
+            "submit",
+        )
+    )
     cast.here.ledger.acknowledged("job", found["id"], key=key)
     cast.count("submitted")
     if mine.random() < 0.1:
@@ -161,7 +185,9 @@ def _submits(cast: Cast, mine: random.Random) -> None:
 def _predicts(cast: Cast, mine: random.Random) -> None:
     """Ask for a prediction: right, or a broken connection to who was killed."""
     began = time.monotonic()
-    found = ok(_anyone(cast, mine, lambda http: http.post("/v1/models/docs:predict", json=TEXT), "predict"))
+    found = ok(
+        _anyone(cast, mine, lambda http: http.post("/v1/models/docs:predict", json=TEXT), "predict")
+    )
     with cast.lock:
         cast.here.figures.expect(found["predictions"] == cast.answer, "a prediction is another one")
         cast.tally["predicted"] += 1
@@ -171,10 +197,23 @@ def _predicts(cast: Cast, mine: random.Random) -> None:
 
 def _uploads(cast: Cast, mine: random.Random) -> None:
     """Upload a small data set."""
-    lines = "".join(f'{{"text": "row {mine.randrange(99)} of file {i}", "labels": ["a", "b{i % 7}"]}}\n' for i in range(200))
-    path, key = f"/v1/datasets?name=up{mine.randrange(5)}&format=jsonl", f"up-{mine.getrandbits(60):x}"
+    lines = "".join(
+        f'{{"text": "row {mine.randrange(99)} of file {i}", "labels": ["a", "b{i % 7}"]}}\n'
+        for i in range(200)
+    )
+    path, key = (
+        f"/v1/datasets?name=up{mine.randrange(5)}&format=jsonl",
+        f"up-{mine.getrandbits(60):x}",
+    )
     headers = {**OCTETS, "Idempotency-Key": key}
-    found = ok(_anyone(cast, mine, lambda http: http.post(path, content=lines.encode(), headers=headers), "upload"))
+    found = ok(
+        _anyone(
+            cast,
+            mine,
+            lambda http: http.post(path, content=lines.encode(), headers=headers),
+            "upload",
+        )
+    )
     cast.here.ledger.acknowledged("dataset", found["id"])
     cast.count("uploaded")
     cast.ending.wait(2.0)
@@ -185,7 +224,9 @@ def _kills(cast: Cast, until_when: float) -> None:
     figures, mine = cast.here.figures, cast.here.random
     while time.monotonic() < until_when:
         time.sleep(mine.uniform(*PACE))
-        act = mine.choices((_kill_process, _kill_attempt, _stop_database, _restart_database), (5, 4, 1, 1))[0]
+        act = mine.choices(
+            (_kill_process, _kill_attempt, _stop_database, _restart_database), (5, 4, 1, 1)
+        )[0]
         said = act(cast)
         if said:
             cast.count(said)
@@ -248,21 +289,36 @@ def _drain(cast: Cast) -> dict[str, Any]:
     for job in cast.here.ledger.ids("job"):
         found = ended(http, job, 600)
         wished = job in cast.here.ledger.ids("stop")
-        if found["status"] != SUCCEEDED and not wished and found["reason"] not in ("LOST", "POISON"):
+        if (
+            found["status"] != SUCCEEDED
+            and not wished
+            and found["reason"] not in ("LOST", "POISON")
+        ):
             figures.fault(f"{job} is {found['status']} {found['reason']}: {found['message']}")
         cast.tally[found["status"].lower()] += 1
         cast.tally["attempts"] += found["attempt"]
     for data in cast.here.ledger.ids("dataset"):
-        until(lambda data=data: ok(again(lambda: http.get(f"/v1/datasets/{data}")))["status"] == "READY", f"{data} is READY", 180)
+        until(
+            lambda data=data: (
+                ok(again(lambda: http.get(f"/v1/datasets/{data}")))["status"] == "READY"
+            ),
+            f"{data} is READY",
+            180,
+        )
     store = store_of(cast.home, cast.url)
     deadline = time.monotonic() + 60
     while (
-        list(invariants.orphans(store, cast.home, {job.id for job in invariants.all_jobs(store)})) and time.monotonic() < deadline
+        list(invariants.orphans(store, cast.home, {job.id for job in invariants.all_jobs(store)}))
+        and time.monotonic() < deadline
     ):
         time.sleep(1.0)  # what a kill left half written is swept by whoever keeps the house
     logs = [each.log for each in cast.processes]
-    invariants.check(figures, cast.here.ledger, store, cast.home, logs=logs, swept=False, most_attempts=10)
-    left = list(invariants.orphans(store, cast.home, {job.id for job in invariants.all_jobs(store)}))
+    invariants.check(
+        figures, cast.here.ledger, store, cast.home, logs=logs, swept=False, most_attempts=10
+    )
+    left = list(
+        invariants.orphans(store, cast.home, {job.id for job in invariants.all_jobs(store)})
+    )
     store.close()
     figures.facts["left_for_the_sweep"] = len(left)
     for sentence in left:

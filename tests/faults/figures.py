@@ -75,7 +75,9 @@ class Figures:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready, with the summaries that a table shows."""
-        shown = {name: value for name, value in vars(self).items() if name not in ("recovery", "redone")}
+        shown = {
+            name: value for name, value in vars(self).items() if name not in ("recovery", "redone")
+        }
         shown["broken"] = [sentence[:300] for sentence in self.broken[:10]]
         return {
             **shown,

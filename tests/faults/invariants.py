@@ -51,7 +51,9 @@ def check(
     if swept:  # an outcome is told a moment before what led to it is removed
         for sentence in _still(lambda: [*orphans(store, home, set(jobs))], settles):
             figures.fault(f"I5 {sentence}")
-    left = _still(lambda: [*attempts(home.path)], settles)  # a job has ended a moment before its process
+    left = _still(
+        lambda: [*attempts(home.path)], settles
+    )  # a job has ended a moment before its process
     for name in left:
         figures.fault(f"I6 a process of {name} is left")
     for path in (*logs, *home.logs.glob("*.log")):
@@ -78,7 +80,9 @@ def all_jobs(store: JobStore, tenant: str = "default") -> list[Job]:
             return out
 
 
-def _exists(figures: Figures, ledger: Ledger, store: JobStore, home: Home, jobs: dict[str, Job]) -> None:
+def _exists(
+    figures: Figures, ledger: Ledger, store: JobStore, home: Home, jobs: dict[str, Job]
+) -> None:
     """I1; and one job for each key."""
     forgotten = {entry["id"] for entry in ledger.all("delete")}
     for job_id in ledger.ids("job"):
@@ -108,12 +112,16 @@ def _exists(figures: Figures, ledger: Ledger, store: JobStore, home: Home, jobs:
 
 def _ended_once(figures: Figures, store: JobStore, job: Job, most_attempts: int) -> None:
     """I2 and I4, from the job's events."""
-    if not figures.expect(job.status in TERMINAL, f"I2 job {job.id} is {job.status} after all has drained"):
+    if not figures.expect(
+        job.status in TERMINAL, f"I2 job {job.id} is {job.status} after all has drained"
+    ):
         return
     moves = [event.data for event in store.events(job.id, limit=100_000) if event.kind == "status"]
     state = PENDING
     for move in moves[1:]:
-        figures.expect(allowed(state, move["status"]), f"I2 job {job.id} went from {state} to {move['status']}")
+        figures.expect(
+            allowed(state, move["status"]), f"I2 job {job.id} went from {state} to {move['status']}"
+        )
         state = move["status"]
     figures.expect(state == job.status, f"I2 job {job.id} is {job.status}, its events say {state}")
     claims = [move["attempt"] for move in moves if move["status"] == RUNNING]
@@ -121,7 +129,10 @@ def _ended_once(figures: Figures, store: JobStore, job: Job, most_attempts: int)
     if sum(move["status"] == SUCCEEDED for move in moves) > 1:
         figures.double(f"I3 job {job.id} succeeded twice")
     losses = sum(after.get("reason") in ("LOST", "POISON") for after in moves)
-    figures.expect(losses <= most_attempts + 1, f"I4 job {job.id} lost {losses} attempts, {most_attempts} are allowed")
+    figures.expect(
+        losses <= most_attempts + 1,
+        f"I4 job {job.id} lost {losses} attempts, {most_attempts} are allowed",
+    )
 
 
 def _one_result(figures: Figures, home: Home, jobs: dict[str, Job]) -> None:
@@ -144,7 +155,9 @@ def _one_result(figures: Figures, home: Home, jobs: dict[str, Job]) -> None:
         except (XcrayError, KeyError):
             figures.lose(f"I3 job {job.id} SUCCEEDED and its version is gone")
             continue
-        figures.expect(sha == result["sha256"], f"I3 job {job.id} tells another sha than its model has")
+        figures.expect(
+            sha == result["sha256"], f"I3 job {job.id} tells another sha than its model has"
+        )
 
 
 def orphans(store: JobStore, home: Home, jobs: set[str]) -> Iterator[str]:

@@ -14,7 +14,8 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "a", buffering=1)  # noqa: SIM115  # closed in `close`
-        self._path, self._lock = path, threading.Lock()
+        self._path = path
+        self._lock = threading.Lock()
 
     def acknowledged(self, kind: str, id: str, **facts: Any) -> None:
         """A 2xx answer about a thing: kind is job, dataset, model, upload, stop, delete."""

@@ -81,8 +81,13 @@ def service_killed(stage: Stage) -> None:
             service.up()
         stage.figures.runs += 1
         seen = len(stage.ledger.ids("job"))
-        until(lambda seen=seen: done.is_set() or len(stage.ledger.ids("job")) > seen, "somebody is answered between two kills")
-        if stage.small and stage.figures.runs == 5:  # where starting takes long, kills would go on for long
+        until(
+            lambda seen=seen: done.is_set() or len(stage.ledger.ids("job")) > seen,
+            "somebody is answered between two kills",
+        )
+        if (
+            stage.small and stage.figures.runs == 5
+        ):  # where starting takes long, kills would go on for long
             break
     waiter.join()
     if not stage.figures.runs:  # all were submitted before the first kill
@@ -121,22 +126,42 @@ def half_uploads(stage: Stage) -> None:
             _declared(service, path, body, declared)
         wrong = service.http.post(path + "&sha256=" + "0" * 64, content=body, headers=OCTETS)
         stage.figures.expect(
-            wrong.status_code == 400 or wrong.status_code == 422, f"a wrong sha256 was answered {wrong.status_code}"
+            wrong.status_code == 400 or wrong.status_code == 422,
+            f"a wrong sha256 was answered {wrong.status_code}",
         )
         _nothing_there(stage, service, "wrong sha256", but=1)
         if turn == 0:
             _killed_in_the_middle(stage, service, path, body)
-    whole = ok(service.http.post(path + f"&sha256={hashlib.sha256(body).hexdigest()}", content=body, headers=OCTETS))
+    whole = ok(
+        service.http.post(
+            path + f"&sha256={hashlib.sha256(body).hexdigest()}", content=body, headers=OCTETS
+        )
+    )
     stage.ledger.acknowledged("dataset", whole["id"])
-    until(lambda: ok(service.http.get(f"/v1/datasets/{whole['id']}"))["status"] != "BUILDING", "the whole one")
-    until(lambda: all(each["status"] != "BUILDING" for each in ok(service.http.get("/v1/datasets"))["datasets"]), "all builds")
+    until(
+        lambda: ok(service.http.get(f"/v1/datasets/{whole['id']}"))["status"] != "BUILDING",
+        "the whole one",
+    )
+    until(
+        lambda: all(
+            each["status"] != "BUILDING"
+            for each in ok(service.http.get("/v1/datasets"))["datasets"]
+        ),
+        "all builds",
+    )
     drained(stage, service)
 
 
 def _head(path: str, length: int) -> bytes:
     """The head of an upload that says how long it is."""
-    fields = {"Host": "localhost", "Content-Type": "application/octet-stream", "Content-Length": length}
-    return "\r\n".join([f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]).encode()
+    fields = {
+        "Host": "localhost",
+        "Content-Type": "application/octet-stream",
+        "Content-Length": length,
+    }
+    return "\r\n".join(
+        [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    ).encode()
 
 
 def _broken_off(service: Service, path: str, body: bytes, share: float) -> None:
@@ -150,14 +175,18 @@ def _broken_off(service: Service, path: str, body: bytes, share: float) -> None:
 def _declared(service: Service, path: str, body: bytes, length: int) -> None:
     """A Content-Length that is not the body's. Too small: what was declared is a whole, shorter file. Too large: given up."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
-        connection.sendall(_head(path.replace("half", "cut") if length < len(body) else path, length) + body)
+        connection.sendall(
+            _head(path.replace("half", "cut") if length < len(body) else path, length) + body
+        )
         with contextlib.suppress(OSError):
             connection.recv(4096)
 
 
 def _nothing_there(stage: Stage, service: Service, what: str, but: int = 0) -> None:
     """No data set of the name is listed, and no part of it stays."""
-    listed = [each for each in ok(service.http.get("/v1/datasets"))["datasets"] if each["name"] == "half"]
+    listed = [
+        each for each in ok(service.http.get("/v1/datasets"))["datasets"] if each["name"] == "half"
+    ]
     stage.figures.expect(not listed, f"{what}: a half upload is listed")
     began = time.monotonic()
     uploads = service.home.path / "uploads"
@@ -170,7 +199,9 @@ def _killed_in_the_middle(stage: Stage, service: Service, path: str, body: bytes
     """The service dies with half a body received; the next one sweeps it."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
         connection.sendall(_head(path, len(body)) + body[: len(body) // 2])
-        until(lambda: [*(service.home.path / "uploads").glob(".*/body")], "the first half is on disk")
+        until(
+            lambda: [*(service.home.path / "uploads").glob(".*/body")], "the first half is on disk"
+        )
         service.kill()
     service.up()
     _nothing_there(stage, service, "killed in the middle")
@@ -191,7 +222,9 @@ def asked_twice(stage: Stage) -> None:
         for turn in range(stage.runs):
             body = {**QUICK, "dataset": data, "model": "m"}
             go = threading.Barrier(50)
-            answers = [*pool.map(lambda _, b=body, t=turn, g=go: _once(service, b, f"k{t}", g), range(50))]
+            answers = [
+                *pool.map(lambda _, b=body, t=turn, g=go: _once(service, b, f"k{t}", g), range(50))
+            ]
             codes = sorted({each.status_code for each in answers})
             stage.figures.expect(set(codes) <= {200, 201}, f"answers to one key were {codes}")
             ids = {each.json()["id"] for each in answers if each.is_success}
@@ -201,19 +234,29 @@ def asked_twice(stage: Stage) -> None:
                 stage.figures.double(
                     f"one key made {len(ids)} jobs, 201 was said {sum(each.status_code == 201 for each in answers)} times"
                 )
-            other = service.http.post("/v1/jobs", json={**body, "model": "other"}, headers={"Idempotency-Key": f"k{turn}"})
-            stage.figures.expect(other.status_code == 409, f"the key with another body was answered {other.status_code}")
+            other = service.http.post(
+                "/v1/jobs", json={**body, "model": "other"}, headers={"Idempotency-Key": f"k{turn}"}
+            )
+            stage.figures.expect(
+                other.status_code == 409,
+                f"the key with another body was answered {other.status_code}",
+            )
             _lost_reply(service, body, f"lost{turn}")
             submit(service.http, stage.ledger, data, "m", f"lost{turn}")
             stage.figures.runs += 51
     store = store_of(service.home)
-    stage.figures.expect(sum(store.counts().values()) == 2 * stage.runs, f"{store.counts()} for {2 * stage.runs} keys")
+    stage.figures.expect(
+        sum(store.counts().values()) == 2 * stage.runs,
+        f"{store.counts()} for {2 * stage.runs} keys",
+    )
     store.close()
     stop_all(stage, service)
     drained(stage, service)
 
 
-def _once(service: Service, body: dict[str, Any], key: str, go: threading.Barrier) -> httpx.Response:
+def _once(
+    service: Service, body: dict[str, Any], key: str, go: threading.Barrier
+) -> httpx.Response:
     """One of many submits that leave at once, on a connection of its own."""
     with httpx.Client(base_url=service.url, trust_env=False, timeout=60) as http:
         http.get("/healthz")
@@ -246,7 +289,10 @@ def slow_clients(stage: Stage) -> None:
     done = ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))
     assert done["status"] == SUCCEEDED, done
     before = _paces(service, 100)
-    idle = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(40 if stage.small else 200)]
+    idle = [
+        socket.create_connection(("127.0.0.1", service.port))
+        for _ in range(40 if stage.small else 200)
+    ]
     header, body = (socket.create_connection(("127.0.0.1", service.port)) for _ in range(2))
     body.sendall(_head("/v1/uploads", 1000))
     reader = socket.create_connection(("127.0.0.1", service.port))
@@ -257,7 +303,10 @@ def slow_clients(stage: Stage) -> None:
     text = iter(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"a" * 1000)
     while time.monotonic() - began < seconds and len(cut) < 2:
         paces += _paces(service, 20)
-        for name, connection, byte in (("header", header, bytes([next(text)])), ("body", body, b"a")):
+        for name, connection, byte in (
+            ("header", header, bytes([next(text)])),
+            ("body", body, b"a"),
+        ):
             if name not in cut and not _drips(connection, byte):
                 cut[name] = time.monotonic() - began
         time.sleep(1.0)
@@ -269,9 +318,14 @@ def slow_clients(stage: Stage) -> None:
         **{f"{name}_cut_after_s": round(when, 1) for name, when in cut.items()},
     }
     for name in {"header", "body"} - set(cut):
-        stage.figures.note(f"a {name} of one byte a second was still held after {seconds:.0f} s: a proxy in front must cut it")
+        stage.figures.note(
+            f"a {name} of one byte a second was still held after {seconds:.0f} s: a proxy in front must cut it"
+        )
     stage.figures.runs += 3 + len(idle)
-    stage.figures.expect(service.http.get("/healthz", timeout=10).status_code == 200, "the service does not answer others")
+    stage.figures.expect(
+        service.http.get("/healthz", timeout=10).status_code == 200,
+        "the service does not answer others",
+    )
     drained(stage, service)
 
 
@@ -311,7 +365,10 @@ def retry_storm(stage: Stage) -> None:
     service = Service(stage)
     service.up()
     data = dataset(service.http, stage.ledger)
-    assert ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"] == SUCCEEDED
+    assert (
+        ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"]
+        == SUCCEEDED
+    )
     before = percentile(_paces(service, 200), 0.99)
     ending, errors, paces = threading.Event(), [], []
     instance = {"indices": [1, 2], "values": [1.0, 1.0]}
@@ -336,14 +393,22 @@ def retry_storm(stage: Stage) -> None:
         back = service.up()
         since = time.monotonic()
         time.sleep(8.0)
-        late = [when - since for when, pace in paces if when > since and pace > max(10 * before, 0.5)]
+        late = [
+            when - since for when, pace in paces if when > since and pace > max(10 * before, 0.5)
+        ]
         stage.figures.recovery.append(back + max(late, default=0.0))
         stage.figures.runs += 1
     ending.set()
     for each in clients:
         each.join()
-    stage.figures.facts |= {"clients": len(clients), "predictions": len(paces), "failed": len(errors)}
-    stage.figures.expect(not errors, f"{len(errors)} predictions failed in spite of retries, first: {errors[:1]}")
+    stage.figures.facts |= {
+        "clients": len(clients),
+        "predictions": len(paces),
+        "failed": len(errors),
+    }
+    stage.figures.expect(
+        not errors, f"{len(errors)} predictions failed in spite of retries, first: {errors[:1]}"
+    )
     drained(stage, service)
 
 
@@ -383,7 +448,9 @@ def many_jobs(stage: Stage) -> None:
     service.kill()
     with stage.figures.recovering():
         service.up()
-    stage.figures.expect(store.counts()[PENDING] >= wanted * 0.9, f"after the restart {store.counts()}")
+    stage.figures.expect(
+        store.counts()[PENDING] >= wanted * 0.9, f"after the restart {store.counts()}"
+    )
     began = time.monotonic()
     while ok(service.http.post("/v1/jobs:stop", json={}))["more"]:
         continue
@@ -400,34 +467,54 @@ def _resident(service: Service) -> int:
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
 
-@row("F27", "out of file descriptors", "prlimit of the service to 20 open files more than it has, and 100 connections")
+@row(
+    "F27",
+    "out of file descriptors",
+    "prlimit of the service to 20 open files more than it has, and 100 connections",
+)
 def few_descriptors(stage: Stage) -> None:
     service = Service(stage)
     service.up()
     data = dataset(service.http, stage.ledger)
-    assert ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"] == SUCCEEDED
+    assert (
+        ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"]
+        == SUCCEEDED
+    )
     import resource
 
     for _ in range(stage.runs):
         before = len([*(PROC / str(service.pid) / "fd").iterdir()])
         limits = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (before + 20, limits[1]))  # lowering the hard one is for ever
+        resource.prlimit(
+            service.pid, resource.RLIMIT_NOFILE, (before + 20, limits[1])
+        )  # lowering the hard one is for ever
         held = []
         with contextlib.suppress(OSError):
-            held.extend(socket.create_connection(("127.0.0.1", service.port), timeout=2) for _ in range(100))
+            held.extend(
+                socket.create_connection(("127.0.0.1", service.port), timeout=2) for _ in range(100)
+            )
         time.sleep(1.0)
         stage.figures.expect(service.alive, "the service ended for want of file descriptors")
         for connection in held:
             connection.close()
         with stage.figures.recovering():
             until(
-                lambda: again(lambda: httpx.get(f"{service.url}/healthz", trust_env=False, timeout=5)).status_code == 200,
+                lambda: (
+                    again(
+                        lambda: httpx.get(f"{service.url}/healthz", trust_env=False, timeout=5)
+                    ).status_code
+                    == 200
+                ),
                 "it answers",
                 60,
             )
         resource.prlimit(service.pid, resource.RLIMIT_NOFILE, limits)
         _paces(service, 20)
-        until(lambda b=before: len([*(PROC / str(service.pid) / "fd").iterdir()]) <= b + 5, "descriptors are given back", 60)
+        until(
+            lambda b=before: len([*(PROC / str(service.pid) / "fd").iterdir()]) <= b + 5,
+            "descriptors are given back",
+            60,
+        )
         stage.figures.runs += 1
     submit(service.http, stage.ledger, data, "m", "after")
     assert ended(service.http, stage.ledger.ids("job")[-1])["status"] == SUCCEEDED
@@ -443,18 +530,44 @@ def few_descriptors(stage: Stage) -> None:
 )
 def readiness(stage: Stage) -> None:
     server = postgres(stage)
-    service = Service(stage, ray_address="127.0.0.1:9", ray_dashboard="http://127.0.0.1:9", **_another(server))
+    service = Service(
+        stage, ray_address="127.0.0.1:9", ray_dashboard="http://127.0.0.1:9", **_another(server)
+    )
     service.up()
     data = dataset(service.http, stage.ledger)
-    assert ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"] == SUCCEEDED
-    told = until(lambda: (found := ok(service.http.get("/readyz"))).get("degraded") and found, "Ray is away", 60)
-    stage.figures.expect(told["ready"] and told["degraded"] == ["RAY"], f"with Ray away /readyz said {told}")
-    missing = service.http.post("/v1/models/none:predict", json={"instances": [{"indices": [1], "values": [1.0]}]})
-    stage.figures.expect(missing.status_code == 404, f"a missing model was answered {missing.status_code}")
-    other = Service(stage, "full", stage.folder / "full", disk_reserve_bytes=1 << 60, keys_grace_seconds=0.0, **_another(server))
+    assert (
+        ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"]
+        == SUCCEEDED
+    )
+    told = until(
+        lambda: (found := ok(service.http.get("/readyz"))).get("degraded") and found,
+        "Ray is away",
+        60,
+    )
+    stage.figures.expect(
+        told["ready"] and told["degraded"] == ["RAY"], f"with Ray away /readyz said {told}"
+    )
+    missing = service.http.post(
+        "/v1/models/none:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
+    )
+    stage.figures.expect(
+        missing.status_code == 404, f"a missing model was answered {missing.status_code}"
+    )
+    other = Service(
+        stage,
+        "full",
+        stage.folder / "full",
+        disk_reserve_bytes=1 << 60,
+        keys_grace_seconds=0.0,
+        **_another(server),
+    )
     other.start()
     until(lambda: _health(other) == 200, "it lives", 60)
-    full = until(lambda: (r := other.http.get("/readyz")).json()["reasons"] == ["DISK"] and r, "the disk alone is the reason", 60)
+    full = until(
+        lambda: (r := other.http.get("/readyz")).json()["reasons"] == ["DISK"] and r,
+        "the disk alone is the reason",
+        60,
+    )
     stage.figures.expect(full.status_code == 503, f"with a full disk: {full.text}")
     for _ in range(min(stage.runs, 2) if server else 0):
         _without_store(stage, service, other, server)
@@ -481,12 +594,28 @@ def _without_store(stage: Stage, service: Service, strict: Service, server: Post
     without it is not ready for that reason. Both are alive. Then it is back."""
     body = {"instances": [{"indices": [1], "values": [1.0]}]}
     server.kill()
-    until(lambda: "STORE" in service.http.get("/readyz", timeout=60).json()["degraded"], "degraded", 60)
-    stage.figures.expect(service.http.post("/v1/models/m:predict", json=body).status_code == 200, "predictions depend on the store")
-    stage.figures.expect(service.http.get("/readyz", timeout=60).status_code == 200, "predictions go on, and nobody is sent there")
-    found = until(lambda: "STORE" in (r := strict.http.get("/readyz", timeout=60)).json()["reasons"] and r, "not ready", 60)
+    until(
+        lambda: "STORE" in service.http.get("/readyz", timeout=60).json()["degraded"],
+        "degraded",
+        60,
+    )
+    stage.figures.expect(
+        service.http.post("/v1/models/m:predict", json=body).status_code == 200,
+        "predictions depend on the store",
+    )
+    stage.figures.expect(
+        service.http.get("/readyz", timeout=60).status_code == 200,
+        "predictions go on, and nobody is sent there",
+    )
+    found = until(
+        lambda: "STORE" in (r := strict.http.get("/readyz", timeout=60)).json()["reasons"] and r,
+        "not ready",
+        60,
+    )
     stage.figures.expect(found.status_code == 503, f"without a store: {found.text}")
-    stage.figures.expect(_health(service) == _health(strict) == 200, "liveness depends on the store")
+    stage.figures.expect(
+        _health(service) == _health(strict) == 200, "liveness depends on the store"
+    )
     server.start()
     with stage.figures.recovering():
         service.ready()

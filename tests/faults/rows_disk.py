@@ -34,7 +34,9 @@ def disk_full(stage: Stage) -> None:
     if not namespaces():
         stage.figures.note("mounting is not allowed here: nothing was filled")
         stage.figures.runs = 0
-        raise PermissionError("F8 needs mounts of its own (unshare --mount): run it as root, or where user namespaces are allowed")
+        raise PermissionError(
+            "F8 needs mounts of its own (unshare --mount): run it as root, or where user namespaces are allowed"
+        )
     with small_disk(stage.folder / "disk", 160) as disk:
         service = Service(stage, home=disk / "home", disk_reserve_bytes=20_000_000)
         service.up()
@@ -51,7 +53,10 @@ def disk_full(stage: Stage) -> None:
 def _fill(disk: Path, leave: int) -> Path:
     """A file that takes all but so many bytes."""
     ballast = disk / "ballast"
-    with open(ballast, "wb", buffering=0) as out, contextlib.suppress(OSError):  # the last page may go to somebody else
+    with (
+        open(ballast, "wb", buffering=0) as out,
+        contextlib.suppress(OSError),
+    ):  # the last page may go to somebody else
         left = shutil.disk_usage(disk).free - leave
         while left > 0:
             left -= out.write(b"\0" * min(1 << 20, left))
@@ -62,9 +67,15 @@ def _below_reserve(stage: Stage, service: Service, disk: Path, data: str, turn: 
     """Uploads are refused before they eat what jobs and the store need; everything else goes on."""
     ballast = _fill(disk, 6_000_000)
     refused = service.http.post("/v1/uploads", content=b"a" * 1_000_000, headers=OCTETS)
-    stage.figures.expect(refused.status_code == 507, f"an upload below the reserve was answered {refused.status_code}")
+    stage.figures.expect(
+        refused.status_code == 507,
+        f"an upload below the reserve was answered {refused.status_code}",
+    )
     until(lambda: not [*(service.home.path / "uploads").iterdir()], "half an upload is removed")
-    until(lambda: "DISK" in service.http.get("/readyz").json()["reasons"], "/readyz says that the disk is full")
+    until(
+        lambda: "DISK" in service.http.get("/readyz").json()["reasons"],
+        "/readyz says that the disk is full",
+    )
     ready = service.http.get("/readyz")
     stage.figures.expect(ready.status_code == 503, f"/readyz says {ready.text}")
     job = submit(service.http, stage.ledger, data, "m", f"low{turn}", priority=-1)
@@ -73,7 +84,11 @@ def _below_reserve(stage: Stage, service: Service, disk: Path, data: str, turn: 
     ended(service.http, job)
     ok(service.http.delete(f"/v1/jobs/{job}"))
     stage.ledger.acknowledged("delete", job)
-    ok(service.http.post("/v1/models/m:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}))
+    ok(
+        service.http.post(
+            "/v1/models/m:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
+        )
+    )
     ballast.unlink()
     with stage.figures.recovering():
         service.ready()
@@ -84,31 +99,53 @@ def _to_the_brim(stage: Stage, service: Service, disk: Path, data: str, turn: in
     """Not a page is left: writes are refused and say so, reads and predictions go on; with space all is well, without a restart."""
     ballast = _fill(disk, 0)
     body = {**QUICK, "dataset": data, "model": "m"}
-    answers = [service.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": f"brim{turn}-{i}"}) for i in range(3)]
+    answers = [
+        service.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": f"brim{turn}-{i}"})
+        for i in range(3)
+    ]
     for number, answer in enumerate(answers):
         stage.figures.expect(
-            answer.status_code in (200, 201, 503, 507), f"a submit on a full disk was answered {answer.status_code}"
+            answer.status_code in (200, 201, 503, 507),
+            f"a submit on a full disk was answered {answer.status_code}",
         )
         if answer.is_success:
             stage.ledger.acknowledged("job", answer.json()["id"], key=f"brim{turn}-{number}")
-    stage.figures.facts["submits_on_a_full_disk"] = "refused" if all(a.is_error for a in answers) else "some fitted"
+    stage.figures.facts["submits_on_a_full_disk"] = (
+        "refused" if all(a.is_error for a in answers) else "some fitted"
+    )
     for path in ("/v1/jobs", "/v1/datasets", "/v1/models", "/healthz"):
         found = service.http.get(path)
-        stage.figures.expect(found.status_code == 200, f"GET {path} on a full disk was answered {found.status_code}")
-    predicted = service.http.post("/v1/models/m:predict", json={"instances": [{"indices": [1], "values": [1.0]}]})
-    stage.figures.expect(predicted.status_code == 200, f"a prediction on a full disk was answered {predicted.status_code}")
+        stage.figures.expect(
+            found.status_code == 200, f"GET {path} on a full disk was answered {found.status_code}"
+        )
+    predicted = service.http.post(
+        "/v1/models/m:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
+    )
+    stage.figures.expect(
+        predicted.status_code == 200,
+        f"a prediction on a full disk was answered {predicted.status_code}",
+    )
     ballast.unlink()
     with stage.figures.recovering():
         service.ready()
         job = submit(service.http, stage.ledger, data, "m", f"after{turn}")
-    stage.figures.expect(ended(service.http, job)["status"] == SUCCEEDED, "a job after the disk was full did not succeed")
+    stage.figures.expect(
+        ended(service.http, job)["status"] == SUCCEEDED,
+        "a job after the disk was full did not succeed",
+    )
     stage.figures.runs += 1
 
 
-def _while_training(stage: Stage, service: Service, disk: Path, data: str, sha: str, turn: int) -> None:
+def _while_training(
+    stage: Stage, service: Service, disk: Path, data: str, sha: str, turn: int
+) -> None:
     """A training meets a full disk: it fails as DISK_FULL or is given back, and with space again it ends with the same bits."""
     job = submit(service.http, stage.ledger, data, "m", f"train{turn}", **SLOW)
-    until(lambda: ok(service.http.get(f"/v1/jobs/{job}"))["phase"] == "TRAINING", "it trains", pause=0.02)
+    until(
+        lambda: ok(service.http.get(f"/v1/jobs/{job}"))["phase"] == "TRAINING",
+        "it trains",
+        pause=0.02,
+    )
     ballast = _fill(disk, 0)
 
     def met() -> Any:
@@ -117,7 +154,9 @@ def _while_training(stage: Stage, service: Service, disk: Path, data: str, sha: 
 
     try:
         state = until(met, "the training meets the full disk", 5 if stage.small else 20)
-        stage.figures.facts["a_training_became"] = f"{state['status']} {state['reason'] or ''}".strip()
+        stage.figures.facts["a_training_became"] = (
+            f"{state['status']} {state['reason'] or ''}".strip()
+        )
     except TimeoutError:  # it can't tell anybody: the store is full, too
         stage.figures.facts["a_training_became"] = "RUNNING until there was space"
     ballast.unlink()
@@ -128,13 +167,16 @@ def _while_training(stage: Stage, service: Service, disk: Path, data: str, sha: 
             found = ok(service.http.get(f"/v1/jobs/{job}"))
             if found["status"] == "FAILED":
                 stage.figures.expect(
-                    found["reason"] == "DISK_FULL", f"a full disk is told as {found['reason']}: {found['message']}"
+                    found["reason"] == "DISK_FULL",
+                    f"a full disk is told as {found['reason']}: {found['message']}",
                 )
                 service.http.post(f"/v1/jobs/{job}/resume")
             return found["status"] == SUCCEEDED and found
 
         done = until(over, "the training ends well once there is space")
-    stage.figures.expect(done["result"]["sha256"] == sha, "after a full disk the model has other bits")
+    stage.figures.expect(
+        done["result"]["sha256"] == sha, "after a full disk the model has other bits"
+    )
     stage.figures.runs += 1
 
 
@@ -191,7 +233,12 @@ def _classes_of_harm(stage: Stage, model: Path) -> None:
     text_model(other, seed=2)
     for path in _files(model):
         whole, theirs = path.read_bytes(), (other / path.relative_to(model)).read_bytes()
-        harms = {"cut": whole[: len(whole) // 2], "empty": b"", "longer": whole + b"\0", "zeroed": b"\0" * len(whole)}
+        harms = {
+            "cut": whole[: len(whole) // 2],
+            "empty": b"",
+            "longer": whole + b"\0",
+            "zeroed": b"\0" * len(whole),
+        }
         if theirs != whole:
             harms["of another model"] = theirs
         for what, content in harms.items():
@@ -222,7 +269,8 @@ def _served(stage: Stage) -> None:
     body = {"instances": [{"text": "read a csv file"}]}
     bad = service.http.post("/v1/models/docs:2:predict", json=body)
     stage.figures.expect(
-        bad.status_code in (500, 503) and bad.json()["code"] == "CORRUPT", f"a harmed version: {bad.status_code} {bad.text[:200]}"
+        bad.status_code in (500, 503) and bad.json()["code"] == "CORRUPT",
+        f"a harmed version: {bad.status_code} {bad.text[:200]}",
     )
     good = service.http.post("/v1/models/docs:1:predict", json=body)
     stage.figures.expect(good.status_code == 200, f"the version before: {good.status_code}")
@@ -244,13 +292,19 @@ def _crash(stage: Stage, verb: str, what: str, calls: tuple[str, ...], most: int
             folder = _copy(beginning, f"{call}-{when}")
             code = strace.inject(lambda: do(folder), call, what, when)  # noqa: B023  # it is done at once
             state = verbs.state(verb, folder)
-            stage.figures.expect(state in ("old", "new"), f"{verb}, {what} at {call} {when}: {state}")
+            stage.figures.expect(
+                state in ("old", "new"), f"{verb}, {what} at {call} {when}: {state}"
+            )
             if code == 0 and state != "new":
-                stage.figures.lose(f"{verb}, {what} at {call} {when}: said to be done, but it is {state}")
+                stage.figures.lose(
+                    f"{verb}, {what} at {call} {when}: said to be done, but it is {state}"
+                )
             if state == "old":
                 do(folder)
                 after = verbs.state(verb, folder)
-                stage.figures.expect(after == "new", f"{verb} after {what} at {call} {when}, done again: {after}")
+                stage.figures.expect(
+                    after == "new", f"{verb} after {what} at {call} {when}, done again: {after}"
+                )
             stage.figures.runs += 1
             shutil.rmtree(folder)
 
@@ -274,7 +328,13 @@ def crash_at_each_call(stage: Stage) -> None:
     _each_call(stage, "signal=KILL", strace.CALLS)
 
 
-@row("F13", "syncing fails", "strace: EIO and ENOSPC at the n-th fsync; EIO at the n-th rename", "tests/test_weights.py", limit=900)
+@row(
+    "F13",
+    "syncing fails",
+    "strace: EIO and ENOSPC at the n-th fsync; EIO at the n-th rename",
+    "tests/test_weights.py",
+    limit=900,
+)
 def sync_fails(stage: Stage) -> None:
     _each_call(stage, "error=EIO", ("fsync", "fdatasync", "rename"))
     if not stage.small:
@@ -284,6 +344,8 @@ def sync_fails(stage: Stage) -> None:
 def _each_call(stage: Stage, what: str, calls: tuple[str, ...]) -> None:
     """All verbs; few places of few verbs in the small form."""
     if not strace.there():
-        raise PermissionError("F12 and F13 need strace (apt-get install strace), and the right to trace")
+        raise PermissionError(
+            "F12 and F13 need strace (apt-get install strace), and the right to trace"
+        )
     for verb in ("json", "parts", "job") if stage.small else verbs.VERBS:
         _crash(stage, verb, what, calls, 4 if stage.small else 5 * stage.runs)

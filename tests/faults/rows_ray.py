@@ -48,17 +48,26 @@ class Lab:
         self.data = build("synthetic", {}, stage.folder / "data", BuildOptions.from_dict(options))
 
     def train(
-        self, name: str, how: dict[str, Any], pool: str, workers: int, watch: Callable[[Progress], None] | None = None
+        self,
+        name: str,
+        how: dict[str, Any],
+        pool: str,
+        workers: int,
+        watch: Callable[[Progress], None] | None = None,
     ) -> TrainResult:
         """One training to its end."""
         place = self.stage.place(name)
         spec = TrainSpec(str(self.data.path), pool=pool, workers=workers, **how)
-        return train(spec, run_dir=place / "run", out=place / "model", progress=watch, job=f"job-{name}")
+        return train(
+            spec, run_dir=place / "run", out=place / "model", progress=watch, job=f"job-{name}"
+        )
 
     def batches_lost(self, name: str) -> list[float]:
         """Seconds of work in each batch that was lost with its worker."""
         table = read_streams(self.stage.folder / name / "run")
-        return list(table.filter(pc.equal(table.column("outcome"), LOST)).column("seconds").to_pylist())
+        return list(
+            table.filter(pc.equal(table.column("outcome"), LOST)).column("seconds").to_pylist()
+        )
 
     def lost(self, name: str) -> float:
         """Seconds of work that were lost with workers."""
@@ -69,7 +78,10 @@ class Killer:
     """Does something to a worker once a share of a training is done, and notes when there are as many workers as before."""
 
     def __init__(self, stage: Stage, name: str, share: float, act: Callable[[int], None]) -> None:
-        self._stage, self._prefix, self._share, self._act = stage, f"xcray:job-{name}:", share, act
+        self._stage = stage
+        self._prefix = f"xcray:job-{name}:"
+        self._share = share
+        self._act = act
         self._at: float | None = None
         self._next = 0.0  # when to look again
         self._before: set[int] = set()
@@ -77,12 +89,19 @@ class Killer:
 
     def __call__(self, progress: Progress) -> None:
         """Called with every progress."""
-        if self._at is None and progress.phase == "TRAINING" and progress.total and progress.done >= self._share * progress.total:
+        if (
+            self._at is None
+            and progress.phase == "TRAINING"
+            and progress.total
+            and progress.done >= self._share * progress.total
+        ):
             self._before = self._pids()
             if self._before:
                 self._at, self.done = time.monotonic(), True
                 self._act(self._stage.random.choice(sorted(self._before)))
-        elif self._before and time.monotonic() >= self._next:  # who is dead does not answer: asking without end would hold all up
+        elif (
+            self._before and time.monotonic() >= self._next
+        ):  # who is dead does not answer: asking without end would hold all up
             if self._at is not None and self._pids() - self._before:
                 self._stage.figures.recovery.append(time.monotonic() - self._at)
                 self._before = set()
@@ -95,10 +114,14 @@ class Killer:
         asked = []
         for name in ray.util.list_named_actors():
             if name.startswith(self._prefix):
-                with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it may be dead, or not there yet
+                with contextlib.suppress(
+                    ray.exceptions.RayError, ValueError
+                ):  # it may be dead, or not there yet
                     asked.append(ray.get_actor(name).pid.remote())
         found = set()
-        for reference in ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)[0] if asked else ():
+        for reference in (
+            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)[0] if asked else ()
+        ):
             with contextlib.suppress(ray.exceptions.RayError):
                 found.add(int(ray.get(reference)))
         return found
@@ -113,8 +136,12 @@ def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
             killer = Killer(stage, f"k{turn}", (0.1, 0.5, 0.9)[turn % 3], kill)
             found = lab.train(f"k{turn}", how, "ray", 2, killer)
             stage.figures.expect(killer.done, "the training ended before anybody was killed")
-            stage.figures.expect(found.sha256 == sha, "after a killed worker the model has other bits")
-            stage.figures.redone.append(lab.lost(f"k{turn}") / max(float(found.report["core_seconds"]), 1e-9))
+            stage.figures.expect(
+                found.sha256 == sha, "after a killed worker the model has other bits"
+            )
+            stage.figures.redone.append(
+                lab.lost(f"k{turn}") / max(float(found.report["core_seconds"]), 1e-9)
+            )
             stage.figures.runs += 1
 
 
@@ -156,7 +183,9 @@ def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
         str(STORE),
         "--block",
     ]
-    node = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    node = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         until(lambda: sum(each["Alive"] for each in ray.nodes()) == 2, "the second node")
         yield node
@@ -190,13 +219,24 @@ def raylet_killed(stage: Stage) -> None:
         for turn in range(min(1, stage.runs)):
             with one_more_node(address) as node:
                 raylets = named([node.pid], "raylet")
-                killer = Killer(stage, f"n{turn}", 0.3, lambda _, found=raylets: [kill(pid) for pid in found] and None)
+                killer = Killer(
+                    stage,
+                    f"n{turn}",
+                    0.3,
+                    lambda _, found=raylets: [kill(pid) for pid in found] and None,
+                )
                 found = lab.train(f"n{turn}", PPD, "ray", 3, killer)
                 stage.figures.expect(killer.done and bool(raylets), "no raylet was killed")
-                stage.figures.expect(found.sha256 == sha, "after a dead node the model has other bits")
-                stage.figures.redone.append(lab.lost(f"n{turn}") / max(float(found.report["core_seconds"]), 1e-9))
+                stage.figures.expect(
+                    found.sha256 == sha, "after a dead node the model has other bits"
+                )
+                stage.figures.redone.append(
+                    lab.lost(f"n{turn}") / max(float(found.report["core_seconds"]), 1e-9)
+                )
                 stage.figures.runs += 1
-    stage.figures.note("what a cut-off worker still writes is a part named by its content, which nobody reads")
+    stage.figures.note(
+        "what a cut-off worker still writes is a part named by its content, which nobody reads"
+    )
 
 
 @row(
@@ -222,11 +262,19 @@ def head_killed(stage: Stage) -> None:
         began = time.monotonic()
 
         def runs_again(job: str = job, attempt: int = state["attempt"]) -> bool:
-            predicted = service.http.post("/v1/models/plain:predict", json={"instances": [{"indices": [1], "values": [1.0]}]})
-            stage.figures.expect(predicted.status_code == 200, f"a prediction was answered {predicted.status_code}")
-            stage.figures.expect(service.http.get("/healthz").status_code == 200, "the service is not alive")
+            predicted = service.http.post(
+                "/v1/models/plain:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
+            )
+            stage.figures.expect(
+                predicted.status_code == 200, f"a prediction was answered {predicted.status_code}"
+            )
+            stage.figures.expect(
+                service.http.get("/healthz").status_code == 200, "the service is not alive"
+            )
             now = ok(service.http.get(f"/v1/jobs/{job}"))
-            return now["status"] == "SUCCEEDED" or (now["attempt"] > attempt and now["phase"] == "TRAINING")
+            return now["status"] == "SUCCEEDED" or (
+                now["attempt"] > attempt and now["phase"] == "TRAINING"
+            )
 
         until(runs_again, "the job trains again", 240, 0.2)
         stage.figures.recovery.append(time.monotonic() - began)
@@ -270,12 +318,23 @@ def store_full(stage: Stage) -> None:
 def messages_lost(stage: Stage) -> None:
     lab = Lab(stage)
     sha = lab.train("plain", PPD, "threads", 2).sha256
-    loss = {"CoreWorkerService.grpc_client.PushTask": {"num_failures": 6, "req_failure_prob": 10, "resp_failure_prob": 20}}
-    with environment({"RAY_testing_rpc_failure": json.dumps(loss)}), local_ray(num_cpus=2, object_store_memory=STORE):
+    loss = {
+        "CoreWorkerService.grpc_client.PushTask": {
+            "num_failures": 6,
+            "req_failure_prob": 10,
+            "resp_failure_prob": 20,
+        }
+    }
+    with (
+        environment({"RAY_testing_rpc_failure": json.dumps(loss)}),
+        local_ray(num_cpus=2, object_store_memory=STORE),
+    ):
         found = lab.train("lossy", PPD, "ray", 2)
     stage.figures.expect(found.sha256 == sha, "with lost messages the model has other bits")
     lost = lab.batches_lost("lossy")
     stage.figures.expect(bool(lost), "no message was lost that mattered")
     stage.figures.facts |= {"batches_lost": len(lost), "seconds_of_work_lost": round(sum(lost), 1)}
-    stage.figures.note("a lost message costs a worker, which is replaced; five for each place end the attempt as WORKERS_LOST")
+    stage.figures.note(
+        "a lost message costs a worker, which is replaced; five for each place end the attempt as WORKERS_LOST"
+    )
     stage.figures.runs += len(lost)

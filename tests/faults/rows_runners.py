@@ -39,7 +39,9 @@ def drained(stage: Stage, service: Service, **how: Any) -> None:
     """Check the invariants, while the service runs and after its end."""
     store = store_of(service.home, service.settings.get("store"))
     try:
-        invariants.check(stage.figures, stage.ledger, store, service.home, logs=[service.log], **how)
+        invariants.check(
+            stage.figures, stage.ledger, store, service.home, logs=[service.log], **how
+        )
     finally:
         store.close()
     service.end()
@@ -47,7 +49,9 @@ def drained(stage: Stage, service: Service, **how: Any) -> None:
 
 def same_model(stage: Stage, job: dict[str, Any], sha: str) -> None:
     """The job SUCCEEDED with these bits."""
-    if stage.figures.expect(job["status"] == SUCCEEDED, f"job {job['id']} is {job['status']}: {job['message']}"):
+    if stage.figures.expect(
+        job["status"] == SUCCEEDED, f"job {job['id']} is {job['status']}: {job['message']}"
+    ):
         stage.figures.expect(job["result"]["sha256"] == sha, f"job {job['id']} has other bits")
 
 
@@ -72,7 +76,9 @@ def hit(stage: Stage, service: Service, data: str, name: str, share: float) -> t
     job = submit(service.http, stage.ledger, data, "m", name, **SLOW)
     state = at_share(service.http, job, share)
     pid = attempts(service.home.path, job).get(f"{job} a{state['attempt']}")
-    assert pid is not None, f"job {job} has no process at {share:.0%}: {state['status']} {state['phase']}"
+    assert pid is not None, (
+        f"job {job} has no process at {share:.0%}: {state['status']} {state['phase']}"
+    )
     return job, state["attempt"], pid
 
 
@@ -97,7 +103,9 @@ def runner_killed(stage: Stage) -> None:
             on_again(service, job, attempt)
         done = ended(service.http, job)
         same_model(stage, done, sha)
-        stage.figures.expect(done["attempt"] == attempt + 1, f"{done['attempt']} attempts for one kill")
+        stage.figures.expect(
+            done["attempt"] == attempt + 1, f"{done['attempt']} attempts for one kill"
+        )
         spent = ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"]
         stage.figures.redone.append(min(1.0, lost / spent))
         stage.figures.runs += 1
@@ -111,7 +119,9 @@ def runner_killed(stage: Stage) -> None:
     "tests/test_ray_team.py",
 )
 def stopped(stage: Stage) -> None:
-    service, data, sha = working(stage, lease_seconds=8.0, max_attempts=10)  # a busy machine misses beats, too
+    service, data, sha = working(
+        stage, lease_seconds=8.0, max_attempts=10
+    )  # a busy machine misses beats, too
     for turn in range(min(stage.runs, 2)):
         job, attempt, pid = hit(stage, service, data, f"s{turn}", SHARES[turn % 2])
         kill(pid, signal.SIGSTOP)
@@ -119,11 +129,17 @@ def stopped(stage: Stage) -> None:
             on_again(service, job, attempt)
         done = ended(service.http, job)
         kill(pid, signal.SIGCONT)
-        until(lambda pid=pid: pid not in attempts(service.home.path).values(), "the end of the one that woke", 60)
+        until(
+            lambda pid=pid: pid not in attempts(service.home.path).values(),
+            "the end of the one that woke",
+            60,
+        )
         same_model(stage, done, sha)
         same_model(stage, ok(service.http.get(f"/v1/jobs/{job}")), sha)
         stage.figures.runs += 1
-    if not stage.small:  # it takes as long as a writer waits; tests/test_store.py has it with less patience
+    if (
+        not stage.small
+    ):  # it takes as long as a writer waits; tests/test_store.py has it with less patience
         _stopped_writer(stage, service)
     drained(stage, service, most_attempts=10)
 
@@ -140,7 +156,9 @@ time.sleep(600)
 def _stopped_writer(stage: Stage, service: Service) -> None:
     """A stopped process holds the write lock: writes are answered 503 with Retry-After, reads go on; then all is well."""
     job = ok(service.http.get("/v1/jobs"))["jobs"][0]["id"]
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(service.home.path / "xcray.db")], stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(service.home.path / "xcray.db")], stdout=subprocess.PIPE
+    )
     try:
         assert holder.stdout is not None
         holder.stdout.readline()
@@ -148,15 +166,23 @@ def _stopped_writer(stage: Stage, service: Service) -> None:
         answers: list[httpx.Response] = []
         body = {"dataset": "small", "model": "late", "pool": "serial"}
         began = time.monotonic()
-        asker = threading.Thread(target=lambda: answers.append(service.http.post("/v1/jobs", json=body)))
+        asker = threading.Thread(
+            target=lambda: answers.append(service.http.post("/v1/jobs", json=body))
+        )
         asker.start()
         while asker.is_alive():
             found = service.http.get(f"/v1/jobs/{job}", timeout=30)
-            stage.figures.expect(found.status_code == 200, f"a read was answered {found.status_code} while a writer was stopped")
+            stage.figures.expect(
+                found.status_code == 200,
+                f"a read was answered {found.status_code} while a writer was stopped",
+            )
             time.sleep(0.2)
         asker.join()
         waited, answer = time.monotonic() - began, answers[0]
-        stage.figures.expect(answer.status_code == 503, f"a write was answered {answer.status_code} while a writer was stopped")
+        stage.figures.expect(
+            answer.status_code == 503,
+            f"a write was answered {answer.status_code} while a writer was stopped",
+        )
         stage.figures.expect("retry-after" in answer.headers, "503 without Retry-After")
         stage.figures.facts["seconds_to_503"] = round(waited, 1)
     finally:
@@ -189,11 +215,17 @@ def asked_to_end(stage: Stage) -> None:
         with stage.figures.recovering():
             on_again(service, job, attempt)
         same_model(stage, ended(service.http, job), sha)
-        stage.figures.redone.append(min(1.0, lost / ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"]))
+        stage.figures.redone.append(
+            min(1.0, lost / ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"])
+        )
         stage.figures.runs += 1
     upload = _in_flight(stage, service)
     service.up()
-    made = ok(service.http.post("/v1/datasets", json={"name": "sent", "format": "jsonl", "uploads": {"train": upload}}))
+    made = ok(
+        service.http.post(
+            "/v1/datasets", json={"name": "sent", "format": "jsonl", "uploads": {"train": upload}}
+        )
+    )
     stage.ledger.acknowledged("dataset", settled(service.http, made["id"]))
     job, attempt, pid = hit(stage, service, data, "both", 0.5)
     service.signal(signal.SIGTERM)
@@ -207,7 +239,9 @@ def asked_to_end(stage: Stage) -> None:
 def _in_flight(stage: Stage, service: Service) -> str:
     """An upload that is half sent when the signal comes is answered well; readiness says no at once. The upload's id."""
     told, sent = threading.Event(), threading.Event()
-    half = b"".join(b'{"text": "row %d of a file", "labels": ["a", "b%d"]}\n' % (i, i % 7) for i in range(2000))
+    half = b"".join(
+        b'{"text": "row %d of a file", "labels": ["a", "b%d"]}\n' % (i, i % 7) for i in range(2000)
+    )
 
     def blocks() -> Any:
         yield half
@@ -224,12 +258,18 @@ def _in_flight(stage: Stage, service: Service) -> str:
     service.signal(signal.SIGTERM)
     time.sleep(0.3)
     ready = httpx.get(f"{service.url}/readyz", trust_env=False, timeout=10)
-    stage.figures.expect(ready.status_code == 503, f"readiness said {ready.status_code} after SIGTERM")
+    stage.figures.expect(
+        ready.status_code == 503, f"readiness said {ready.status_code} after SIGTERM"
+    )
     told.set()
     asker.join(60)
-    stage.figures.expect(bool(answers) and answers[0].status_code == 201, f"an upload in flight got {answers}")
+    stage.figures.expect(
+        bool(answers) and answers[0].status_code == 201, f"an upload in flight got {answers}"
+    )
     assert service.popen is not None
-    stage.figures.expect(service.popen.wait(60) == 0, f"the service ended with {service.popen.returncode}")
+    stage.figures.expect(
+        service.popen.wait(60) == 0, f"the service ended with {service.popen.returncode}"
+    )
     stage.figures.runs += 1
     return str(ok(answers[0])["id"])
 
@@ -244,7 +284,11 @@ def _in_flight(stage: Stage, service: Service) -> str:
 def cancelled(stage: Stage) -> None:
     service, data, _ = working(stage)
     for turn in range(min(stage.runs, 2)):
-        for moment in ("queued", "kernel") if stage.small else ("queued", "starting", "kernel", "merging", "ended"):
+        for moment in (
+            ("queued", "kernel")
+            if stage.small
+            else ("queued", "starting", "kernel", "merging", "ended")
+        ):
             _stop_at(stage, service, data, moment, f"{moment}{turn}")
             stage.figures.runs += 1
     store = JobStore(f"sqlite:///{stage.folder / 'races.db'}")
@@ -259,29 +303,51 @@ def cancelled(stage: Stage) -> None:
 
 def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) -> None:
     """Stop a job at a moment, twice; it ends once, and its process goes."""
-    blocker = submit(service.http, stage.ledger, data, "m", f"{name}-before", **SLOW) if moment == "queued" else None
+    blocker = (
+        submit(service.http, stage.ledger, data, "m", f"{name}-before", **SLOW)
+        if moment == "queued"
+        else None
+    )
     job = submit(service.http, stage.ledger, data, "m", name, **SLOW)
     reached = {
         "queued": lambda state: True,
         "starting": lambda state: state["status"] == RUNNING,
-        "kernel": lambda state: state["phase"] == "TRAINING" and state["progress"].get("done", 0) > 0,
+        "kernel": lambda state: (
+            state["phase"] == "TRAINING" and state["progress"].get("done", 0) > 0
+        ),
         "merging": lambda state: state["phase"] in ("MERGING", "EVALUATING", "PUBLISHING"),
         "ended": lambda state: False,
     }[moment]
     state = until(
-        lambda: (s := ok(service.http.get(f"/v1/jobs/{job}"))) and (reached(s) or s["status"] in TERMINAL) and s, moment, pause=0.01
+        lambda: (
+            (s := ok(service.http.get(f"/v1/jobs/{job}")))
+            and (reached(s) or s["status"] in TERMINAL)
+            and s
+        ),
+        moment,
+        pause=0.01,
     )
     asked = time.monotonic()
     ok(service.http.post(f"/v1/jobs/{job}/stop"))
-    stage.figures.facts["ack_ms_max"] = max(round(1000 * (time.monotonic() - asked)), stage.figures.facts.get("ack_ms_max", 0))
+    stage.figures.facts["ack_ms_max"] = max(
+        round(1000 * (time.monotonic() - asked)), stage.figures.facts.get("ack_ms_max", 0)
+    )
     again = ok(service.http.post(f"/v1/jobs/{job}/stop"))
     stage.ledger.acknowledged("stop", job)
     if state["status"] in TERMINAL:
-        stage.figures.expect(again["status"] == state["status"], f"stopping an ended job made it {again['status']}")
+        stage.figures.expect(
+            again["status"] == state["status"], f"stopping an ended job made it {again['status']}"
+        )
     done = ended(service.http, job)
     if moment == "queued":
-        stage.figures.expect((done["status"], done["attempt"]) == (STOPPED, 0), f"a queued job became {done['status']}")
-    stage.figures.expect(done["status"] in (STOPPED, SUCCEEDED), f"a stopped job became {done['status']}: {done['message']}")
+        stage.figures.expect(
+            (done["status"], done["attempt"]) == (STOPPED, 0),
+            f"a queued job became {done['status']}",
+        )
+    stage.figures.expect(
+        done["status"] in (STOPPED, SUCCEEDED),
+        f"a stopped job became {done['status']}: {done['message']}",
+    )
     until(lambda: not attempts(service.home.path, job), f"the end of the process of {job}")
     stage.figures.recovery.append(time.monotonic() - asked)
     if blocker is not None:
@@ -306,10 +372,14 @@ def _race(stage: Stage, store: JobStore, turn: int) -> None:
     other.start()
     go.wait()
     with suppress(XcrayError):
-        store.finish(job.id, claimed.attempt, STOPPED if turn % 2 else FAILED, reason="RACE", result=result)
+        store.finish(
+            job.id, claimed.attempt, STOPPED if turn % 2 else FAILED, reason="RACE", result=result
+        )
     other.join()
     end = store.get(job.id)
-    stage.figures.expect(end.status in (STOPPED, FAILED) and not end.stop_requested, f"a race left {end.status}")
+    stage.figures.expect(
+        end.status in (STOPPED, FAILED) and not end.stop_requested, f"a race left {end.status}"
+    )
     with suppress(XcrayError):
         store.finish(job.id, claimed.attempt, SUCCEEDED, result=result)
         stage.figures.fault("a second end of a job was taken")
@@ -376,30 +446,45 @@ def poison(stage: Stage) -> None:
     service = Service(stage, job_log_bytes=LOG_BYTES, **more)
     service.up()
     data = dataset(service.http, stage.ledger)
-    kinds = ["segfault", "exit"] if stage.small else ["segfault", "exit", "kill", "memory", "log", "hang"]
+    kinds = (
+        ["segfault", "exit"]
+        if stage.small
+        else ["segfault", "exit", "kill", "memory", "log", "hang"]
+    )
     for kind in kinds:
         service_job = _poisoned(stage, service, data, kind, marks)
         neighbour = submit(service.http, stage.ledger, data, "neighbour", f"n-{kind}")
         beside = ended(service.http, neighbour)
-        stage.figures.expect(beside["status"] == SUCCEEDED, f"a neighbour of {kind} is {beside['status']}")
+        stage.figures.expect(
+            beside["status"] == SUCCEEDED, f"a neighbour of {kind} is {beside['status']}"
+        )
         began = time.monotonic()
         done = ended(service.http, service_job)
         if kind == "hang":  # three times as long as a runner may take to begin
             stage.figures.facts["a_hang_given_up_after_s"] = round(time.monotonic() - began)
         else:
             stage.figures.recovery.append(time.monotonic() - began)
-        reasons = ("POISON", "OUT_OF_MEMORY", "INTERNAL") if kind == "memory" else ("POISON",)  # it may live to tell, or not
+        reasons = (
+            ("POISON", "OUT_OF_MEMORY", "INTERNAL") if kind == "memory" else ("POISON",)
+        )  # it may live to tell, or not
         stage.figures.expect(
-            done["status"] == FAILED and done["reason"] in reasons, f"{kind} ended as {done['status']} {done['reason']}"
+            done["status"] == FAILED and done["reason"] in reasons,
+            f"{kind} ended as {done['status']} {done['reason']}",
         )
         stage.figures.expect(
-            done["attempt"] == 3 or done["reason"] != "POISON", f"{kind} had {done['attempt']} attempts as {done['reason']}"
+            done["attempt"] == 3 or done["reason"] != "POISON",
+            f"{kind} had {done['attempt']} attempts as {done['reason']}",
         )
         if kind == "memory":
             stage.figures.facts["out_of_memory_ended_as"] = done["reason"]
         log = service.home.log(service_job)
-        stage.figures.expect(log.stat().st_size <= 1.1 * LOG_BYTES, f"the log of {kind} has {log.stat().st_size} bytes")
-        stage.figures.expect(service.http.get("/healthz").status_code == 200, f"the service is not well after {kind}")
+        stage.figures.expect(
+            log.stat().st_size <= 1.1 * LOG_BYTES,
+            f"the log of {kind} has {log.stat().st_size} bytes",
+        )
+        stage.figures.expect(
+            service.http.get("/healthz").status_code == 200, f"the service is not well after {kind}"
+        )
         stage.figures.runs += 1
     stage.figures.facts["attempts"] = 3
     drained(stage, service)

@@ -34,7 +34,12 @@ def swapped(stage: Stage) -> None:
     service.up()
     whole = {number: _ask(service.http, f"docs:{number}") for number in (1, 2)}
     assert whole[1]["predictions"] != whole[2]["predictions"]
-    swaps, ending, replies, errors = 60 if stage.small else 200 * stage.runs, threading.Event(), [0], []
+    swaps, ending, replies, errors = (
+        60 if stage.small else 200 * stage.runs,
+        threading.Event(),
+        [0],
+        [],
+    )
 
     def client() -> None:
         with httpx.Client(base_url=service.url, trust_env=False, timeout=PATIENCE) as http:
@@ -46,8 +51,13 @@ def swapped(stage: Stage) -> None:
                     continue
                 replies[0] += 1
                 same = whole[found["model"]["version"]]
-                if (found["model"]["sha256"], found["predictions"]) != (same["model"]["sha256"], same["predictions"]):
-                    stage.figures.fault(f"a reply says version {found['model']['version']} and is not its answer")
+                if (found["model"]["sha256"], found["predictions"]) != (
+                    same["model"]["sha256"],
+                    same["predictions"],
+                ):
+                    stage.figures.fault(
+                        f"a reply says version {found['model']['version']} and is not its answer"
+                    )
 
     clients = [threading.Thread(target=client) for _ in range(4)]
     for each in clients:
@@ -75,7 +85,13 @@ def _publish(stage: Stage, registry: Registry, seed: int) -> int:
 
 def _ask(http: httpx.Client, reference: str) -> dict[str, Any]:
     """One prediction, whole."""
-    return dict(ok(http.post(f"/v1/models/{reference}:predict", json={"instances": [{"text": TEXT}], "top_k": 3})))
+    return dict(
+        ok(
+            http.post(
+                f"/v1/models/{reference}:predict", json={"instances": [{"text": TEXT}], "top_k": 3}
+            )
+        )
+    )
 
 
 @row(

@@ -57,19 +57,31 @@ def clocks(stage: Stage) -> None:
     path = f"sqlite:///{stage.folder / 'clocks.db'}"
     stores = [JobStore(path, now=lambda i=i: time.time() + ahead[i]) for i in range(3)]
     for turn in range(20 * stage.runs):
-        ahead[:] = [stage.random.choice((-DAY, -HOUR, -300.0, 0.0, 300.0, HOUR, DAY)) for _ in stores]
+        ahead[:] = [
+            stage.random.choice((-DAY, -HOUR, -300.0, 0.0, 300.0, HOUR, DAY)) for _ in stores
+        ]
         one, two, three = stage.random.sample(stores, 3)
         first, second = (one.submit({"n": turn, "i": i}, name="clock")[0] for i in range(2))
         claimed = two.claim("me", lease_seconds=60)
-        stage.figures.expect(claimed is not None and claimed.id == first.id, "jobs are not taken in the order they came")
+        stage.figures.expect(
+            claimed is not None and claimed.id == first.id,
+            "jobs are not taken in the order they came",
+        )
         ahead[:] = [stage.random.choice((-DAY, 0.0, DAY)) for _ in stores]
         for each in stores:
-            stage.figures.expect(each.expire() == [], "a jump of the clock took a job from its runner")
+            stage.figures.expect(
+                each.expire() == [], "a jump of the clock took a job from its runner"
+            )
         three.heartbeat(first.id, 1, lease_seconds=60)
         done = three.finish(first.id, 1, STOPPED)
-        stage.figures.expect(str(done.finished) >= str(done.started) >= done.created, f"a duration is negative: {done}")
+        stage.figures.expect(
+            str(done.finished) >= str(done.started) >= done.created,
+            f"a duration is negative: {done}",
+        )
         other = one.claim("me", lease_seconds=60)
-        stage.figures.expect(other is not None and other.id == second.id, "the second job was not found")
+        stage.figures.expect(
+            other is not None and other.id == second.id, "the second job was not found"
+        )
         two.finish(second.id, 1, STOPPED)
         stage.figures.runs += 1
     for each in stores:
@@ -81,11 +93,18 @@ def clocks(stage: Stage) -> None:
 def _jumping_service(stage: Stage) -> None:
     """A real service and its runners under a clock that jumps by a day, both ways, while a job trains."""
     if not Path(FAKETIME).is_file():
-        stage.figures.note("libfaketime is not here (apt-get install libfaketime): no whole process had a wrong clock")
+        stage.figures.note(
+            "libfaketime is not here (apt-get install libfaketime): no whole process had a wrong clock"
+        )
         return
     file = stage.folder / "faketime"
     file.write_text("+0")
-    fake = {"LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": file, "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    fake = {
+        "LD_PRELOAD": FAKETIME,
+        "FAKETIME_TIMESTAMP_FILE": file,
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
     service, data, sha = working(stage, **fake)
     for turn, jump in enumerate(("+1d", "-1d")):
         job = submit(service.http, stage.ledger, data, "m", f"j{turn}", **SLOW)
@@ -94,7 +113,10 @@ def _jumping_service(stage: Stage) -> None:
         done = ended(service.http, job)
         same_model(stage, done, sha)
         stage.figures.expect(done["attempt"] == 1, f"a clock that jumped by {jump} cost an attempt")
-        stage.figures.expect(done["finished"] >= done["started"] >= done["created"], f"after {jump} a duration is negative")
+        stage.figures.expect(
+            done["finished"] >= done["started"] >= done["created"],
+            f"after {jump} a duration is negative",
+        )
         file.write_text("+0")
         stage.figures.runs += 1
     drained(stage, service)
@@ -117,7 +139,12 @@ def _claims(stage: Stage, url: str, jobs: int) -> None:
     for number in range(jobs):
         store.submit({"n": number}, name="claims")
     words = [sys.executable, "-c", CLAIMER, url]
-    how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment(stage.folder)}
+    how: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "env": environment(stage.folder),
+    }
     claimers = [subprocess.Popen([*words, f"c{i}"], **how) for i in range(4)]
     for each in claimers:
         assert each.stdout is not None
@@ -151,7 +178,9 @@ def _claims(stage: Stage, url: str, jobs: int) -> None:
     "tests/test_store.py",
 )
 def replicas(stage: Stage) -> None:
-    _claims(stage, f"sqlite:///{stage.folder / 'claims.db'}", 100 if stage.small else 200 * stage.runs)
+    _claims(
+        stage, f"sqlite:///{stage.folder / 'claims.db'}", 100 if stage.small else 200 * stage.runs
+    )
     server = postgres(stage)
     if server is None:
         return
@@ -160,7 +189,10 @@ def replicas(stage: Stage) -> None:
     apis = [Service(stage, f"api{i}", home.path, ("--no-runner",), store=url) for i in range(2)]
     for each in apis:
         each.up()
-    runners = [runner_process(stage, home.path, f"runner{i}", store=url, max_running_jobs=2) for i in range(2)]
+    runners = [
+        runner_process(stage, home.path, f"runner{i}", store=url, max_running_jobs=2)
+        for i in range(2)
+    ]
     for each in runners:
         each.start()
     data = dataset(apis[0].http, stage.ledger)
@@ -175,7 +207,8 @@ def replicas(stage: Stage) -> None:
     for number, job in enumerate(jobs):
         done = ended(apis[number % 2].http, job)
         stage.figures.expect(
-            (done["status"], done["attempt"]) == (SUCCEEDED, 1), f"{job} is {done['status']} in attempt {done['attempt']}"
+            (done["status"], done["attempt"]) == (SUCCEEDED, 1),
+            f"{job} is {done['status']} in attempt {done['attempt']}",
         )
     stage.figures.expect(set(answers) == {200}, f"the other replica answered {dict(answers)}")
     stage.figures.runs += wanted
@@ -185,7 +218,9 @@ def replicas(stage: Stage) -> None:
 def _end(stage: Stage, home: Home, url: str, processes: list[Any]) -> None:
     """Check the invariants and end several processes."""
     store = store_of(home, url)
-    invariants.check(stage.figures, stage.ledger, store, home, logs=[each.log for each in processes])
+    invariants.check(
+        stage.figures, stage.ledger, store, home, logs=[each.log for each in processes]
+    )
     store.close()
     for each in processes:
         each.end()
@@ -224,7 +259,10 @@ def writers_killed(stage: Stage) -> None:
 def _killed_commit(stage: Stage, url: str, turn: int) -> None:
     """A process that submits as fast as it can is killed; what it told is there, at most one more, and the file is sound."""
     writer = subprocess.Popen(
-        [sys.executable, "-c", SUBMITTER, url, str(turn)], stdout=subprocess.PIPE, text=True, env=environment(stage.folder)
+        [sys.executable, "-c", SUBMITTER, url, str(turn)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(stage.folder),
     )
     assert writer.stdout is not None
     told = [writer.stdout.readline().strip()]
@@ -235,13 +273,21 @@ def _killed_commit(stage: Stage, url: str, turn: int) -> None:
     writer.stdout.close()
     with stage.figures.recovering():
         store = JobStore(url)
-        there = {job.id for job in invariants.all_jobs(store) if str(job.idempotency_key).startswith(f"{turn}-")}
+        there = {
+            job.id
+            for job in invariants.all_jobs(store)
+            if str(job.idempotency_key).startswith(f"{turn}-")
+        }
     store.close()
     for job in set(told) - there:
         stage.figures.lose(f"{job} was told and is gone")
-    stage.figures.expect(len(there - set(told)) <= 1, f"{len(there - set(told))} jobs were stored and not told")
+    stage.figures.expect(
+        len(there - set(told)) <= 1, f"{len(there - set(told))} jobs were stored and not told"
+    )
     with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as raw:
-        stage.figures.expect(raw.execute("PRAGMA integrity_check").fetchone() == ("ok",), "the file is not sound")
+        stage.figures.expect(
+            raw.execute("PRAGMA integrity_check").fetchone() == ("ok",), "the file is not sound"
+        )
     stage.figures.runs += 1
 
 
@@ -251,13 +297,18 @@ def _backup(stage: Stage) -> None:
     url = f"sqlite:///{home / 'xcray.db'}"
     JobStore(url).close()
     writer = subprocess.Popen(
-        [sys.executable, "-c", SUBMITTER, url, "b"], stdout=subprocess.PIPE, text=True, env=environment(stage.folder)
+        [sys.executable, "-c", SUBMITTER, url, "b"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(stage.folder),
     )
     assert writer.stdout is not None
     before = [writer.stdout.readline().strip() for _ in range(50)]
     copy = stage.folder / "copy.db"
     words = [*MAIN, "store", "backup", str(copy), "--home", str(home)]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment(stage.folder), cwd=stage.folder)
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment(stage.folder), cwd=stage.folder
+    )
     writer.kill()
     writer.wait()
     writer.stdout.close()
@@ -277,18 +328,36 @@ def _old_tree(stage: Stage) -> Path | None:
     git = ["git", "-C", str(ROOT)]
     if tree.is_dir():
         return tree
-    if shutil.which("git") is None or subprocess.run([*git, "cat-file", "-e", f"{OLD}^{{commit}}"], capture_output=True).returncode:
-        stage.figures.note(f"no git history with {OLD} here: nothing was run with the older program")
+    if (
+        shutil.which("git") is None
+        or subprocess.run(
+            [*git, "cat-file", "-e", f"{OLD}^{{commit}}"], capture_output=True
+        ).returncode
+    ):
+        stage.figures.note(
+            f"no git history with {OLD} here: nothing was run with the older program"
+        )
         return None
     shutil.copytree(ROOT / "xcray", tree / "xcray")
-    there = subprocess.run([*git, "ls-tree", "-r", "--name-only", OLD, "xcray"], capture_output=True, text=True, check=True)
+    there = subprocess.run(
+        [*git, "ls-tree", "-r", "--name-only", OLD, "xcray"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     names = set(there.stdout.splitlines())
-    for path in [each for each in (tree / "xcray").rglob("*.py") if str(each.relative_to(tree)) not in names]:
+    for path in [
+        each for each in (tree / "xcray").rglob("*.py") if str(each.relative_to(tree)) not in names
+    ]:
         path.unlink()
     for name in names:
-        content = subprocess.run([*git, "show", f"{OLD}:{name}"], capture_output=True, check=True).stdout
+        content = subprocess.run(
+            [*git, "show", f"{OLD}:{name}"], capture_output=True, check=True
+        ).stdout
         path = tree / name
-        if not path.is_file() or path.read_bytes() != content:  # the same file keeps its time, and so its compiled kernels
+        if (
+            not path.is_file() or path.read_bytes() != content
+        ):  # the same file keeps its time, and so its compiled kernels
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
     return tree
@@ -297,7 +366,9 @@ def _old_tree(stage: Stage) -> Path | None:
 def _with_old(stage: Stage, tree: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
     """Run Python with the older program."""
     env = {**environment(stage.folder), "PYTHONPATH": str(tree)}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, cwd=tree)
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=env, cwd=tree
+    )
 
 
 MAKE_OLD = """
@@ -328,7 +399,9 @@ def _upgrade_killed(stage: Stage) -> None:
     shutil.copytree(beginning, rehearsal)
     found = strace.counts(lambda: upgrade(rehearsal), stage.folder / "calls")
     for call, count in found.items():
-        for when in stage.random.sample(range(1, count + 1), min(count, 4 if stage.small else 4 * stage.runs)):
+        for when in stage.random.sample(
+            range(1, count + 1), min(count, 4 if stage.small else 4 * stage.runs)
+        ):
             folder = stage.folder / f"upgrade-{call}-{when}"
             shutil.copytree(beginning, folder)
             strace.inject(lambda: upgrade(folder), call, "signal=KILL", when)  # noqa: B023  # it is done at once
@@ -351,9 +424,13 @@ def _newer(stage: Stage) -> None:
     job, _ = store.submit({}, name="new")
     refused = _with_old(stage, tree, ["-c", MAKE_OLD, url])
     stage.figures.expect(
-        refused.returncode != 0 and "newer" in refused.stderr, f"an older program on a newer store: {refused.stderr[-300:]}"
+        refused.returncode != 0 and "newer" in refused.stderr,
+        f"an older program on a newer store: {refused.stderr[-300:]}",
     )
-    stage.figures.expect([each.id for each in invariants.all_jobs(store)] == [job.id], "an older program changed a newer store")
+    stage.figures.expect(
+        [each.id for each in invariants.all_jobs(store)] == [job.id],
+        "an older program changed a newer store",
+    )
     store.close()
     stage.figures.runs += 1
 
@@ -396,16 +473,24 @@ def _answers_without(stage: Stage, service: Service, data: str, seconds: float, 
         stage.figures.expect(alive.status_code == 200, f"/healthz said {alive.status_code}")
         body = {"dataset": data, "model": "m", **SLOW}
         asked = time.monotonic()
-        refused = service.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": f"away{turn}"}, timeout=patience)
+        refused = service.http.post(
+            "/v1/jobs", json=body, headers={"Idempotency-Key": f"away{turn}"}, timeout=patience
+        )
         stage.figures.facts["refused_after_s"] = round(
             max(time.monotonic() - asked, stage.figures.facts.get("refused_after_s", 0)), 1
         )
         told = refused.status_code == 503 and "retry-after" in refused.headers
-        stage.figures.expect(told, f"a submit was answered {refused.status_code} {refused.text[:200]}")
-        predicted = service.http.post(
-            "/v1/models/plain:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}, timeout=patience
+        stage.figures.expect(
+            told, f"a submit was answered {refused.status_code} {refused.text[:200]}"
         )
-        stage.figures.expect(predicted.status_code == 200, f"a prediction was answered {predicted.status_code}")
+        predicted = service.http.post(
+            "/v1/models/plain:predict",
+            json={"instances": [{"indices": [1], "values": [1.0]}]},
+            timeout=patience,
+        )
+        stage.figures.expect(
+            predicted.status_code == 200, f"a prediction was answered {predicted.status_code}"
+        )
         if time.monotonic() - began > seconds:
             break
     ready = service.http.get("/readyz", timeout=patience)
@@ -458,7 +543,17 @@ def _followed(stage: Stage, tree: Path, turn: int) -> None:
         number = 0
         with httpx.Client(base_url=new.url, trust_env=False, timeout=60) as http:
             while not ending.is_set():
-                ids.append(submit(http, stage.ledger, data, "m", f"v{turn}-{number}", solver="ppdsparse", priority=-number % 100))
+                ids.append(
+                    submit(
+                        http,
+                        stage.ledger,
+                        data,
+                        "m",
+                        f"v{turn}-{number}",
+                        solver="ppdsparse",
+                        priority=-number % 100,
+                    )
+                )
                 number += 1
                 time.sleep(0.3)
 
@@ -472,10 +567,18 @@ def _followed(stage: Stage, tree: Path, turn: int) -> None:
     asker.join()
     same_model(stage, ended(new.http, running), sha)
     for job in ids:
-        stage.figures.expect(ended(new.http, job)["status"] == SUCCEEDED, f"{job}, submitted around the change, did not succeed")
-    stage.figures.facts["submitted_around_it"] = stage.figures.facts.get("submitted_around_it", 0) + len(ids)
+        stage.figures.expect(
+            ended(new.http, job)["status"] == SUCCEEDED,
+            f"{job}, submitted around the change, did not succeed",
+        )
+    stage.figures.facts["submitted_around_it"] = stage.figures.facts.get(
+        "submitted_around_it", 0
+    ) + len(ids)
     drained(stage, new, swept=False)
     old.start()
     code = old.popen.wait(60) if old.popen is not None else 0
-    stage.figures.expect(code != 0 and "newer" in old.tail(), f"the older one on the newer store ended with {code}: {old.tail(5)}")
+    stage.figures.expect(
+        code != 0 and "newer" in old.tail(),
+        f"the older one on the newer store ended with {code}: {old.tail(5)}",
+    )
     stage.figures.runs += 2

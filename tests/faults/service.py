@@ -36,7 +36,10 @@ MAIN: Final = (sys.executable, "-m", "xcray")
 def environment(folder: Path, more: Mapping[str, Any] | None = None) -> dict[str, str]:
     """An environment that depends on nothing around; settings as XCRAY_NAME by their lower-case names in `more`."""
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    given = {name if name.isupper() else f"XCRAY_{name.upper()}": str(value) for name, value in (more or {}).items()}
+    given = {
+        name if name.isupper() else f"XCRAY_{name.upper()}": str(value)
+        for name, value in (more or {}).items()
+    }
     paths = os.pathsep.join(path for path in (given.pop("PYTHONPATH", None), str(ROOT)) if path)
     return {**kept, **QUIET, "PYTHONPATH": paths, "TMPDIR": str(folder), **given}
 
@@ -44,9 +47,18 @@ def environment(folder: Path, more: Mapping[str, Any] | None = None) -> dict[str
 class Process:
     """A command that can be ended and begun again. Its output goes to one file."""
 
-    def __init__(self, stage: Stage, name: str, words: Iterable[str], settings: Mapping[str, Any] | None = None) -> None:
-        self.name, self.words, self.settings = name, [*words], dict(settings or {})
-        self.log, self._folder = stage.folder / f"{name}.log", stage.folder
+    def __init__(
+        self,
+        stage: Stage,
+        name: str,
+        words: Iterable[str],
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.words = [*words]
+        self.settings = dict(settings or {})
+        self.log = stage.folder / f"{name}.log"
+        self._folder = stage.folder
         self.popen: subprocess.Popen[bytes] | None = None
         stage.closing.append(self.kill)
 
@@ -60,7 +72,12 @@ class Process:
         """Begin; returns at once. how: of Popen."""
         with open(self.log, "ab") as out:
             self.popen = subprocess.Popen(
-                self.words, env=environment(self._folder, self.settings), stdout=out, stderr=out, cwd=self._folder, **how
+                self.words,
+                env=environment(self._folder, self.settings),
+                stdout=out,
+                stderr=out,
+                cwd=self._folder,
+                **how,
             )
 
     def kill(self) -> None:
@@ -86,14 +103,23 @@ class Process:
 
     def tail(self, lines: int = 20) -> str:
         """The end of its output."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.is_file() else ""
+        return (
+            "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            if self.log.is_file()
+            else ""
+        )
 
 
 class Service(Process):
     """`xcray serve` on a home. settings: those of the service, by their names."""
 
     def __init__(
-        self, stage: Stage, name: str = "serve", home: Path | None = None, words: Iterable[str] = (), **settings: Any
+        self,
+        stage: Stage,
+        name: str = "serve",
+        home: Path | None = None,
+        words: Iterable[str] = (),
+        **settings: Any,
     ) -> None:
         self.home = Home(home or stage.folder / "home")
         self.port = free_port()
@@ -130,7 +156,12 @@ def attempts(home: Path, job: str | None = None) -> dict[str, int]:
     found = {}
     for process in snapshot():
         with suppress(OSError):
-            words = (PROC / str(process.pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            words = (
+                (PROC / str(process.pid) / "cmdline")
+                .read_bytes()
+                .decode(errors="replace")
+                .split("\0")
+            )
             if "xcray.jobs.runner" in words and str(home) in words and "--job" in words:
                 mine = words[words.index("--job") + 1]
                 if job in (None, mine):

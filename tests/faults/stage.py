@@ -32,7 +32,15 @@ INSIDE: Final = "FAULTS_INSIDE"  # tells a process that it runs in namespaces of
 FOLDER: Final = "FAULTS_FOLDER"  # tells it which folder somebody outside removes when it is gone
 PLAIN: Final = "plain process groups"
 ROOT: Final = Path(__file__).parents[2]
-SPACES: Final = ("--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--net", "--ipc", "--mount")
+SPACES: Final = (
+    "--pid",
+    "--fork",
+    "--kill-child=KILL",
+    "--mount-proc",
+    "--net",
+    "--ipc",
+    "--mount",
+)
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_PDEATHSIG: Final = 1
 LAST_WORDS: Final = 30.0  # seconds from SIGTERM to SIGKILL
@@ -89,7 +97,9 @@ def _swept_folder() -> Iterator[Path]:
     sweep = f"import shutil, sys, time\nsys.stdin.read()\n{again}"
     words = [sys.executable, "-c", sweep, str(folder)]  # what wrote there may take a moment to end
     quiet = subprocess.DEVNULL
-    sweeper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
+    sweeper = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
+    )
     try:
         yield folder
     finally:
@@ -134,12 +144,18 @@ def namespaces() -> bool:
 def stage(row: str, title: str, *, runs: int, seed: int, small: bool = False) -> Iterator[Stage]:
     """A stage for one row. At its end all processes that came from us are ended, and the folder is removed."""
     figures = Figures(row, title)
-    figures.note("private namespaces" if namespaces() else "no namespaces here: plain process groups")
+    figures.note(
+        "private namespaces" if namespaces() else "no namespaces here: plain process groups"
+    )
     began = time.monotonic()
-    folder = Path(os.environ.pop(FOLDER, None) or tempfile.mkdtemp(prefix="xf-"))  # short: Ray puts sockets below it
+    folder = Path(
+        os.environ.pop(FOLDER, None) or tempfile.mkdtemp(prefix="xf-")
+    )  # short: Ray puts sockets below it
     folder.chmod(0o711)  # PostgreSQL runs as another user
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    set = Stage(folder, figures, Ledger(folder / "ledger.jsonl"), random.Random(seed), runs, small, [])
+    set = Stage(
+        folder, figures, Ledger(folder / "ledger.jsonl"), random.Random(seed), runs, small, []
+    )
     try:
         yield set
     finally:
@@ -168,7 +184,11 @@ def end_all(seconds: float = 10.0) -> None:
 def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
     """A file system of its own, of so many megabytes, at `path`. Raises PermissionError where mounting is not allowed."""
     path.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "faults", str(path)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "faults", str(path)],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         raise PermissionError(done.stderr.strip())
     try:

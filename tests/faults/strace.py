@@ -13,7 +13,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-CALLS: Final = ("write", "pwrite64", "fsync", "fdatasync", "rename", "renameat2", "unlink", "mkdir", "ftruncate")
+CALLS: Final = (
+    "write",
+    "pwrite64",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "renameat2",
+    "unlink",
+    "mkdir",
+    "ftruncate",
+)
 PR_SET_PTRACER: Final = 0x59616D61
 LINE: Final = re.compile(r"^(?:\d+ +)?([a-z0-9_]+)\(")
 
@@ -22,14 +32,18 @@ def there() -> bool:
     """Whether strace is on this machine and may trace."""
     if shutil.which("strace") is None:
         return False
-    return subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode == 0
+    return (
+        subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode == 0
+    )
 
 
 def counts(do: Callable[[], None], log: Path, calls: Sequence[str] = CALLS) -> Counter[str]:
     """How often something undisturbed makes each call; `log`: a file to write. Raises RuntimeError when it fails."""
     if code := _traced(do, ["-o", str(log), "-e", f"trace={','.join(calls)}"]):
         raise RuntimeError(f"undisturbed, it ended with {code}")
-    found = Counter(match[1] for line in log.read_text().splitlines() if (match := LINE.match(line)))
+    found = Counter(
+        match[1] for line in log.read_text().splitlines() if (match := LINE.match(line))
+    )
     log.unlink()
     return Counter({call: found[call] for call in calls if found[call]})
 
@@ -39,7 +53,9 @@ def inject(do: Callable[[], None], call: str, what: str, when: int) -> int:
 
     Its exit status: 0 it said to be done, 1 it raised, negative for a signal.
     """
-    return _traced(do, ["-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{what}:when={when}"])
+    return _traced(
+        do, ["-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{what}:when={when}"]
+    )
 
 
 def _traced(do: Callable[[], None], how: Sequence[str]) -> int:
@@ -49,14 +65,18 @@ def _traced(do: Callable[[], None], how: Sequence[str]) -> int:
     if pid == 0:
         code = 1
         try:
-            ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1))  # where only parents may trace
+            ctypes.CDLL(None).prctl(
+                PR_SET_PTRACER, ctypes.c_ulong(-1)
+            )  # where only parents may trace
             os.read(waiting, 1)
             do()
             code = 0
         finally:
             os._exit(code)
     os.close(waiting)
-    tracer = subprocess.Popen(["strace", "-f", "-qq", *how, "-p", str(pid)], stderr=subprocess.DEVNULL)
+    tracer = subprocess.Popen(
+        ["strace", "-f", "-qq", *how, "-p", str(pid)], stderr=subprocess.DEVNULL
+    )
     while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text() and tracer.poll() is None:
         time.sleep(0.002)
     os.write(go, b"g")

@@ -23,9 +23,17 @@ USUAL = ("private namespaces",)
 
 def read(files: Iterable[Path]) -> list[dict[str, Any]]:
     """The figures of files that `--json` wrote, the later of two for a row."""
-    lines = [json.loads(line) for path in files for line in path.read_text().splitlines() if line.startswith("{")]
+    lines = [
+        json.loads(line)
+        for path in files
+        for line in path.read_text().splitlines()
+        if line.startswith("{")
+    ]
     found = {each["row"]: each for each in lines if "row" in each}
-    return sorted(found.values(), key=lambda each: int(each["row"].lstrip("F") or 0) if each["row"][1:].isdecimal() else 99)
+    return sorted(
+        found.values(),
+        key=lambda each: int(each["row"].lstrip("F") or 0) if each["row"][1:].isdecimal() else 99,
+    )
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
@@ -61,8 +69,12 @@ def _commit() -> str:
     """The commit that was played, and its date; a tree that was changed since says so."""
     git = ["git", "-C", str(ROOT)]
     try:
-        found = subprocess.run([*git, "log", "-1", "--format=%h of %cs"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "xcray", "tests/faults"], check=False).returncode
+        found = subprocess.run(
+            [*git, "log", "-1", "--format=%h of %cs"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            [*git, "diff", "--quiet", "HEAD", "--", "xcray", "tests/faults"], check=False
+        ).returncode
     except (OSError, subprocess.CalledProcessError):
         return "a tree without git"
     return f"commit {found}{', with changes' if changed else ''}"
@@ -70,10 +82,16 @@ def _commit() -> str:
 
 def _line(each: dict[str, Any]) -> str:
     """One row."""
-    pace = "" if each["recovery_p50"] is None else f"{each['recovery_p50']:.1f} / {each['recovery_max']:.1f}"
+    pace = (
+        ""
+        if each["recovery_p50"] is None
+        else f"{each['recovery_p50']:.1f} / {each['recovery_max']:.1f}"
+    )
     redone = "" if each["redone_max"] is None else f"{each['redone_max']:.0%}"
     facts = [f"{name.replace('_', ' ')} {value}" for name, value in each["facts"].items()]
-    more = "; ".join([*facts, *(note for note in each["notes"] if note not in USUAL), *each["broken"][:2]])
+    more = "; ".join(
+        [*facts, *(note for note in each["notes"] if note not in USUAL), *each["broken"][:2]]
+    )
     tests = ROWS[each["row"]].tests if each["row"] in ROWS else ()
     also = ", ".join(dict.fromkeys(name.split("::")[0].removeprefix("tests/") for name in tests))
     cells = (

@@ -26,7 +26,10 @@ from xcray.model.registry import Registry
 from xcray.solvers.block import Block
 
 RUN: Final = {"solver": "ppdsparse", "params": {}, "dataset": "abc"}
-SYNTHETIC: Final = {"test_fraction": 0.25, "synthetic": {"rows": 200, "features": 50, "labels": 10, "seed": 7}}
+SYNTHETIC: Final = {
+    "test_fraction": 0.25,
+    "synthetic": {"rows": 200, "features": 50, "labels": 10, "seed": 7},
+}
 
 
 class Verb(NamedTuple):
@@ -141,7 +144,11 @@ def _checkpoint(folder: Path, value: float) -> None:
 def _checkpoint_state(folder: Path) -> str:
     told = read_json(folder / "checkpoint.json")
     values = read_arrays(folder / told["file"], told["digest"])["w"]
-    return {1.0: "old", 2.0: "new"}[told["value"]] if (values == told["value"]).all() else "values of another checkpoint"
+    return (
+        {1.0: "old", 2.0: "new"}[told["value"]]
+        if (values == told["value"]).all()
+        else "values of another checkpoint"
+    )
 
 
 def _nothing(folder: Path) -> None:

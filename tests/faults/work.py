@@ -13,7 +13,10 @@ from xcray.jobs.states import TERMINAL
 
 TINY: Final = {"rows": 400, "features": 200, "labels": 40, "seed": 7}
 MIDDLE: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
-QUICK: Final[dict[str, Any]] = {"solver": "ppdsparse", "pool": "serial"}  # of TINY: about two seconds, most of them to begin
+QUICK: Final[dict[str, Any]] = {
+    "solver": "ppdsparse",
+    "pool": "serial",
+}  # of TINY: about two seconds, most of them to begin
 SLOW: Final[dict[str, Any]] = {
     "solver": "ppdsparse",
     "pool": "serial",
@@ -24,7 +27,11 @@ RETRIES: Final = (httpx.TransportError,)
 
 def dataset(http: httpx.Client, ledger: Ledger, name: str = "small", **options: Any) -> str:
     """Have a synthetic data set built; its id once it is READY."""
-    body = {"name": name, "format": "synthetic", "options": {"test_fraction": 0.2, "synthetic": {**TINY, **options}}}
+    body = {
+        "name": name,
+        "format": "synthetic",
+        "options": {"test_fraction": 0.2, "synthetic": {**TINY, **options}},
+    }
     made = ok(http.post("/v1/datasets", json=body))
     ledger.acknowledged("dataset", made["id"])
     return settled(http, made["id"])
@@ -32,7 +39,12 @@ def dataset(http: httpx.Client, ledger: Ledger, name: str = "small", **options: 
 
 def settled(http: httpx.Client, dataset_id: str) -> str:
     """A data set's id once it is READY."""
-    state = until(lambda: (found := ok(http.get(f"/v1/datasets/{dataset_id}")))["status"] != "BUILDING" and found, "data set")
+    state = until(
+        lambda: (
+            (found := ok(http.get(f"/v1/datasets/{dataset_id}")))["status"] != "BUILDING" and found
+        ),
+        "data set",
+    )
     assert state["status"] == "READY", state
     return dataset_id
 
@@ -56,20 +68,27 @@ def again(ask: Any, seconds: float = 600.0, pause: float = 0.05) -> httpx.Respon
         except RETRIES:
             found = None  # type: ignore[assignment]
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no answer within {seconds:.0f} s: {found.text if found is not None else 'nobody there'}")
+            raise TimeoutError(
+                f"no answer within {seconds:.0f} s: {found.text if found is not None else 'nobody there'}"
+            )
         time.sleep(pause)
 
 
 def ok(answer: httpx.Response) -> Any:
     """The content of a good answer."""
-    assert answer.is_success, f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}"
+    assert answer.is_success, (
+        f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}"
+    )
     return answer.json() if answer.content else None
 
 
 def ended(http: httpx.Client, job: str, seconds: float = 900.0) -> dict[str, Any]:
     """A job once it has ended."""
     return until(
-        lambda: (found := ok(again(lambda: http.get(f"/v1/jobs/{job}"))))["status"] in TERMINAL and found,
+        lambda: (
+            (found := ok(again(lambda: http.get(f"/v1/jobs/{job}"))))["status"] in TERMINAL
+            and found
+        ),
         f"the end of {job}",
         seconds,
     )
@@ -81,7 +100,13 @@ def at_share(http: httpx.Client, job: str, share: float) -> dict[str, Any]:
     def look() -> Any:
         found = ok(http.get(f"/v1/jobs/{job}"))
         told = found["progress"]
-        reached = told.get("phase") == "TRAINING" and told.get("total") and told["done"] >= share * told["total"]
-        return (reached or found["status"] in TERMINAL or told.get("phase") in ("MERGING", "EVALUATING")) and found
+        reached = (
+            told.get("phase") == "TRAINING"
+            and told.get("total")
+            and told["done"] >= share * told["total"]
+        )
+        return (
+            reached or found["status"] in TERMINAL or told.get("phase") in ("MERGING", "EVALUATING")
+        ) and found
 
     return until(look, f"{share:.0%} of {job}", pause=0.02)

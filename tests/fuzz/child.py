@@ -36,9 +36,14 @@ class Trial:
     """Tries inputs on a target, and keeps the figures."""
 
     def __init__(self, target: Any, folder: Path, work: Path) -> None:
-        self.target, self.folder, self.work = target, folder, work
+        self.target = target
+        self.folder = folder
+        self.work = work
         self.outcomes: Counter[str] = Counter()
-        self.executions, self.failures, self.begun, self.told = 0, 0, time.monotonic(), 0.0
+        self.executions = 0
+        self.failures = 0
+        self.begun = time.monotonic()
+        self.told = 0.0
         self.known: set[str] = set()  # kinds of failure seen: one input of each is kept
         (folder / "failed").mkdir(exist_ok=True)
         self.base = resident()
@@ -86,7 +91,11 @@ class Trial:
         except Exception as error:  # whatever escapes is the finding
             at = traceback.extract_tb(error.__traceback__)[-1]
             self.trace = traceback.format_exc()
-            told = str(error).split(":")[0][:40] if type(error).__name__ == "Differs" else type(error).__name__
+            told = (
+                str(error).split(":")[0][:40]
+                if type(error).__name__ == "Differs"
+                else type(error).__name__
+            )
             return None, f"{told} at {Path(at.filename).name}:{at.lineno}"
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -104,7 +113,11 @@ class Trial:
             return
         self.known.add(failure)
         trace = getattr(self, "trace", "")
-        small = data if failure in ("Hang", "Memory") else shrunk(data, lambda part: self.fails(part) == failure)
+        small = (
+            data
+            if failure in ("Hang", "Memory")
+            else shrunk(data, lambda part: self.fails(part) == failure)
+        )
         name = f"{self.target.name}-{hashlib.sha256(small).hexdigest()[:12]}"
         (self.folder / "failed" / name).write_bytes(small)
         (self.folder / "failed" / f"{name}.txt").write_text(f"{failure}\n{small[:300]!r}\n{trace}")
@@ -139,12 +152,19 @@ def atheris_engine(trial: Trial, request: dict[str, Any], atheris: Any) -> None:
     for i, seed in enumerate(trial.target.seeds):
         (corpus / f"seed{i}").write_bytes(seed)
     words = trial.folder / "words"
-    words.write_text("".join('"' + "".join(f"\\x{b:02x}" for b in word) + '"\n' for word in trial.target.words))
+    words.write_text(
+        "".join('"' + "".join(f"\\x{b:02x}" for b in word) + '"\n' for word in trial.target.words)
+    )
 
     def one(data: bytes) -> None:
         trial(data)
 
-    options = [f"-max_total_time={int(request['seconds'])}", f"-seed={request['seed'] + 1}", f"-dict={words}", "-max_len=16384"]
+    options = [
+        f"-max_total_time={int(request['seconds'])}",
+        f"-seed={request['seed'] + 1}",
+        f"-dict={words}",
+        "-max_len=16384",
+    ]
     options += ["-rss_limit_mb=0", "-timeout=60", "-print_final_stats=1"]
     atheris.Setup([sys.argv[0], str(corpus), *options], one)
     atheris.Fuzz()
@@ -156,7 +176,9 @@ def main() -> int:
     folder, work = Path(request["folder"]), Path(request["work"])
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (int(2 * request["seconds"]) + 60, int(2 * request["seconds"]) + 65))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (int(2 * request["seconds"]) + 60, int(2 * request["seconds"]) + 65)
+    )
 
     def late(number: int, frame: FrameType | None) -> None:
         raise Hang
@@ -176,7 +198,9 @@ def main() -> int:
     for seed in target.seeds:
         target.run(seed, work)  # kernels are compiled and loaded before time and memory are counted
     if sys.platform == "linux" and atheris is None:
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
+        size = (
+            int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
+        )
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
     trial = Trial(target, folder, work)
     if atheris is not None:

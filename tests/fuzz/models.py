@@ -50,13 +50,19 @@ def template() -> tuple[Path, list[str]]:
     """A model that is sound, and the names of its files."""
     home = Path(mkdtemp(prefix="xcray-fuzz-"))
     text_model(home / "model")
-    return home / "model", sorted(str(p.relative_to(home / "model")) for p in (home / "model").rglob("*") if p.is_file())
+    return home / "model", sorted(
+        str(p.relative_to(home / "model")) for p in (home / "model").rglob("*") if p.is_file()
+    )
 
 
 def seeds() -> list[bytes]:
     """Each file as it is: a byte for which it is, a byte for whether the manifest shall fit, the content."""
     root, names = template()
-    return [bytes([i, sealing]) + (root / name).read_bytes() for i, name in enumerate(names) for sealing in (0, 1)]
+    return [
+        bytes([i, sealing]) + (root / name).read_bytes()
+        for i, name in enumerate(names)
+        for sealing in (0, 1)
+    ]
 
 
 def run(data: bytes, folder: Path) -> str:
@@ -93,7 +99,9 @@ def _fit(path: Path, name: str) -> None:
         manifest: Any = json.loads((path / MANIFEST).read_bytes())
         manifest.pop("seal", None)
         if name != MANIFEST:
-            manifest["files"] = {file: entry for file, entry in file_digests(path).items() if file != MANIFEST}
+            manifest["files"] = {
+                file: entry for file, entry in file_digests(path).items() if file != MANIFEST
+            }
         (path / MANIFEST).write_bytes(sealed(manifest).encode())
     except (ValueError, TypeError, AttributeError, RecursionError, XcrayError):
         return  # then it is refused as it is

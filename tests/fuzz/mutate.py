@@ -7,9 +7,60 @@ import re
 from collections.abc import Sequence
 
 LONGEST = 1 << 16  # bytes of an input
-NUMBERS = (b"0", b"-1", b"1", b"2147483647", b"2147483648", b"4294967296", b"9223372036854775808", b"1e400", b"1e-400", b"1e39")
-NUMBERS += (b"nan", b"inf", b"-0", b"00", b"0x1p3", b"1_0", b"1,5", b".5", b"5.", b"9" * 40, b"33554431", b"33554432", "١".encode())
-BYTES = (0, 1, 9, 10, 13, 32, 34, 35, 44, 45, 46, 48, 58, 91, 92, 93, 123, 125, 127, 128, 192, 237, 239, 254, 255)
+NUMBERS = (
+    b"0",
+    b"-1",
+    b"1",
+    b"2147483647",
+    b"2147483648",
+    b"4294967296",
+    b"9223372036854775808",
+    b"1e400",
+    b"1e-400",
+    b"1e39",
+)
+NUMBERS += (
+    b"nan",
+    b"inf",
+    b"-0",
+    b"00",
+    b"0x1p3",
+    b"1_0",
+    b"1,5",
+    b".5",
+    b"5.",
+    b"9" * 40,
+    b"33554431",
+    b"33554432",
+    "١".encode(),
+)
+BYTES = (
+    0,
+    1,
+    9,
+    10,
+    13,
+    32,
+    34,
+    35,
+    44,
+    45,
+    46,
+    48,
+    58,
+    91,
+    92,
+    93,
+    123,
+    125,
+    127,
+    128,
+    192,
+    237,
+    239,
+    254,
+    255,
+)
 
 
 class Mutator:
@@ -17,7 +68,8 @@ class Mutator:
 
     def __init__(self, seed: int, pool: Sequence[bytes], words: Sequence[bytes]) -> None:
         self.rng = random.Random(seed)
-        self.pool, self.words = [data[:LONGEST] for data in pool], [*words, *NUMBERS]
+        self.pool = [data[:LONGEST] for data in pool]
+        self.words = [*words, *NUMBERS]
 
     def keep(self, data: bytes) -> None:
         """Take an input that did something new into the pool."""

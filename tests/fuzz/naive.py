@@ -33,7 +33,9 @@ def lines_of(data: bytes) -> list[str]:
 
 def without_comments(data: bytes) -> bytes:
     """Lines of comments are not looked at, so they need not be text."""
-    return b"\n".join(b"#" if line.strip(b" \t\r").startswith(b"#") else line for line in data.split(b"\n"))
+    return b"\n".join(
+        b"#" if line.strip(b" \t\r").startswith(b"#") else line for line in data.split(b"\n")
+    )
 
 
 def svmlight(data: bytes, base: int = 1, n_features: int = MOST, n_labels: int = MOST) -> list[Any]:
@@ -62,7 +64,12 @@ def _svmlight_row(line: str, base: int, n_features: int, n_labels: int) -> Any:
     labels: set[int] = set()
     if not line.startswith((" ", "\t")):
         for part in tokens.pop(0).split(","):
-            if not WHOLE.fullmatch(part) or not part.isascii() or len(part.lstrip("0")) > 18 or int(part[-18:]) >= n_labels:
+            if (
+                not WHOLE.fullmatch(part)
+                or not part.isascii()
+                or len(part.lstrip("0")) > 18
+                or int(part[-18:]) >= n_labels
+            ):
                 raise Refused(f"label {part!r}")
             labels.add(int(part[-18:]))
     pairs: dict[int, float] = {}
@@ -70,10 +77,20 @@ def _svmlight_row(line: str, base: int, n_features: int, n_labels: int) -> Any:
         if token.startswith("#"):
             break
         index, colon, value = token.partition(":")
-        if not colon or not WHOLE.fullmatch(index) or not index.isascii() or len(index.lstrip("0")) > 18:
+        if (
+            not colon
+            or not WHOLE.fullmatch(index)
+            or not index.isascii()
+            or len(index.lstrip("0")) > 18
+        ):
             raise Refused(f"index {token!r}")
         number = int(index[-18:]) - base
-        if not 0 <= number < n_features or number in pairs or not DECIMAL.fullmatch(value) or not value.isascii():
+        if (
+            not 0 <= number < n_features
+            or number in pairs
+            or not DECIMAL.fullmatch(value)
+            or not value.isascii()
+        ):
             raise Refused(f"pair {token!r}")
         with np.errstate(over="ignore"):
             pairs[number] = float(np.float32(float(value)))
@@ -124,7 +141,11 @@ def _no(name: str) -> Any:
 
 def _document(found: Any) -> Any:
     """A text, not blank, and labels: a list of strings and whole numbers, or one string."""
-    if not isinstance(found, dict) or not isinstance(found.get("text"), str) or not found["text"].strip():
+    if (
+        not isinstance(found, dict)
+        or not isinstance(found.get("text"), str)
+        or not found["text"].strip()
+    ):
         raise Refused("text")
     labels = found.get("labels")
     if isinstance(labels, str):
@@ -139,7 +160,11 @@ def _document(found: Any) -> Any:
 
 def csv(data: bytes, delimiter: str = ",", quoted: bool = True) -> list[Any]:
     """Documents of a table with a header."""
-    rows = _cells("\n".join(lines_of(data)), delimiter) if quoted else [line.split(delimiter) for line in lines_of(data) if line]
+    rows = (
+        _cells("\n".join(lines_of(data)), delimiter)
+        if quoted
+        else [line.split(delimiter) for line in lines_of(data) if line]
+    )
     if not rows:
         raise Refused("no header")
     names = [name.strip() for name in rows[0]]

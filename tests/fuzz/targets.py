@@ -54,7 +54,9 @@ class Differs(AssertionError):
     """xcray and the plain reader understand an input differently."""
 
 
-def compared(read: Callable[[], Any], plain: Callable[[], Any], same: Callable[[Any, Any], bool]) -> str:
+def compared(
+    read: Callable[[], Any], plain: Callable[[], Any], same: Callable[[Any, Any], bool]
+) -> str:
     """What came of reading: the code of the refusal, or "accepted" when the plain reader reads the same."""
     try:
         found = read()
@@ -92,7 +94,9 @@ def matrix(format: str, suffix: str, plain: Callable[[bytes], Any]) -> Callable[
                 for i in range(X.n_rows):
                     indices, values = X.row(i)
                     labels = Y.indices[Y.indptr[i] : Y.indptr[i + 1]]
-                    rows.append((labels.tolist(), dict(zip(indices.tolist(), values.tolist(), strict=True))))
+                    rows.append(
+                        (labels.tolist(), dict(zip(indices.tolist(), values.tolist(), strict=True)))
+                    )
             return rows
 
         return compared(read, lambda: plain(data), lambda a, b: a == b)
@@ -108,7 +112,10 @@ def documents(format: str, plain: Callable[[bytes], Any]) -> Callable[[bytes, Pa
         path.write_bytes(data)
 
         def read() -> list[Any]:
-            return [(record.text, record.labels) for record in read_records(format, path, OPTIONS, Tally())]
+            return [
+                (record.text, record.labels)
+                for record in read_records(format, path, OPTIONS, Tally())
+            ]
 
         return compared(read, lambda: plain(data), lambda a, b: a == b)
 
@@ -123,18 +130,32 @@ def run_parquet(data: bytes, folder: Path) -> str:
     def read() -> list[Any]:
         form = parquet_form(path, OPTIONS)
         if form.text:
-            return [(record.text, list(record.labels)) for record in parquet_records(path, OPTIONS, Tally())]
-        numbers = {name: k for k, name in enumerate(label_names(path, OPTIONS))} if form.named else None
+            return [
+                (record.text, list(record.labels))
+                for record in parquet_records(path, OPTIONS, Tally())
+            ]
+        numbers = (
+            {name: k for k, name in enumerate(label_names(path, OPTIONS))} if form.named else None
+        )
         rows = []
         for X, Y in read_parquet(path, OPTIONS, Tally(), numbers):
             for i in range(X.n_rows):
                 indices, values = X.row(i)
-                rows.append((dict(zip(indices.tolist(), values.tolist(), strict=True)), int(Y.indptr[i + 1] - Y.indptr[i])))
+                rows.append(
+                    (
+                        dict(zip(indices.tolist(), values.tolist(), strict=True)),
+                        int(Y.indptr[i + 1] - Y.indptr[i]),
+                    )
+                )
         return rows
 
     def plain() -> list[Any]:
         try:
-            return pq.ParquetFile(io.BytesIO(data)).read(columns=parquet_form(path, OPTIONS).columns).to_pylist()
+            return (
+                pq.ParquetFile(io.BytesIO(data))
+                .read(columns=parquet_form(path, OPTIONS).columns)
+                .to_pylist()
+            )
         except (pa.ArrowException, OSError, ValueError) as error:
             raise naive.Refused(str(error)[:100]) from None
 
@@ -218,8 +239,13 @@ def run_oip(data: bytes, folder: Path) -> str:
         _check_told(error)
         return str(error.code)
     if not isinstance(rows, list):
-        sound = np.isfinite(rows.data).all() and all(np.all(np.diff(rows.row(i)[0]) > 0) for i in range(rows.n_rows))
-        if not sound or (len(rows.indices) and not 0 <= rows.indices.min() <= rows.indices.max() < MODEL.n_features):
+        sound = np.isfinite(rows.data).all() and all(
+            np.all(np.diff(rows.row(i)[0]) > 0) for i in range(rows.n_rows)
+        )
+        if not sound or (
+            len(rows.indices)
+            and not 0 <= rows.indices.min() <= rows.indices.max() < MODEL.n_features
+        ):
             raise Differs("rows with columns or values that are none")
     return "accepted"
 
@@ -251,7 +277,9 @@ def run_lists(data: bytes, folder: Path) -> str:
             out.append(str(error.code))
             continue
         out.append("accepted")
-        if isinstance(found, Names) and found.names != [line.strip() for line in naive.lines_of(data)]:
+        if isinstance(found, Names) and found.names != [
+            line.strip() for line in naive.lines_of(data)
+        ]:
             raise Differs("names")
     return "+".join(out)
 
@@ -270,7 +298,12 @@ def claiming() -> bytes:
 
 def seeds_of(*modules: Any) -> list[bytes]:
     """Inputs of the tables."""
-    return [case.data for module in modules for case in (*module.BAD, *module.GOOD) if len(case.data) < 1 << 14]
+    return [
+        case.data
+        for module in modules
+        for case in (*module.BAD, *module.GOOD)
+        if len(case.data) < 1 << 14
+    ]
 
 
 def infer(body: dict[str, Any], binary: bytes = b"") -> bytes:
@@ -283,17 +316,37 @@ def infer_seeds() -> list[bytes]:
     """Requests of tensors, in JSON and in bytes."""
 
     def tensor(name: str, kind: str, shape: list[int], data: Any) -> dict[str, Any]:
-        how = {"parameters": {"binary_data_size": data}} if isinstance(data, int) else {"data": data}
+        how = (
+            {"parameters": {"binary_data_size": data}} if isinstance(data, int) else {"data": data}
+        )
         return {"name": name, "datatype": kind, "shape": shape, **how}
 
     sparse = [tensor("indptr", "INT64", [2], [0, 2]), tensor("indices", "INT32", [2], [1, 5])]
     return [
         infer({"inputs": [tensor("text", "BYTES", [2], ["a word", "b"])]}),
-        infer({"inputs": [tensor("dense", "FP32", [1, 8], [0.5] * 8)], "outputs": [{"name": "labels"}]}),
-        infer({"inputs": [*sparse, tensor("values", "FP64", [2], [1.0, -2.5])], "parameters": {"top_k": 2}}),
-        infer({"id": "x", "inputs": [tensor("dense", "FP32", [1, 8], 32)]}, np.ones(8, np.float32).tobytes()),
-        infer({"inputs": [*sparse, tensor("values", "FP32", [2], 8)]}, np.ones(2, np.float32).tobytes()),
-        infer({"inputs": [tensor("text", "BYTES", [2], 11)]}, b"\x03\x00\x00\x00abc\x00\x00\x00\x00"),
+        infer(
+            {
+                "inputs": [tensor("dense", "FP32", [1, 8], [0.5] * 8)],
+                "outputs": [{"name": "labels"}],
+            }
+        ),
+        infer(
+            {
+                "inputs": [*sparse, tensor("values", "FP64", [2], [1.0, -2.5])],
+                "parameters": {"top_k": 2},
+            }
+        ),
+        infer(
+            {"id": "x", "inputs": [tensor("dense", "FP32", [1, 8], 32)]},
+            np.ones(8, np.float32).tobytes(),
+        ),
+        infer(
+            {"inputs": [*sparse, tensor("values", "FP32", [2], 8)]},
+            np.ones(2, np.float32).tobytes(),
+        ),
+        infer(
+            {"inputs": [tensor("text", "BYTES", [2], 11)]}, b"\x03\x00\x00\x00abc\x00\x00\x00\x00"
+        ),
     ]
 
 
@@ -351,7 +404,17 @@ JSON_WORDS = (
     b'"text"',
     b'"labels"',
 )
-ASK_WORDS = (*JSON_WORDS, b'"instances"', b'"indices"', b'"values"', b'"top_k"', b'"allow"', b"1.0", b"0.5", b"-1")
+ASK_WORDS = (
+    *JSON_WORDS,
+    b'"instances"',
+    b'"indices"',
+    b'"values"',
+    b'"top_k"',
+    b'"allow"',
+    b"1.0",
+    b"0.5",
+    b"-1",
+)
 OIP_WORDS = (
     *JSON_WORDS,
     b'"inputs"',
@@ -394,9 +457,13 @@ THRIFT_WORDS = (
 TARGETS = {
     target.name: target
     for target in (
-        Target("svmlight", seeds_of(svmlight), LINE_WORDS, matrix("svmlight", "svm", naive.svmlight)),
+        Target(
+            "svmlight", seeds_of(svmlight), LINE_WORDS, matrix("svmlight", "svm", naive.svmlight)
+        ),
         Target("xc", seeds_of(xc), LINE_WORDS, matrix("xc", "txt", naive.xc)),
-        Target("jsonl", seeds_of(json_lines), (*JSON_WORDS, b"\n"), documents("jsonl", naive.jsonl)),
+        Target(
+            "jsonl", seeds_of(json_lines), (*JSON_WORDS, b"\n"), documents("jsonl", naive.jsonl)
+        ),
         Target("csv", seeds_of(tables), CSV_WORDS, documents("csv", naive.csv)),
         Target(
             "tsv",
@@ -408,7 +475,17 @@ TARGETS = {
         Target("json-predict", [case.content for case in predict.CASES], ASK_WORDS, run_predict),
         Target("oip", infer_seeds(), OIP_WORDS, run_oip),
         Target(
-            "npy", [npy(np.ones(3)), npy(np.arange(3)), npy(np.array(["a"] * 3)), claiming(), b"", b"1\n2\n3\n"], NPY_WORDS, run_npy
+            "npy",
+            [
+                npy(np.ones(3)),
+                npy(np.arange(3)),
+                npy(np.array(["a"] * 3)),
+                claiming(),
+                b"",
+                b"1\n2\n3\n",
+            ],
+            NPY_WORDS,
+            run_npy,
         ),
         Target("lists", [b"a\nb\n", b"1\n2\n3\n", b"\n", "é\nx\n".encode()], LINE_WORDS, run_lists),
         models.target(Target),

@@ -22,7 +22,9 @@ def read(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     """The piecewise linear curve through the knots at x, flat beyond its ends."""
     if x <= xs[0]:
         return ys[0]
-    for (x0, y0), (x1, y1) in zip(zip(xs, ys, strict=True), zip(xs[1:], ys[1:], strict=True), strict=False):
+    for (x0, y0), (x1, y1) in zip(
+        zip(xs, ys, strict=True), zip(xs[1:], ys[1:], strict=True), strict=False
+    ):
         if x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
     return ys[-1]

@@ -15,7 +15,13 @@ def split_objective(W: Any, b: Any, X: Any, Y: Any, c: Any, lam: float) -> float
 def term(W: Any, b: Any, X: Any, Y: Any, c: Any, lam: float, i: int, k: int) -> float:
     """Eq. (12), f_ki, with c_i for 1/N."""
     K, score = W.shape[1], float(W[:, k] @ X[i])
-    return c[i] * (lam / 2 * float(W[:, k] @ W[:, k]) - Y[i, k] * score + np.exp(score + b[i]) - b[i] / K - 1 / K)
+    return c[i] * (
+        lam / 2 * float(W[:, k] @ W[:, k])
+        - Y[i, k] * score
+        + np.exp(score + b[i])
+        - b[i] / K
+        - 1 / K
+    )
 
 
 def term_gradient(W: Any, b: Any, X: Any, Y: Any, c: Any, lam: float, i: int, k: int) -> Any:
@@ -30,7 +36,19 @@ def exact_b(W: Any, X: Any) -> Any:
     return -(most + np.log(np.exp(S - most[:, None]).sum(axis=1)))
 
 
-def steps(W: Any, h: Any, b: Any, X: Any, Y: Any, c: Any, rows: Any, rate: float, norm: Any, share: float, adaptive: bool) -> Any:
+def steps(
+    W: Any,
+    h: Any,
+    b: Any,
+    X: Any,
+    Y: Any,
+    c: Any,
+    rows: Any,
+    rate: float,
+    norm: Any,
+    share: float,
+    adaptive: bool,
+) -> Any:
     """Steps of one block, row by row: W (D, k), h (D,) and the rows' targets of the block Y (N, k); returns new W and h."""
     W, h = W.copy(), h.copy()
     for i in rows:

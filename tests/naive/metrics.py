@@ -9,12 +9,17 @@ from fractions import Fraction
 
 def precision(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
     """P@k."""
-    return sum(sum(label in t for label in r[:k]) / k for r, t in zip(ranked, true, strict=True)) / len(true)
+    return sum(
+        sum(label in t for label in r[:k]) / k for r, t in zip(ranked, true, strict=True)
+    ) / len(true)
 
 
 def recall(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
     """recall@k."""
-    return sum(sum(label in t for label in r[:k]) / len(t) if t else 0.0 for r, t in zip(ranked, true, strict=True)) / len(true)
+    return sum(
+        sum(label in t for label in r[:k]) / len(t) if t else 0.0
+        for r, t in zip(ranked, true, strict=True)
+    ) / len(true)
 
 
 def dcg(gains: Sequence[float]) -> float:
@@ -36,19 +41,27 @@ def inverse_propensity(count: int, n: int, a: float = 0.55, b: float = 1.5) -> f
     return 1.0 + (math.log(n) - 1.0) * (b + 1.0) ** a * math.exp(-a * math.log(count + b))
 
 
-def _gains(r: Sequence[int], t: set[int], k: int, w: Sequence[float]) -> tuple[list[float], list[float]]:
+def _gains(
+    r: Sequence[int], t: set[int], k: int, w: Sequence[float]
+) -> tuple[list[float], list[float]]:
     """Gains of a ranking and of the best one."""
-    return [w[label] if label in t else 0.0 for label in r[:k]], sorted((w[label] for label in t), reverse=True)[:k]
+    return [w[label] if label in t else 0.0 for label in r[:k]], sorted(
+        (w[label] for label in t), reverse=True
+    )[:k]
 
 
-def psp(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, w: Sequence[float]) -> float:
+def psp(
+    ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, w: Sequence[float]
+) -> float:
     """PSP@k."""
     pairs = [_gains(r, t, k, w) for r, t in zip(ranked, true, strict=True)]
     best = sum(sum(b) for _, b in pairs)
     return sum(sum(g) for g, _ in pairs) / best if best else 0.0
 
 
-def psndcg(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, w: Sequence[float]) -> float:
+def psndcg(
+    ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, w: Sequence[float]
+) -> float:
     """PSnDCG@k."""
     got = best = 0.0
     for r, t in zip(ranked, true, strict=True):
@@ -71,15 +84,25 @@ def groups(counts: Sequence[int], n: int, equal: str) -> list[int]:
     seen = sorted((count, label) for label, count in enumerate(counts) if count)
     total, before, out = sum(counts), 0, [-1] * len(counts)
     for rank, (count, label) in enumerate(seen):
-        place = Fraction(rank, len(seen)) if equal == "labels" else (before + Fraction(count, 2)) / total
+        place = (
+            Fraction(rank, len(seen))
+            if equal == "labels"
+            else (before + Fraction(count, 2)) / total
+        )
         out[label] = math.floor(place * n)
         before += count
     return out
 
 
-def by_group(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, of: Sequence[int], group: int) -> dict[str, float]:
+def by_group(
+    ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, of: Sequence[int], group: int
+) -> dict[str, float]:
     """The part of P@k, the recall and the precision of the labels of one group."""
-    hits = sum(label in t and of[label] == group for r, t in zip(ranked, true, strict=True) for label in r[:k])
+    hits = sum(
+        label in t and of[label] == group
+        for r, t in zip(ranked, true, strict=True)
+        for label in r[:k]
+    )
     there = sum(of[label] == group for t in true for label in t)
     asked = sum(of[label] == group for r in ranked for label in r[:k])
     whole = {"P": k * len(true), "recall": there, "precision": asked}

@@ -38,11 +38,19 @@ def solve(X: Any, Y: Any, c: Any, lam: float) -> Any:
         W = w.reshape(shape)
         return objective(W, X, Y, c, lam), gradient(W, X, Y, c, lam).ravel()
 
-    return minimize(value, np.zeros(shape).ravel(), jac=True, method="BFGS", options={"gtol": 1e-9}).x.reshape(shape)
+    return minimize(
+        value, np.zeros(shape).ravel(), jac=True, method="BFGS", options={"gtol": 1e-9}
+    ).x.reshape(shape)
 
 
 def shard_of(X: Any, Y: Any, c: Any, rows: Any, sparse: bool = True) -> Shard:
     """Some rows of dense X (N, D), Y (N, K), c (N,) as a solver takes them."""
     rows = np.asarray(rows, np.int64)
     dense = None if sparse else frozen(X[rows], np.float32)
-    return Shard(csr_from(X[rows]), dense, csr_from(Y[rows]), frozen(c[rows], np.float64), frozen(rows, np.int64))
+    return Shard(
+        csr_from(X[rows]),
+        dense,
+        csr_from(Y[rows]),
+        frozen(c[rows], np.float64),
+        frozen(rows, np.int64),
+    )

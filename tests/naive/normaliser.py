@@ -11,5 +11,7 @@ def log_normaliser(scores: Any) -> list[float]:
     out = []
     for row in scores.tolist():
         top = max(row, default=-math.inf)
-        out.append(top + math.log(math.fsum(math.exp(value - top) for value in row)) if row else -math.inf)
+        out.append(
+            top + math.log(math.fsum(math.exp(value - top) for value in row)) if row else -math.inf
+        )
     return out

@@ -21,7 +21,9 @@ def loss(z: np.ndarray, labels: Sequence[int]) -> float:
     return max(0.0, 1.0 + max(z[k] for k in others) - min(z[k] for k in labels))
 
 
-def primal(W: np.ndarray, X: np.ndarray, labels: list[list[int]], lam: float, tau: float, C: float) -> float:
+def primal(
+    W: np.ndarray, X: np.ndarray, labels: list[list[int]], lam: float, tau: float, C: float
+) -> float:
     """lam |W|_1 + tau/2 |W|^2 + C sum of losses; W is D x K."""
     losses = sum(loss(x @ W, own) for x, own in zip(X, labels, strict=True))
     return float(lam * np.abs(W).sum() + 0.5 * tau * (W**2).sum() + C * losses)
@@ -64,7 +66,14 @@ def project(c: np.ndarray, n_pos: int, C: float) -> np.ndarray:
 
 
 def solve(
-    X: np.ndarray, labels: list[list[int]], K: int, lam: float, tau: float, C: float, *, sweeps: int = 400
+    X: np.ndarray,
+    labels: list[list[int]],
+    K: int,
+    lam: float,
+    tau: float,
+    C: float,
+    *,
+    sweeps: int = 400,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(W, beta) by block-coordinate ascent in fixed order, all labels active."""
     beta, V = np.zeros((len(X), K)), np.zeros((X.shape[1], K))
@@ -75,7 +84,9 @@ def solve(
             if not own or not others:
                 continue
             z, step = X[i] @ soft(V, lam) / tau, tau / max(X[i] @ X[i], 1e-6)
-            c = np.concatenate([beta[i, own] + (1.0 - z[own]) * step, -beta[i, others] + z[others] * step])
+            c = np.concatenate(
+                [beta[i, own] + (1.0 - z[own]) * step, -beta[i, others] + z[others] * step]
+            )
             new = project(c, len(own), C)
             moved = np.zeros(K)
             moved[own], moved[others] = new[: len(own)], -new[len(own) :]
@@ -86,7 +97,9 @@ def solve(
     return soft(V, lam) / tau, beta
 
 
-def solve_program(X: np.ndarray, labels: list[list[int]], K: int, lam: float, tau: float, C: float) -> tuple[np.ndarray, float]:
+def solve_program(
+    X: np.ndarray, labels: list[list[int]], K: int, lam: float, tau: float, C: float
+) -> tuple[np.ndarray, float]:
     """(W, objective): W = A - B with A, B >= 0, a slack a sample, and a row of constraints a pair of labels; SLSQP."""
     n, d = X.shape
     rows, right = [], []
@@ -105,7 +118,9 @@ def solve_program(X: np.ndarray, labels: list[list[int]], K: int, lam: float, ta
     def objective(u: np.ndarray) -> tuple[float, np.ndarray]:
         w = u[:size] - u[size : 2 * size]
         slope = np.concatenate([lam + tau * w, lam - tau * w, np.full(n, C)])
-        return float(lam * u[: 2 * size].sum() + 0.5 * tau * (w @ w) + C * u[2 * size :].sum()), slope
+        return float(
+            lam * u[: 2 * size].sum() + 0.5 * tau * (w @ w) + C * u[2 * size :].sum()
+        ), slope
 
     found = minimize(
         objective,

@@ -57,7 +57,9 @@ def solve_squared_hinge(
     return w, b, primal(w, b, X, y, lam, tau, C)
 
 
-def null_objective(y: np.ndarray, tau: float, C: float | np.ndarray, kind: str = "squared_hinge") -> float:
+def null_objective(
+    y: np.ndarray, tau: float, C: float | np.ndarray, kind: str = "squared_hinge"
+) -> float:
     """min over b of the primal at w = 0, by a fine grid and a parabola's worth of care."""
     grid = np.linspace(-1.0, 1.0, 20_001)
     return min(0.5 * tau * b * b + loss(1.0 - y * b, C, kind) for b in grid)

@@ -23,7 +23,10 @@ def all_scores(X: CSR, W: CSR, b: Any) -> Any:
 def top_k(X: CSR, W: CSR, b: Any, k: int) -> TopK:
     """The k best of each row: by falling score, then by rising label number."""
     scores = all_scores(X, W, b)
-    labels = np.array([sorted(range(W.n_rows), key=lambda j: (-row[j], j))[:k] for row in scores.tolist()], np.int32)
+    labels = np.array(
+        [sorted(range(W.n_rows), key=lambda j: (-row[j], j))[:k] for row in scores.tolist()],
+        np.int32,
+    )
     labels = labels.reshape(X.n_rows, min(k, W.n_rows))
     return TopK(labels, np.take_along_axis(scores, labels.astype(np.int64), axis=1))
 
@@ -39,8 +42,12 @@ def best(scores: Any, k: int, allowed: Any = None) -> TopK:
     k = min(k, len(labels))
     out = TopK(np.empty((len(scores), k), np.int32), np.empty((len(scores), k), np.float64))
     for i, row in enumerate(scores[:, labels]):
-        good = np.flatnonzero(row >= np.partition(row, len(row) - k)[len(row) - k])  # the k-th best, its ties, and better ones
-        order = good[np.argsort(-row[good], kind="stable")[:k]]  # stable: equal scores stay in the order of labels
+        good = np.flatnonzero(
+            row >= np.partition(row, len(row) - k)[len(row) - k]
+        )  # the k-th best, its ties, and better ones
+        order = good[
+            np.argsort(-row[good], kind="stable")[:k]
+        ]  # stable: equal scores stay in the order of labels
         out.labels[i], out.scores[i] = labels[order], row[order]
     return out
 

@@ -48,7 +48,11 @@ def form_of(names: Sequence[str], spec: BulkSpec, reads_text: bool, file: str) -
     if spec.text_columns is not None:
         form = Form(TEXT, text=spec.text_columns)
     elif spec.values_column is not None:
-        form = Form(SPARSE if spec.indices_column else DENSE, indices=spec.indices_column or "", values=spec.values_column)
+        form = Form(
+            SPARSE if spec.indices_column else DENSE,
+            indices=spec.indices_column or "",
+            values=spec.values_column,
+        )
     elif "text" in there and (reads_text or "values" not in there):
         form = Form(TEXT, text=("text",))
     elif {"indices", "values"} <= there:
@@ -60,5 +64,10 @@ def form_of(names: Sequence[str], spec: BulkSpec, reads_text: bool, file: str) -
     if missing:
         shown = ", ".join(list(names)[:LISTED]) or "none"
         hint = "name the columns: text_columns; indices_column and values_column; values_column of dense rows; id_column"
-        raise DataError("FIELD_MISSING", f"there is no column {missing[0]!r}; there are: {shown}", file=file, hint=hint)
+        raise DataError(
+            "FIELD_MISSING",
+            f"there is no column {missing[0]!r}; there are: {shown}",
+            file=file,
+            hint=hint,
+        )
     return form

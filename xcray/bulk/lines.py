@@ -35,8 +35,13 @@ from xcray.kernels.parse import Bounds
 
 GRAIN: Final = 1024  # rows between two places where a chunk may begin
 HEAVY: Final = 64 << 20  # bytes of a chunk, about
-MOST_MARKS: Final = 1 << 18  # places kept in mind, of 24 bytes: for a terabyte of text, or the smallest parts there may be
-NO_ROW: Final = {"svmlight": re.compile(rb"[ \t\r]*(?:\n|\Z|#)"), "jsonl": re.compile(rb"[ \t\r]*(?:\n|\Z)")}
+MOST_MARKS: Final = (
+    1 << 18
+)  # places kept in mind, of 24 bytes: for a terabyte of text, or the smallest parts there may be
+NO_ROW: Final = {
+    "svmlight": re.compile(rb"[ \t\r]*(?:\n|\Z|#)"),
+    "jsonl": re.compile(rb"[ \t\r]*(?:\n|\Z)"),
+}
 NO_ROW["xc"] = NO_ROW["svmlight"]
 MAYBE: Final = np.frombuffer(b"\n\r \t#", np.uint8)  # what a line begins with that may be no row
 
@@ -45,13 +50,17 @@ class _Marks:
     """Places where a chunk may begin, every `grain` rows: row, offset and line of each. Of too many every other goes."""
 
     def __init__(self, offset: int, line: int, grain: int) -> None:
-        self.rows, self.offsets, self.lines = array("q", [0]), array("q", [offset]), array("q", [line])
+        self.rows = array("q", [0])
+        self.offsets = array("q", [offset])
+        self.lines = array("q", [line])
         self.grain = grain
 
     def add(self, row: int, offset: int, line: int) -> None:
         """One more place, unless it is the last one."""
         if row > self.rows[-1]:
-            for values, value in zip((self.rows, self.offsets, self.lines), (row, offset, line), strict=True):
+            for values, value in zip(
+                (self.rows, self.offsets, self.lines), (row, offset, line), strict=True
+            ):
                 values.append(value)
         if len(self.rows) > MOST_MARKS:
             self.rows, self.offsets, self.lines = self.rows[::2], self.offsets[::2], self.lines[::2]
@@ -86,7 +95,13 @@ class _Lines(NamedTuple):
     numbers: Int64
 
 
-def plan_lines(spec: BulkSpec, reads_text: bool, width: int, aside: Path, tick: Callable[[], None] = lambda: None) -> Plan:
+def plan_lines(
+    spec: BulkSpec,
+    reads_text: bool,
+    width: int,
+    aside: Path,
+    tick: Callable[[], None] = lambda: None,
+) -> Plan:
     """Chunks of a file of lines; reads it once. aside: where a compressed file is unpacked; width: features of the model.
 
     tick: called now and then. Raises NotFound, DataError for files that are no text or of another format, EMPTY_FILE, XC_ROW_COUNT.
@@ -94,7 +109,11 @@ def plan_lines(spec: BulkSpec, reads_text: bool, width: int, aside: Path, tick: 
     given, format = Path(spec.input), str(spec.format)
     source = Source(given, _options(spec, width), text=format in ("jsonl", "text"))
     packed = given.suffix.lower() in OPENERS
-    marks, form, told = _Marks(0, 1, spec.part_rows or GRAIN), Form(TEXT if format == "text" else SPARSE), None
+    marks, form, told = (
+        _Marks(0, 1, spec.part_rows or GRAIN),
+        Form(TEXT if format == "text" else SPARSE),
+        None,
+    )
     n_rows, end = 0, 0
     with open(aside, "wb") if packed else nullcontext() as spool:
         for block in source.blocks():
@@ -113,14 +132,30 @@ def plan_lines(spec: BulkSpec, reads_text: bool, width: int, aside: Path, tick: 
             end = block.offset + len(block.data)
             _spool(spool, block.data)
     if not n_rows:
-        raise source.error("EMPTY_FILE", "no rows; the file is empty, or holds only comments and blank lines")
+        raise source.error(
+            "EMPTY_FILE", "no rows; the file is empty, or holds only comments and blank lines"
+        )
     if told not in (None, n_rows):
-        raise source.error("XC_ROW_COUNT", f"the header tells {told} rows, the file has {n_rows}", line=1)
-    file = input_file(aside if packed else given, n_rows, 0, base=0 if packed else _mark_of_order(given), given=given)
-    return Plan((file,), tuple(_chunks(marks, n_rows, end, rows_of_part(n_rows, spec.k, spec.part_rows))), form)
+        raise source.error(
+            "XC_ROW_COUNT", f"the header tells {told} rows, the file has {n_rows}", line=1
+        )
+    file = input_file(
+        aside if packed else given,
+        n_rows,
+        0,
+        base=0 if packed else _mark_of_order(given),
+        given=given,
+    )
+    return Plan(
+        (file,),
+        tuple(_chunks(marks, n_rows, end, rows_of_part(n_rows, spec.k, spec.part_rows))),
+        form,
+    )
 
 
-def read_lines(plan: Plan, chunk: Chunk, spec: BulkSpec, width: int, tally: Tally) -> Iterator[Rows]:
+def read_lines(
+    plan: Plan, chunk: Chunk, spec: BulkSpec, width: int, tally: Tally
+) -> Iterator[Rows]:
     """The sound rows of a chunk, all at once; `tally` hears of the others. Raises DataErrors when they may not be skipped."""
     file = plan.files[chunk.file]
     with open(file.path, "rb") as handle:
@@ -137,7 +172,11 @@ def read_lines(plan: Plan, chunk: Chunk, spec: BulkSpec, width: int, tally: Tall
         elif spec.format == "jsonl":
             rows = _json_rows(piece, block, found, plan.form, width, heard)
         else:
-            rows = [text for i in range(len(found.starts)) if (text := _decoded(piece, block, found, i, heard)) is not None]
+            rows = [
+                text
+                for i in range(len(found.starts))
+                if (text := _decoded(piece, block, found, i, heard)) is not None
+            ]
         heard.close()
     ids = rows.ids if isinstance(rows, Rows) else None
     rows = rows.rows if isinstance(rows, Rows) else rows
@@ -155,7 +194,11 @@ def parse_one() -> None:
     options, tally = ReadOptions(n_features=1), Tally()
     piece = _Piece("one", options, text=False)
     bounds = Bounds(base=1, n_features=1, n_labels=options.max_labels, labels=True)
-    list(BlockReader(piece, LineParser(piece, bounds, tally), tally).read(Block(b"0 1:1\n", 1, 0, True)))
+    list(
+        BlockReader(piece, LineParser(piece, bounds, tally), tally).read(
+            Block(b"0 1:1\n", 1, 0, True)
+        )
+    )
 
 
 def _options(spec: BulkSpec, width: int) -> ReadOptions:
@@ -179,7 +222,9 @@ def _rows_of_block(block: Block, format: str, start: int) -> _Lines:
         starts, stops = starts[:-1], stops[:-1]
     numbers = block.line + np.arange(len(starts))
     if start:
-        starts, stops, numbers = (each[np.searchsorted(starts, start) :] for each in (starts, stops, numbers))
+        starts, stops, numbers = (
+            each[np.searchsorted(starts, start) :] for each in (starts, stops, numbers)
+        )
     if format in NO_ROW and len(starts):
         is_none = NO_ROW[format].match
         doubtful = np.isin(np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)], MAYBE)
@@ -196,7 +241,11 @@ def _mark(marks: _Marks, n_rows: int, block: Block, found: _Lines) -> None:
     n = len(found.starts)
     for i in sorted({0, *range(-n_rows % marks.grain, n, marks.grain)} if n else ()):
         if i:
-            marks.add(n_rows + i, block.offset + int(found.stops[i - 1]) + 1, int(found.numbers[i - 1]) + 1)
+            marks.add(
+                n_rows + i,
+                block.offset + int(found.stops[i - 1]) + 1,
+                int(found.numbers[i - 1]) + 1,
+            )
         else:
             marks.add(n_rows, block.offset, block.line)
 
@@ -207,8 +256,22 @@ def _chunks(marks: _Marks, n_rows: int, end: int, size: int) -> Iterator[Chunk]:
     number = 0
     for at in range(1, len(marks.rows)):
         if marks.rows[at] - row >= size or marks.offsets[at] - offset >= HEAVY:
-            yield Chunk(number, 0, row, marks.rows[at] - row, offset, marks.offsets[at] - offset, line, False)
-            number, row, offset, line = number + 1, marks.rows[at], marks.offsets[at], marks.lines[at]
+            yield Chunk(
+                number,
+                0,
+                row,
+                marks.rows[at] - row,
+                offset,
+                marks.offsets[at] - offset,
+                line,
+                False,
+            )
+            number, row, offset, line = (
+                number + 1,
+                marks.rows[at],
+                marks.offsets[at],
+                marks.lines[at],
+            )
     yield Chunk(number, 0, row, n_rows - row, offset, end - offset, line, True)
 
 
@@ -231,7 +294,11 @@ def _feature_rows(piece: Source, block: Block, spec: BulkSpec, width: int, tally
     bounds = Bounds(base=base, n_features=width, n_labels=piece.options.max_labels, labels=True)
     reader = BlockReader(piece, LineParser(piece, bounds, tally, xc=xc), tally)
     found = [X for X, _ in reader.read(block)]
-    return csr(found[0].indptr, found[0].indices, found[0].data, width) if found else csr([0], [], [], width)
+    return (
+        csr(found[0].indptr, found[0].indices, found[0].data, width)
+        if found
+        else csr([0], [], [], width)
+    )
 
 
 def _decoded(piece: Source, block: Block, found: _Lines, i: int, tally: Tally) -> str | None:
@@ -242,11 +309,17 @@ def _decoded(piece: Source, block: Block, found: _Lines, i: int, tally: Tally) -
     except UnicodeDecodeError as error:
         column = len(line[: error.start].decode("utf-8")) + 1
         hint = "save the file as UTF-8"
-        tally.bad(piece.error("ENCODING", "not UTF-8", line=int(found.numbers[i]), column=column, hint=hint))
+        tally.bad(
+            piece.error(
+                "ENCODING", "not UTF-8", line=int(found.numbers[i]), column=column, hint=hint
+            )
+        )
         return None
 
 
-def _json_form(source: Source, block: Block, found: _Lines, spec: BulkSpec, reads_text: bool) -> Form:
+def _json_form(
+    source: Source, block: Block, found: _Lines, spec: BulkSpec, reads_text: bool
+) -> Form:
     """How rows lie in JSON lines, by the fields of the first. Raises DataError when it is none."""
     tally = Tally(keep=1)
     text = _decoded(source, block, found, 0, tally) or ""
@@ -255,7 +328,9 @@ def _json_form(source: Source, block: Block, found: _Lines, spec: BulkSpec, read
     return form if form.id is None else form._replace(id_type="string")
 
 
-def _json_rows(piece: Source, block: Block, found: _Lines, form: Form, width: int, tally: Tally) -> Rows:
+def _json_rows(
+    piece: Source, block: Block, found: _Lines, form: Form, width: int, tally: Tally
+) -> Rows:
     """Rows of JSON objects with their ids, if they have any."""
     kept: list[tuple[int, list[Any]]] = []
     for i in range(len(found.starts)):
@@ -280,14 +355,22 @@ def _json_rows(piece: Source, block: Block, found: _Lines, form: Form, width: in
     sound = np.ones(len(kept), np.bool_)
     rows: list[str] | CSR
     if form.kind == TEXT:
-        rows = [" ".join(parts) for parts in zip(*(column(name) for name in form.text), strict=True)]
+        rows = [
+            " ".join(parts) for parts in zip(*(column(name) for name in form.text), strict=True)
+        ]
     else:
         values = pa.array(column(form.values), pa.list_(pa.float64()))
         if form.kind == DENSE:
             rows, sound = dense_rows(values, width, fault)
         else:
-            rows, sound = sparse_rows(pa.array(column(form.indices), pa.list_(pa.int64())), values, width, fault)
-    ids = None if form.id is None else pa.array([str(each) for each in column(form.id)], pa.string()).filter(pa.array(sound))
+            rows, sound = sparse_rows(
+                pa.array(column(form.indices), pa.list_(pa.int64())), values, width, fault
+            )
+    ids = (
+        None
+        if form.id is None
+        else pa.array([str(each) for each in column(form.id)], pa.string()).filter(pa.array(sound))
+    )
     return Rows(rows, ids)
 
 
@@ -298,7 +381,10 @@ def _field(piece: Source, line: int, fields: dict[str, Any], name: str, form: Fo
         raise piece.error("FIELD_MISSING", problem, line=line, value=name)
     value = fields[name]
     if name == form.id:
-        sound, wanted = isinstance(value, str | int) and not isinstance(value, bool), "a string or a whole number"
+        sound, wanted = (
+            isinstance(value, str | int) and not isinstance(value, bool),
+            "a string or a whole number",
+        )
     elif name in form.text:
         sound, wanted = isinstance(value, str), "a string"
     else:
@@ -306,10 +392,18 @@ def _field(piece: Source, line: int, fields: dict[str, Any], name: str, form: Fo
         kinds: Any = int if whole else int | float
         wanted = "a list of whole numbers" if whole else "a list of numbers"
         sound = isinstance(value, list) and all(
-            isinstance(each, kinds) and not isinstance(each, bool) and abs(each) < 1 << 62 for each in value
+            isinstance(each, kinds) and not isinstance(each, bool) and abs(each) < 1 << 62
+            for each in value
         )
     if not sound:
-        raise piece.error("FIELD_TYPE", f"field '{name}' is not {wanted}", line=line, value=str(value)[:100])
+        raise piece.error(
+            "FIELD_TYPE", f"field '{name}' is not {wanted}", line=line, value=str(value)[:100]
+        )
     if name == form.id and has_half_surrogate(str(value)):
-        raise piece.error("ENCODING", f"field '{name}' holds half of a surrogate pair", line=line, value=str(value)[:100])
+        raise piece.error(
+            "ENCODING",
+            f"field '{name}' holds half of a surrogate pair",
+            line=line,
+            value=str(value)[:100],
+        )
     return value

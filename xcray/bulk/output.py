@@ -61,7 +61,9 @@ class OutputParts:
     """
 
     def __init__(self, directory: Path, fingerprint: Mapping[str, Any], plan: Plan) -> None:
-        self._directory, self._plan, self._fingerprint = directory, plan, fingerprint
+        self._directory = directory
+        self._plan = plan
+        self._fingerprint = fingerprint
         directory.mkdir(parents=True, exist_ok=True)
         claim(directory, fingerprint)
         self._kept: dict[int, KeptPart] = {}
@@ -87,14 +89,20 @@ class OutputParts:
         write_bytes(path, content)
         self._kept[part.chunk] = _described(path, digest)
 
-    def publish(self, out: Path, about: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    def publish(
+        self, out: Path, about: Mapping[str, Any], check: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         """Publish all parts with their manifest as the directory `out`; the manifest.
 
         about: more for the manifest, JSON. check: raises when this process may not publish any more; asked just before the rename.
         The parts stay in the run directory. Raises Conflict when `out` exists and is another's.
         """
         manifest = self._manifest(about)
-        staged = self._directory / "publish" if _same_disk(self._directory, out) else staging_directory(out)
+        staged = (
+            self._directory / "publish"
+            if _same_disk(self._directory, out)
+            else staging_directory(out)
+        )
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir()
         try:
@@ -104,7 +112,9 @@ class OutputParts:
             check()
             publish_directory(staged, out)
         except Conflict:
-            other = published(out, self._fingerprint)  # another attempt of the same work was quicker
+            other = published(
+                out, self._fingerprint
+            )  # another attempt of the same work was quicker
             if other is None:
                 raise
             return other
@@ -134,7 +144,9 @@ class OutputParts:
             "rows": self._plan.n_rows,
             "answered": sum(kept.rows for kept in self._kept.values()),
             "skipped": sum(kept.skipped for kept in self._kept.values()),
-            "skipped_reasons": [reason for _, kept in sorted(self._kept.items()) for reason in kept.reasons][:REASONS],
+            "skipped_reasons": [
+                reason for _, kept in sorted(self._kept.items()) for reason in kept.reasons
+            ][:REASONS],
             "columns": {field.name: str(field.type) for field in schema},
             "parts": parts,
             **about,
@@ -146,11 +158,16 @@ def read_manifest(path: Path, verify: bool = False) -> dict[str, Any]:
     manifest: dict[str, Any] = read_json(path / MANIFEST)
     try:
         known = manifest["schema_version"] == SCHEMA_VERSION
-        files = {part["file"]: {"bytes": part["bytes"], "sha256": part["sha256"]} for part in manifest["parts"]}
+        files = {
+            part["file"]: {"bytes": part["bytes"], "sha256": part["sha256"]}
+            for part in manifest["parts"]
+        }
     except (KeyError, TypeError) as error:
         raise Corrupt(f"{MANIFEST} of {path.name} lacks {error}") from None
     if not known:
-        raise Corrupt(f"{MANIFEST} has schema version {manifest['schema_version']}, this xcray reads {SCHEMA_VERSION}")
+        raise Corrupt(
+            f"{MANIFEST} has schema version {manifest['schema_version']}, this xcray reads {SCHEMA_VERSION}"
+        )
     if verify:
         verify_files(path, files)
     return manifest
@@ -164,7 +181,11 @@ def found(path: Path) -> dict[str, Any] | None:
 def published(path: Path, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:
     """The manifest of an output that is this very work's; None when there is none, or another's."""
     manifest = found(path)
-    return manifest if manifest is not None and manifest.get("fingerprint") == digest_of(fingerprint) else None
+    return (
+        manifest
+        if manifest is not None and manifest.get("fingerprint") == digest_of(fingerprint)
+        else None
+    )
 
 
 def digest_of(fingerprint: Mapping[str, Any]) -> str:
@@ -180,7 +201,12 @@ def file_name(number: int) -> str:
 def _entry(plan: Plan, number: int, kept: KeptPart) -> dict[str, Any]:
     """A part in the manifest: which rows of the input it answers."""
     chunk = plan.chunks[number]
-    counts = {"first_row": chunk.first_row, "rows_read": chunk.n_rows, "rows": kept.rows, "skipped": kept.skipped}
+    counts = {
+        "first_row": chunk.first_row,
+        "rows_read": chunk.n_rows,
+        "rows": kept.rows,
+        "skipped": kept.skipped,
+    }
     return {"file": file_name(number), **counts, "bytes": kept.n_bytes, "sha256": kept.sha256}
 
 
@@ -189,9 +215,13 @@ def _described(path: Path, digest: str) -> KeptPart:
     try:
         facts = json.loads(pq.read_schema(path).metadata[FACTS])
         reasons = tuple(facts["skipped_reasons"])
-        return KeptPart(path, path.stat().st_size, digest, int(facts["rows"]), int(facts["skipped"]), reasons)
+        return KeptPart(
+            path, path.stat().st_size, digest, int(facts["rows"]), int(facts["skipped"]), reasons
+        )
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"{path.name} is no part of an output: {type(error).__name__}; remove it") from None
+        raise Corrupt(
+            f"{path.name} is no part of an output: {type(error).__name__}; remove it"
+        ) from None
 
 
 def _place(source: Path, target: Path) -> None:

@@ -39,26 +39,36 @@ def plan_parquet(spec: BulkSpec, reads_text: bool) -> Plan:
             found = _form(source.schema_arrow, spec, reads_text, path.name)
             if form is not None and found != form:
                 problem = f"column {form.id!r} is {found.id_type} here and {form.id_type} in {files[0].name}"
-                raise DataError("FIELD_TYPE", problem, file=path.name, hint="give the files of one type each")
+                raise DataError(
+                    "FIELD_TYPE", problem, file=path.name, hint="give the files of one type each"
+                )
             form = found
             rows = source.metadata.num_rows
         files.append(input_file(path, rows, n_rows))
         n_rows += rows
     if form is None:
         raise NotFound(f"there is no Parquet file in {Path(spec.input).name}")
-    return Plan(tuple(files), tuple(_chunks(files, rows_of_part(n_rows, spec.k, spec.part_rows))), form)
+    return Plan(
+        tuple(files), tuple(_chunks(files, rows_of_part(n_rows, spec.k, spec.part_rows))), form
+    )
 
 
 def files_of(path: Path) -> list[Path]:
     """The files of an input: itself, or those of a directory. Raises NotFound."""
     if path.is_dir():
-        return sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(HIDDEN) and p.is_file())
+        return sorted(
+            p
+            for p in path.iterdir()
+            if p.suffix.lower() in SUFFIXES and not p.name.startswith(HIDDEN) and p.is_file()
+        )
     if not path.is_file():
         raise NotFound(f"there is no file {path.name}")
     return [path]
 
 
-def read_parquet(plan: Plan, chunk: Chunk, spec: BulkSpec, width: int, tally: Tally, cursor: Cursor) -> Iterator[Rows]:
+def read_parquet(
+    plan: Plan, chunk: Chunk, spec: BulkSpec, width: int, tally: Tally, cursor: Cursor
+) -> Iterator[Rows]:
     """The sound rows of a chunk, slice by slice; `tally` hears of the others. Raises DataErrors when they may not be skipped."""
     file, form = plan.files[chunk.file], plan.form
     tally.file = file.name
@@ -80,16 +90,23 @@ class Cursor:
     """
 
     def __init__(self) -> None:
-        self._path, self._name = "", ""
+        self._path = ""
+        self._name = ""
         self._source: Any = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None  # decoded, and not yet asked for
         self._at = 0  # the row that comes next
         self._starts: Int64 = np.zeros(1, np.int64)  # of the row groups
 
-    def read(self, file: InputFile, form: Form, first: int, stop: int, width: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def read(
+        self, file: InputFile, form: Form, first: int, stop: int, width: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Rows [first, stop) of a file in slices, and where each begins. Raises DataError as `told`."""
-        if file.path != self._path or not self._at <= first or self._group(self._at) < self._group(first):
+        if (
+            file.path != self._path
+            or not self._at <= first
+            or self._group(self._at) < self._group(first)
+        ):
             self._open(file, form, first, width)
         while self._at < stop:
             batch = self._next()
@@ -104,14 +121,30 @@ class Cursor:
         path = Path(file.path)
         with told(file.name):
             self._source = open_parquet(path)
-            groups = [self._source.metadata.row_group(i) for i in range(self._source.metadata.num_row_groups)]
-            self._starts = np.concatenate([[0], np.cumsum([group.num_rows for group in groups])]).astype(np.int64)
+            groups = [
+                self._source.metadata.row_group(i)
+                for i in range(self._source.metadata.num_row_groups)
+            ]
+            self._starts = np.concatenate(
+                [[0], np.cumsum([group.num_rows for group in groups])]
+            ).astype(np.int64)
             wanted = range(self._group(first), len(groups))
-            self._path, self._name, self._rest, self._at = file.path, file.name, None, int(self._starts[wanted.start])
-            average = sum(groups[i].total_byte_size for i in wanted) / max(1, int(self._starts[-1]) - self._at)
-            row = max(average, 4.0 * width if form.kind == DENSE else 1.0)  # zeros may be packed to nothing
+            self._path, self._name, self._rest, self._at = (
+                file.path,
+                file.name,
+                None,
+                int(self._starts[wanted.start]),
+            )
+            average = sum(groups[i].total_byte_size for i in wanted) / max(
+                1, int(self._starts[-1]) - self._at
+            )
+            row = max(
+                average, 4.0 * width if form.kind == DENSE else 1.0
+            )  # zeros may be packed to nothing
             size = int(min(SLICE, max(1, SLICE_BYTES // row)))
-            self._batches = self._source.iter_batches(size, row_groups=list(wanted), columns=form.columns, use_threads=False)
+            self._batches = self._source.iter_batches(
+                size, row_groups=list(wanted), columns=form.columns, use_threads=False
+            )
 
     def _group(self, row: int) -> int:
         """The row group of a row."""
@@ -149,15 +182,30 @@ def _form(schema: pa.Schema, spec: BulkSpec, reads_text: bool, file: str) -> For
     for name in form.columns:
         kind = schema.field(name).type
         if name == form.id:
-            sound, wanted = pa.types.is_integer(kind) or _is_string(kind), "whole numbers or strings"
+            sound, wanted = (
+                pa.types.is_integer(kind) or _is_string(kind),
+                "whole numbers or strings",
+            )
         elif name in form.text:
             sound, wanted = _is_string(kind), "strings"
         else:
-            numbers = _is_list(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
-            whole = name != form.indices or (_is_list(kind) and pa.types.is_integer(kind.value_type))
-            sound, wanted = numbers and whole, f"lists of {'whole ' if name == form.indices else ''}numbers"
+            numbers = _is_list(kind) and (
+                pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)
+            )
+            whole = name != form.indices or (
+                _is_list(kind) and pa.types.is_integer(kind.value_type)
+            )
+            sound, wanted = (
+                numbers and whole,
+                f"lists of {'whole ' if name == form.indices else ''}numbers",
+            )
         if not sound:
-            raise DataError("FIELD_TYPE", f"column {name!r} is {kind}, {wanted} are expected", file=file, hint="cast the column")
+            raise DataError(
+                "FIELD_TYPE",
+                f"column {name!r} is {kind}, {wanted} are expected",
+                file=file,
+                hint="cast the column",
+            )
     if form.id is None:
         return form
     kind = schema.field(form.id).type
@@ -167,12 +215,16 @@ def _form(schema: pa.Schema, spec: BulkSpec, reads_text: bool, file: str) -> For
 def _is_string(kind: pa.DataType) -> bool:
     """Whether values are strings, however they are stored."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def _is_list(kind: pa.DataType) -> bool:
     """Whether values are lists."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def _rows(batch: pa.RecordBatch, form: Form, width: int, fault: Any) -> tuple[Any, Any]:
@@ -192,6 +244,8 @@ def _ids(batch: pa.RecordBatch, form: Form, first_row: int, kept: Any) -> pa.Arr
     return batch.column(form.id).filter(pa.array(kept)).cast(pa.type_for_alias(form.id_type))
 
 
-def _fault(tally: Tally, file: str, start: int, row: int, code: str, problem: str, value: str | None) -> None:
+def _fault(
+    tally: Tally, file: str, start: int, row: int, code: str, problem: str, value: str | None
+) -> None:
     """Note a bad row, by its number in the file."""
     tally.bad(DataError(code, problem, file=file, row=start + row, value=value, hint=mend(code)))

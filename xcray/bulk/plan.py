@@ -16,7 +16,9 @@ from xcray.files import sha256_file
 
 SHARE: Final = 64  # parts that an input of ordinary size is cut into
 LEAST, MOST = 4096, 65536  # rows of a part
-CELLS: Final = 1 << 22  # answers of a part, rows times k; four times as many when somebody asks for large parts
+CELLS: Final = (
+    1 << 22
+)  # answers of a part, rows times k; four times as many when somebody asks for large parts
 MOST_PARTS: Final = 100_000  # of an output: file systems and manifests have their limits
 
 
@@ -73,12 +75,18 @@ class Plan(NamedTuple):
 
     def described(self) -> list[dict[str, Any]]:
         """The files for a manifest: names, sizes, checksums, rows; JSON."""
-        return [{"name": f.name, "bytes": f.n_bytes, "sha256": f.sha256, "rows": f.n_rows} for f in self.files]
+        return [
+            {"name": f.name, "bytes": f.n_bytes, "sha256": f.sha256, "rows": f.n_rows}
+            for f in self.files
+        ]
 
 
 def changed(name: str) -> InputError:
     """The error for a file that is not what it was when its rows were counted."""
-    return InputError(f"{name} was changed while its rows were answered: remove the run directory and begin anew", code="CHANGED")
+    return InputError(
+        f"{name} was changed while its rows were answered: remove the run directory and begin anew",
+        code="CHANGED",
+    )
 
 
 def rows_of_part(n_rows: int, k: int, wanted: int = 0) -> int:
@@ -88,12 +96,24 @@ def rows_of_part(n_rows: int, k: int, wanted: int = 0) -> int:
     return max(1, min(max(LEAST, -(-n_rows // SHARE)), MOST, CELLS // k))
 
 
-def input_file(path: Path, n_rows: int, first_row: int, *, base: int = 0, given: Path | None = None) -> InputFile:
+def input_file(
+    path: Path, n_rows: int, first_row: int, *, base: int = 0, given: Path | None = None
+) -> InputFile:
     """A file's entry in a plan; reads it once for its checksum. given: the file that was named, when `path` was made from it."""
     given = given or path
     stamp = stamp_of(given)
     digest = sha256_file(given)
-    return InputFile(str(path.resolve()), given.name, stamp[0], digest, n_rows, first_row, base, str(given.resolve()), stamp)
+    return InputFile(
+        str(path.resolve()),
+        given.name,
+        stamp[0],
+        digest,
+        n_rows,
+        first_row,
+        base,
+        str(given.resolve()),
+        stamp,
+    )
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:

@@ -60,7 +60,9 @@ def predict_bulk(
     files; NotCalibrated; Conflict (`out` exists, or `run_dir` is another run's); Unavailable (no Ray, workers lost); Stopped.
     """
     if Path(out).exists():  # before the work, not after it
-        raise Conflict(f"{Path(out).name} exists already; choose another output, or remove it first")
+        raise Conflict(
+            f"{Path(out).name} exists already; choose another output, or remove it first"
+        )
     run = _Run(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
     run.answer()
     return run.publish(Path(out), check)
@@ -69,9 +71,21 @@ def predict_bulk(
 class _Run:
     """One batch prediction under way: what its steps share."""
 
-    def __init__(self, spec: BulkSpec, run_dir: Path, progress: Callable[[Progress], None], stop: StopFlag, job: str) -> None:
-        self.spec, self.run_dir, self.progress, self.stop, self.job = spec, run_dir, progress, stop, job
-        self.started, self.seconds = time.monotonic(), dict[str, float]()
+    def __init__(
+        self,
+        spec: BulkSpec,
+        run_dir: Path,
+        progress: Callable[[Progress], None],
+        stop: StopFlag,
+        job: str,
+    ) -> None:
+        self.spec = spec
+        self.run_dir = run_dir
+        self.progress = progress
+        self.stop = stop
+        self.job = job
+        self.started = time.monotonic()
+        self.seconds = dict[str, float]()
         self.vitals = Vitals(0, 0)  # nobody works yet
         self.tell("LOADING", 0, 0)
         self.model = Model.open(spec.model)
@@ -82,7 +96,10 @@ class _Run:
         self.plan = self._plan()
         if self.plan.form.kind == TEXT and self.model.text is None:
             mend = f"give rows of {self.model.n_features} features, or a model trained on text"
-            raise InputError(f"this model was trained on feature rows and has no text pipeline: {mend}", code="NO_TEXT")
+            raise InputError(
+                f"this model was trained on feature rows and has no text pipeline: {mend}",
+                code="NO_TEXT",
+            )
         self.work = BulkWork(spec, self.plan, str(Path(spec.model).resolve()), self.model.sha256)
         self.local = self.work.local(self.predictor, self.stop)
         warm(self.local, spec)
@@ -95,12 +112,20 @@ class _Run:
     def answer(self) -> None:
         """Answer the chunks that no part holds."""
         began, missing = time.monotonic(), frozen(self.parts.missing, np.int32)
-        self.workers = 1 if self.spec.pool == "serial" else max(1, min(self.spec.workers or cores(), len(missing)))
+        self.workers = (
+            1
+            if self.spec.pool == "serial"
+            else max(1, min(self.spec.workers or cores(), len(missing)))
+        )
         self.vitals = Vitals(self.workers, 0)
         self.tell("PREDICTING", self.kept_rows, self.plan.n_rows)
         if len(missing):
-            rows = np.array([max(1, self.plan.chunks[i].n_rows) for i in missing.tolist()], np.float64)
-            order = -missing.astype(np.float64)  # in the order of the file: disks read ahead, and bad rows are met early
+            rows = np.array(
+                [max(1, self.plan.chunks[i].n_rows) for i in missing.tolist()], np.float64
+            )
+            order = -missing.astype(
+                np.float64
+            )  # in the order of the file: disks read ahead, and bad rows are met early
             schedule = Scatter(missing, rows, (SECONDS_A_ROW,), values=order, workers=self.workers)
             pool = self._pool()
             self.vitals.follow(pool.muster)
@@ -134,14 +159,20 @@ class _Run:
         (self.run_dir / UNPACKED).unlink(missing_ok=True)
         return BulkResult(out, manifest)
 
-    def tell(self, phase: str, done: int, total: int, rate: float = 0.0, eta: float | None = None) -> None:
+    def tell(
+        self, phase: str, done: int, total: int, rate: float = 0.0, eta: float | None = None
+    ) -> None:
         """Report progress. Raises Stopped when a stop was asked for."""
         if self.stop.is_set():
             raise Stopped("stopped on request; finished parts are kept, the next run does the rest")
         kept = getattr(self, "kept_rows", 0)
         note = self.vitals.note(f"{kept} kept" if kept else "")
         vitals = self.vitals.told() if phase == "PREDICTING" else NONE
-        self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note, vitals=vitals))
+        self.progress(
+            Progress(
+                phase, done, total, time.monotonic() - self.started, rate, eta, note, vitals=vitals
+            )
+        )
 
     def _plan(self) -> Plan:
         """Cut the input into chunks."""
@@ -149,19 +180,37 @@ class _Run:
         if self.spec.format == "parquet":
             return plan_parquet(self.spec, reads_text)
         aside = self.run_dir / UNPACKED
-        return plan_lines(self.spec, reads_text, self.model.n_features, aside, lambda: self.tell("LOADING", 0, 0))
+        return plan_lines(
+            self.spec, reads_text, self.model.n_features, aside, lambda: self.tell("LOADING", 0, 0)
+        )
 
     def _fingerprint(self) -> dict[str, Any]:
         """What makes two runs the same run."""
-        calibration = {name: f["sha256"] for name, f in self.model.manifest["files"].items() if name.startswith("calibration")}
-        asked = {**self.spec.question(), **({"calibration": calibration} if self.spec.probabilities else {})}
-        return {**asked, "model": self.model.sha256, "files": [file.sha256 for file in self.plan.files], "work": FORMAT}
+        calibration = {
+            name: f["sha256"]
+            for name, f in self.model.manifest["files"].items()
+            if name.startswith("calibration")
+        }
+        asked = {
+            **self.spec.question(),
+            **({"calibration": calibration} if self.spec.probabilities else {}),
+        }
+        return {
+            **asked,
+            "model": self.model.sha256,
+            "files": [file.sha256 for file in self.plan.files],
+            "work": FORMAT,
+        }
 
     def _pool(self) -> Pool:
         """The pool the spec asks for."""
         if self.spec.pool == "ray":
             return ray_pool(self.spec, self.work, self.workers, self.job)
-        return SerialPool(self.work, self.local) if self.spec.pool == "serial" else ThreadPool(self.work, self.local, self.workers)
+        return (
+            SerialPool(self.work, self.local)
+            if self.spec.pool == "serial"
+            else ThreadPool(self.work, self.local, self.workers)
+        )
 
     def _commit(self, result: Result) -> None:
         """Make the parts of a task durable."""
@@ -183,14 +232,22 @@ class _Run:
             "pool": self.spec.pool,
             "workers": self.workers,
             "seconds": {phase: round(took, 3) for phase, took in self.seconds.items()},
-            "cpu_seconds": {name: round(took, 3) for name, took in zip(PHASES, self.phases.tolist(), strict=True)},
+            "cpu_seconds": {
+                name: round(took, 3)
+                for name, took in zip(PHASES, self.phases.tolist(), strict=True)
+            },
             "rows_per_second": round(rows / seconds, 1) if rows and seconds > 0.0 else None,
             "rows_kept": self.kept_rows,
             "damaged_parts": self.parts.damaged,
             **balance(read_streams(self.run_dir), self.workers),
         }
         model = {"name": Path(self.spec.model).name, "sha256": self.model.sha256}
-        return {"model": model, "input": self.plan.described(), "asked": self.spec.question(), "report": report}
+        return {
+            "model": model,
+            "input": self.plan.described(),
+            "asked": self.spec.question(),
+            "report": report,
+        }
 
 
 def ray_pool(spec: BulkSpec, work: BulkWork, workers: int, job: str) -> Pool:
@@ -207,5 +264,6 @@ def ray_pool(spec: BulkSpec, work: BulkWork, workers: int, job: str) -> Pool:
 def _unseen() -> tuple[Any, ...]:
     """A node does not see the files: a model of gigabytes is not sent about, and neither is the input."""
     raise Unavailable(
-        "a Ray worker does not see the model directory or the input: put both on a file system that all nodes share", code="UNSEEN"
+        "a Ray worker does not see the model directory or the input: put both on a file system that all nodes share",
+        code="UNSEEN",
     )

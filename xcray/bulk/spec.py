@@ -78,13 +78,17 @@ class BulkSpec:
         _whole("part_rows", self.part_rows, 0, MOST_ROWS)
         for name in ("probabilities", "certificate", "zero_based"):
             if not isinstance(getattr(self, name), bool):
-                raise ParameterError(f"{name} must be true or false, not {_shown(getattr(self, name))}")
+                raise ParameterError(
+                    f"{name} must be true or false, not {_shown(getattr(self, name))}"
+                )
         for name in LISTS:
             kinds = (str,) if name == "text_columns" else (str, int)
             _sequence(name, getattr(self, name), kinds)
         for name in NAMED:
             if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
-                raise ParameterError(f"{name} must be the name of a column, not {_shown(getattr(self, name))}")
+                raise ParameterError(
+                    f"{name} must be the name of a column, not {_shown(getattr(self, name))}"
+                )
         _sets(self.label_sets)
         self._check_columns()
 
@@ -113,7 +117,9 @@ class BulkSpec:
         """A spec from plain JSON. Raises ParameterError for unknown keys, missing `model` or `input`, and bad values."""
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
-            raise ParameterError(f"unknown key {unknown[0][:80]!r} in the spec; there are: {', '.join(sorted(known))}")
+            raise ParameterError(
+                f"unknown key {unknown[0][:80]!r} in the spec; there are: {', '.join(sorted(known))}"
+            )
         for name in ("model", "input"):
             if not isinstance(values.get(name), str):
                 raise ParameterError(f"the spec needs `{name}`, a path")
@@ -122,9 +128,15 @@ class BulkSpec:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
-        lists = {name: list(getattr(self, name)) for name in LISTS if getattr(self, name) is not None}
+        lists = {
+            name: list(getattr(self, name)) for name in LISTS if getattr(self, name) is not None
+        }
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**plain, **lists, "label_sets": {name: list(labels) for name, labels in self.label_sets.items()}}
+        return {
+            **plain,
+            **lists,
+            "label_sets": {name: list(labels) for name, labels in self.label_sets.items()},
+        }
 
     def question(self) -> dict[str, Any]:
         """What is asked, without where the files lie and where the work is done; JSON."""
@@ -139,16 +151,24 @@ def format_of(path: str) -> str:
         return "parquet"
     suffix = Path(place.stem if place.suffix.lower() in PACKED else place.name).suffix.lower()
     if suffix not in SUFFIXES:
-        raise ParameterError(f"the name {place.name[:80]!r} does not tell a format: give format, one of {', '.join(FORMATS)}")
+        raise ParameterError(
+            f"the name {place.name[:80]!r} does not tell a format: give format, one of {', '.join(FORMATS)}"
+        )
     return SUFFIXES[suffix]
 
 
-def sets_named(labels: Iterable[int | str], sets: Callable[[str], Iterable[str]]) -> dict[str, list[str]]:
+def sets_named(
+    labels: Iterable[int | str], sets: Callable[[str], Iterable[str]]
+) -> dict[str, list[str]]:
     """The sets of labels that a list names, as they are now, for `label_sets`; sets: gives the labels of one, or raises NotFound.
 
     A label may be called set:NAME too: what is no set is left to the model.
     """
-    named = {label.removeprefix(SET) for label in labels if isinstance(label, str) and label.startswith(SET)}
+    named = {
+        label.removeprefix(SET)
+        for label in labels
+        if isinstance(label, str) and label.startswith(SET)
+    }
     found = {}
     for name in sorted(named):
         with suppress(NotFound, ParameterError):
@@ -165,12 +185,16 @@ def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
 def _whole(name: str, value: Any, low: int, high: int) -> None:
     """Raise ParameterError unless a value is a whole number within its range."""
     if type(value) is not int or not low <= value <= high:
-        raise ParameterError(f"{name} must be a whole number from {low} to {high}, not {_shown(value)}")
+        raise ParameterError(
+            f"{name} must be a whole number from {low} to {high}, not {_shown(value)}"
+        )
 
 
 def _sequence(name: str, value: Any, kinds: tuple[type, ...]) -> None:
     """Raise ParameterError unless a value is None or a tuple of these kinds."""
-    sound = isinstance(value, tuple) and all(isinstance(each, kinds) and not isinstance(each, bool) for each in value)
+    sound = isinstance(value, tuple) and all(
+        isinstance(each, kinds) and not isinstance(each, bool) for each in value
+    )
     if value is not None and not sound:
         what = "label names or numbers" if int in kinds else "column names"
         raise ParameterError(f"{name} must be a list of {what}, not {_shown(value)}")
@@ -179,11 +203,15 @@ def _sequence(name: str, value: Any, kinds: tuple[type, ...]) -> None:
 def _sets(value: Any) -> None:
     """Raise ParameterError unless a value is label names by the names of sets."""
     sound = isinstance(value, Mapping) and all(
-        isinstance(name, str) and isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
+        isinstance(name, str)
+        and isinstance(labels, list | tuple)
+        and all(isinstance(label, str) for label in labels)
         for name, labels in value.items()
     )
     if not sound:
-        raise ParameterError(f"label_sets must be lists of label names by the names of sets, not {_shown(value)}")
+        raise ParameterError(
+            f"label_sets must be lists of label names by the names of sets, not {_shown(value)}"
+        )
 
 
 def _shown(value: Any) -> str:

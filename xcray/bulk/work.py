@@ -66,7 +66,10 @@ class BulkLocal:
 class BulkWork:
     """Chunks of a plan to be answered by the model at `model` whose content hash is `sha256`."""
 
-    counter: ClassVar[tuple[str, str]] = ("xcray_chunks_answered", "Chunks of rows answered by this worker")
+    counter: ClassVar[tuple[str, str]] = (
+        "xcray_chunks_answered",
+        "Chunks of rows answered by this worker",
+    )
 
     spec: BulkSpec
     plan: Plan
@@ -75,8 +78,12 @@ class BulkWork:
 
     def local(self, predictor: Predictor, stop: StopFlag) -> BulkLocal:
         """What stays at a worker, with this predictor. Raises NotFound, ParameterError for `allow` and `deny` that do not fit."""
-        allow, deny = (None if labels is None else list(labels) for labels in (self.spec.allow, self.spec.deny))
-        return BulkLocal(predictor, predictor.filter(allow, deny, sets=self.spec.labels_of_set), stop)
+        allow, deny = (
+            None if labels is None else list(labels) for labels in (self.spec.allow, self.spec.deny)
+        )
+        return BulkLocal(
+            predictor, predictor.filter(allow, deny, sets=self.spec.labels_of_set), stop
+        )
 
     def open(self) -> BulkLocal | None:
         """Map the model when this node has it, and the input; None when not."""
@@ -84,7 +91,9 @@ class BulkWork:
             model = Model.open(self.model, verify=False)
         except XcrayError:
             return None
-        if model.sha256 != self.sha256 or not all(Path(file.path).is_file() for file in self.plan.files):
+        if model.sha256 != self.sha256 or not all(
+            Path(file.path).is_file() for file in self.plan.files
+        ):
             return None
         local = self.local(Predictor(model), StopFlag())
         warm(local, self.spec)
@@ -101,9 +110,14 @@ class BulkWork:
         """The parts as they are."""
         return result
 
-    def solve(self, local: BulkLocal, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> list[Part]:
+    def solve(
+        self, local: BulkLocal, labels: Int32, stopped: Callable[[], bool] = lambda: False
+    ) -> list[Part]:
         """The parts of chunks (n,) int32. Raises Stopped, and DataErrors for rows that may not be skipped."""
-        return [self._answer(local, self.plan.chunks[i], lambda: stopped() or local.stop.is_set()) for i in labels.tolist()]
+        return [
+            self._answer(local, self.plan.chunks[i], lambda: stopped() or local.stop.is_set())
+            for i in labels.tolist()
+        ]
 
     def _answer(self, local: BulkLocal, chunk: Chunk, stopped: Callable[[], bool]) -> Part:
         """One chunk, a slice of rows at a time."""
@@ -113,19 +127,41 @@ class BulkWork:
         for rows in watch.each("reading", self._read(chunk, local, tally)):
             for some in _steps(rows):
                 if stopped():
-                    raise Stopped("stopped on request; finished parts are kept, the next run does the rest")
+                    raise Stopped(
+                        "stopped on request; finished parts are kept, the next run does the rest"
+                    )
                 with watch("features"):
                     X = local.predictor.features(some.rows)
                 with watch("search"):
-                    answers.append(local.predictor.answer(X, spec.k, allow=local.among, probabilities=spec.probabilities))
+                    answers.append(
+                        local.predictor.answer(
+                            X, spec.k, allow=local.among, probabilities=spec.probabilities
+                        )
+                    )
                 ids.append(some.ids)
         with watch("writing"):
             reasons = [error.as_dict() for error in tally.errors[:REASONS]]
-            facts: dict[str, Any] = {"chunk": chunk.number, "first_row": chunk.first_row, "rows_read": chunk.n_rows}
-            facts |= {"rows": sum(map(len, ids)), "skipped": tally.n_bad, "skipped_reasons": reasons}
+            facts: dict[str, Any] = {
+                "chunk": chunk.number,
+                "first_row": chunk.first_row,
+                "rows_read": chunk.n_rows,
+            }
+            facts |= {
+                "rows": sum(map(len, ids)),
+                "skipped": tally.n_bad,
+                "skipped_reasons": reasons,
+            }
             table = self._table(local, ids, answers) if ids else self._schema().empty_table()
-            content = encoded(table.replace_schema_metadata({FACTS: json.dumps(facts, sort_keys=True).encode()}))
-        return Part(chunk.number, content, facts["rows"], tally.n_bad, tuple(watch.seconds[name] for name in PHASES))
+            content = encoded(
+                table.replace_schema_metadata({FACTS: json.dumps(facts, sort_keys=True).encode()})
+            )
+        return Part(
+            chunk.number,
+            content,
+            facts["rows"],
+            tally.n_bad,
+            tuple(watch.seconds[name] for name in PHASES),
+        )
 
     def _read(self, chunk: Chunk, local: BulkLocal, tally: Tally) -> Iterator[Rows]:
         """The rows of a chunk."""
@@ -137,7 +173,9 @@ class BulkWork:
     def _schema(self) -> pa.Schema:
         """The columns of the answers."""
         form = self.plan.form
-        columns: dict[str, pa.DataType] = {"row" if form.id is None else "id": pa.type_for_alias(form.id_type)}
+        columns: dict[str, pa.DataType] = {
+            "row" if form.id is None else "id": pa.type_for_alias(form.id_type)
+        }
         columns |= {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
         if self.spec.probabilities:
             columns["probabilities"] = pa.list_(pa.float64())
@@ -149,8 +187,15 @@ class BulkWork:
         """The answers of a chunk as columns, made of whole arrays."""
         answer = Answer(*(np.concatenate(each) for each in zip(*answers, strict=True)))
         filtered = local.among is not None
-        told = local.predictor.probabilities(answer, filtered=filtered) if self.spec.probabilities else None
-        table, schema = answer_table(answer, local.predictor.model.label_names, told), self._schema()
+        told = (
+            local.predictor.probabilities(answer, filtered=filtered)
+            if self.spec.probabilities
+            else None
+        )
+        table, schema = (
+            answer_table(answer, local.predictor.model.label_names, told),
+            self._schema(),
+        )
         columns = [pa.concat_arrays(ids), *(table.column(name) for name in schema.names[1:])]
         return pa.Table.from_arrays(columns, schema.names).cast(schema)
 
@@ -160,7 +205,8 @@ class _Watch:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._phase, self._began = "", 0.0
+        self._phase = ""
+        self._began = 0.0
 
     def __call__(self, phase: str) -> Self:
         """`with watch(phase)`: what follows belongs to it."""
@@ -200,9 +246,19 @@ def encoded(table: pa.Table) -> NDArray[np.uint8]:
     Names of labels repeat, so they go through a dictionary; scores do not, and their bytes are put in order of significance.
     """
     sink = pa.BufferOutputStream()
-    floats = dict.fromkeys(("scores.list.element", "probabilities.list.element"), "BYTE_STREAM_SPLIT")
-    given = {name: kind for name, kind in floats.items() if name.partition(".")[0] in table.column_names}
-    pq.write_table(table, sink, compression="zstd", use_dictionary=["labels.list.element"], column_encoding=given)
+    floats = dict.fromkeys(
+        ("scores.list.element", "probabilities.list.element"), "BYTE_STREAM_SPLIT"
+    )
+    given = {
+        name: kind for name, kind in floats.items() if name.partition(".")[0] in table.column_names
+    }
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        use_dictionary=["labels.list.element"],
+        column_encoding=given,
+    )
     return np.frombuffer(sink.getvalue(), np.uint8)
 
 
@@ -218,4 +274,9 @@ def _steps(rows: Rows) -> Iterator[Rows]:
 def some_rows(rows: CSR, lo: int, hi: int) -> CSR:
     """Rows [lo, hi) of a matrix; its entries are views."""
     first, last = int(rows.indptr[lo]), int(rows.indptr[hi])
-    return csr(rows.indptr[lo : hi + 1] - first, rows.indices[first:last], rows.data[first:last], rows.n_cols)
+    return csr(
+        rows.indptr[lo : hi + 1] - first,
+        rows.indices[first:last],
+        rows.data[first:last],
+        rows.n_cols,
+    )

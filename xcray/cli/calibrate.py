@@ -19,16 +19,41 @@ if TYPE_CHECKING:
 
 def calibrate(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model directory; or NAME, NAME:VERSION, NAME@ALIAS of a service's home.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model directory; or NAME, NAME:VERSION, NAME@ALIAS of a service's home.",
+        ),
     ],
-    dataset: Annotated[Path, typer.Argument(metavar="DIR", help="A data set with held-out rows and the model's features.")],
-    out: Annotated[Path | None, typer.Option("--output", "-o", help="The model directory to write; it must not exist.")] = None,
-    publish: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Publish it as the next version of this name in the service's home instead.")
+    dataset: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="A data set with held-out rows and the model's features."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The model directory to write; it must not exist."),
     ] = None,
-    home: Annotated[Path | None, typer.Option(help="The service's folder. [default: XCRAY_HOME, else ~/.xcray]")] = None,
-    part: Annotated[str, typer.Option(help="test; or train, of a data set that the model was not trained on.")] = "test",
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another split into rows to fit and rows to measure on.")] = 0,
+    publish: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Publish it as the next version of this name in the service's home instead.",
+        ),
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="The service's folder. [default: XCRAY_HOME, else ~/.xcray]")
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="test; or train, of a data set that the model was not trained on.")
+    ] = "test",
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Another seed, another split into rows to fit and rows to measure on."
+        ),
+    ] = 0,
     json: output.AsJson = False,
 ) -> None:
     """Fit probabilities to a model's scores, on rows it was not trained on. Answers stay the same; files are shared."""
@@ -36,11 +61,17 @@ def calibrate(
 
     if (out is None) == (publish is None):
         raise InputError("say where it goes: --output DIR, or --publish NAME", code="USAGE")
-    source = Path(model) if (Path(model) / "manifest.json").is_file() else registry_of(home).resolve(model)
+    source = (
+        Path(model)
+        if (Path(model) / "manifest.json").is_file()
+        else registry_of(home).resolve(model)
+    )
     if out is not None:
         made, where = make(source, dataset, out, part=part, seed=seed), str(out)
     else:
-        made, where = published(make, source, dataset, registry_of(home), str(publish), part=part, seed=seed)
+        made, where = published(
+            make, source, dataset, registry_of(home), str(publish), part=part, seed=seed
+        )
     if json:
         output.emit({"model": where, "sha256": made.sha256, "calibration": made.calibrated})
         return
@@ -58,12 +89,16 @@ def registry_of(home: Path | None) -> Registry:
     return Registry(Home(Settings(**chosen).home).models)
 
 
-def published(make: Any, source: Path, dataset: Path, registry: Registry, name: str, **how: Any) -> tuple[Model, str]:
+def published(
+    make: Any, source: Path, dataset: Path, registry: Registry, name: str, **how: Any
+) -> tuple[Model, str]:
     """Make it beside the registry and move it in; the model, and the reference it has now."""
     from xcray.files import check_name, discard_directory, staging_directory
     from xcray.model.model import Model
 
-    staging = staging_directory(registry.root / check_name(name, "model name"))  # hidden, on the registry's file system
+    staging = staging_directory(
+        registry.root / check_name(name, "model name")
+    )  # hidden, on the registry's file system
     try:
         make(source, dataset, staging / "model", **how)
         reference = f"{name}:{registry.publish(name, staging / 'model')}"
@@ -77,12 +112,21 @@ def show(facts: Mapping[str, Any]) -> None:
     rows = facts["rows"]
     left = f", {rows['left_out']:,} left out: the training has the same" if rows["left_out"] else ""
     bins, places = len(facts["bins"]), facts["places"]
-    output.say(f"fitted on {rows['fitted']:,} held-out rows, measured on {rows['measured']:,} others{left}")
-    groups = f"places {', '.join(map(str, places[:-1]))} and {places[-1]} on apart" if places else "all places together"
+    output.say(
+        f"fitted on {rows['fitted']:,} held-out rows, measured on {rows['measured']:,} others{left}"
+    )
+    groups = (
+        f"places {', '.join(map(str, places[:-1]))} and {places[-1]} on apart"
+        if places
+        else "all places together"
+    )
     output.say(f"{bins} bin{'s' if bins > 1 else ''} of labels by frequency, {groups}")
     output.table(
         ["percent", *(f"@{k}" for k in facts["report"])],
-        [[name, *(percent(found[key]) for found in facts["report"].values())] for name, key in SHOWN.items()],
+        [
+            [name, *(percent(found[key]) for found in facts["report"].values())]
+            for name, key in SHOWN.items()
+        ],
     )
 
 

@@ -13,11 +13,18 @@ from typing import Any, Final, NamedTuple
 
 from xcray.cli import output
 
-WORDS: Final = ("read rows of a csv file", "write rows into a json file", "open a socket and listen", "rows of text in files")
+WORDS: Final = (
+    "read rows of a csv file",
+    "write rows into a json file",
+    "open a socket and listen",
+    "rows of text in files",
+)
 TOPICS: Final = ("csv", "json", "socket", "io")
 ROWS: Final = 400
 FEATURES: Final = 100
-MANY: Final = (1 << 16) + 1  # labels whose numbers take three bytes in lists: these have kernels of their own
+MANY: Final = (
+    1 << 16
+) + 1  # labels whose numbers take three bytes in lists: these have kernels of their own
 
 
 class Training(NamedTuple):
@@ -33,12 +40,16 @@ TRAININGS: Final = {
     "texts": Training("text"),
     "rows": Training("sparse", calibrate=True),
     "float64": Training("sparse", params={"eps": 0.0001, "prune_loss": 0.01}),
-    "hinge": Training("sparse", params={"loss": "hinge", "positives": "propensity", "prune_keep": 20}),
+    "hinge": Training(
+        "sparse", params={"loss": "hinge", "positives": "propensity", "prune_keep": 20}
+    ),
     "newton": Training("dense", params={"C": 100.0}),
     "pdsparse": Training("sparse", "pdsparse"),
     "pdsparse-sampled": Training("sparse", "pdsparse", {"sample": 0.5}),
     "dsmlr": Training("single", "dsmlr", {"epochs": 30}),
-    "dsmlr-two": Training("single", "dsmlr", {"epochs": 4, "mode": "two", "steps": "sqrt", "order": "uniform"}),
+    "dsmlr-two": Training(
+        "single", "dsmlr", {"epochs": 4, "mode": "two", "steps": "sqrt", "order": "uniform"}
+    ),
     "lbfgs": Training("single", "lbfgs", {"max_iterations": 3}),
     "lc": Training("single", "lc", {"max_rounds": 3}),
 }
@@ -57,7 +68,14 @@ def compile_kernels(json: output.AsJson = False) -> None:
     count = sum(1 for _ in Path(place).glob("**/*.nbi"))
     seconds = time.monotonic() - started
     if json:
-        output.emit({"kernels": count, "place": place, "seconds": seconds, "processor": os.environ.get("NUMBA_CPU_NAME", "this")})
+        output.emit(
+            {
+                "kernels": count,
+                "place": place,
+                "seconds": seconds,
+                "processor": os.environ.get("NUMBA_CPU_NAME", "this"),
+            }
+        )
     else:
         output.say(f"{count} kernels are compiled in {place}: {seconds:.0f} s")
 
@@ -87,7 +105,10 @@ def write_data(folder: Path) -> None:
     from xcray.data.build import BuildOptions, build
 
     lines = [f"{i % 5},{(i + 1) % 5 + 5} {i % 9 + 1}:0.5 {i % 9 + 10}:1.25" for i in range(ROWS)]
-    texts = [{"text": f"{WORDS[i % 4]} {i % 7}", "labels": [TOPICS[i % 4], TOPICS[i % 3]]} for i in range(ROWS)]
+    texts = [
+        {"text": f"{WORDS[i % 4]} {i % 7}", "labels": [TOPICS[i % 4], TOPICS[i % 3]]}
+        for i in range(ROWS)
+    ]
     files = {
         "xc": "\n".join([f"{ROWS} 20 10", *lines, ""]),
         "svmlight": "\n".join([*lines, ""]),
@@ -115,7 +136,9 @@ def train(folder: Path, name: str, training: Training) -> None:
     from xcray.train import train as run
 
     data = str(folder / training.data)
-    spec = TrainSpec(data, training.solver, training.params, workers=1, calibrate=training.calibrate)
+    spec = TrainSpec(
+        data, training.solver, training.params, workers=1, calibrate=training.calibrate
+    )
     run(spec, run_dir=folder / f"{name}.run", out=folder / name)
 
 
@@ -159,7 +182,12 @@ def made_up(path: Path, labels: int, link: str) -> Path:
 
     rng, each = np.random.default_rng(0), 4
     columns = np.arange(labels * each) * 7 % FEATURES
-    W = csr(np.arange(labels + 1) * each, np.sort(columns.reshape(labels, each)).ravel(), rng.normal(size=labels * each), FEATURES)
+    W = csr(
+        np.arange(labels + 1) * each,
+        np.sort(columns.reshape(labels, each)).ravel(),
+        rng.normal(size=labels * each),
+        FEATURES,
+    )
     write_model(
         path,
         W=W,

@@ -23,17 +23,28 @@ FILELESS = ("pydocs", "synthetic")
 FORMATS = "svmlight, xc, jsonl, csv, tsv, parquet; or pydocs, synthetic, which need no file"
 
 Format = Annotated[str, typer.Argument(metavar="FORMAT", help=FORMATS)]
-ZeroBased = Annotated[bool, typer.Option("--zero-based", help="svmlight: feature indices start at 0.")]
-TextFields = Annotated[str | None, typer.Option(help="Fields joined to the text, with commas between. [default: text]")]
-LabelField = Annotated[str | None, typer.Option(help="Field that holds the labels. [default: labels]")]
-LabelSeparator = Annotated[str | None, typer.Option(help="Between labels in one field. [default: |]")]
+ZeroBased = Annotated[
+    bool, typer.Option("--zero-based", help="svmlight: feature indices start at 0.")
+]
+TextFields = Annotated[
+    str | None, typer.Option(help="Fields joined to the text, with commas between. [default: text]")
+]
+LabelField = Annotated[
+    str | None, typer.Option(help="Field that holds the labels. [default: labels]")
+]
+LabelSeparator = Annotated[
+    str | None, typer.Option(help="Between labels in one field. [default: |]")
+]
 LabelsFile = Annotated[Path | None, typer.Option(help="xc: labels in a file of their own.")]
 Features = Annotated[int | None, typer.Option(min=1, help="Number of features; more is an error.")]
 Labels = Annotated[int | None, typer.Option(min=1, help="Number of labels; more is an error.")]
 Options = Annotated[
     list[str] | None,
     typer.Option(
-        "-o", "--option", metavar="NAME=VALUE", help="Any other option; text.min_df=2 and synthetic.rows=1000 reach inside."
+        "-o",
+        "--option",
+        metavar="NAME=VALUE",
+        help="Any other option; text.min_df=2 and synthetic.rows=1000 reach inside.",
     ),
 ]
 
@@ -41,15 +52,30 @@ Options = Annotated[
 @app.command()
 def build(
     format: Format,
-    paths: Annotated[list[Path], typer.Argument(metavar="[INPUT] DIR", help="The file to read, and the directory to make.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="[INPUT] DIR", help="The file to read, and the directory to make."),
+    ],
     test: Annotated[Path | None, typer.Option(help="A file of held-out rows.")] = None,
-    test_fraction: Annotated[float | None, typer.Option(min=0.0, max=0.9, help="Share of rows to hold out by hash.")] = None,
+    test_fraction: Annotated[
+        float | None, typer.Option(min=0.0, max=0.9, help="Share of rows to hold out by hash.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Another seed, another split.")] = None,
-    name: Annotated[str | None, typer.Option(help="The data set's name. [default: that of the directory]")] = None,
-    label_names: Annotated[Path | None, typer.Option(help="Label names, one a line, in the order of their ids.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="The data set's name. [default: that of the directory]")
+    ] = None,
+    label_names: Annotated[
+        Path | None, typer.Option(help="Label names, one a line, in the order of their ids.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad lines out and count them.")
+    ] = False,
     like: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A model or data set whose features (and text pipeline) to use as they are.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A model or data set whose features (and text pipeline) to use as they are.",
+        ),
     ] = None,
     zero_based: ZeroBased = False,
     n_features: Features = None,
@@ -72,13 +98,17 @@ def build(
         "test_fraction": test_fraction,
         "seed": seed,
         "label_names_file": label_names,
-        **reading(zero_based, n_features, n_labels, labels_file, text_fields, label_field, label_separator),
+        **reading(
+            zero_based, n_features, n_labels, labels_file, text_fields, label_field, label_separator
+        ),
         **({"skip_bad": True} if skip_bad else {}),
     }
     options = BuildOptions.from_dict({**told(given), **nested(option)})
     options = replace(options, like=None if like is None else str(like))
     if not json:
-        output.note(f"building {target} from {', '.join(str(path) for path in sources.values()) or format}")
+        output.note(
+            f"building {target} from {', '.join(str(path) for path in sources.values()) or format}"
+        )
     show(make(format, sources, target, options), json)
 
 
@@ -87,7 +117,10 @@ def sources_of(format: str, inputs: list[Path], test: Path | None) -> dict[str, 
     if format in FILELESS and (inputs or test):
         raise InputError(f"{format} reads no file: xcray data build {format} DIR", code="USAGE")
     if format not in FILELESS and len(inputs) != 1:
-        raise InputError(f"give one input file and a directory: xcray data build {format} INPUT DIR", code="USAGE")
+        raise InputError(
+            f"give one input file and a directory: xcray data build {format} INPUT DIR",
+            code="USAGE",
+        )
     sources = {"train": inputs[0]} if inputs else {}
     return sources if test is None else {**sources, "test": test}
 
@@ -115,7 +148,11 @@ def reading(
 
 def told(values: Mapping[str, Any]) -> dict[str, Any]:
     """What was given, paths as strings."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items() if value is not None}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def nested(given: list[str] | None) -> dict[str, Any]:
@@ -154,23 +191,46 @@ def check(
     from xcray.data.check import check as read
     from xcray.data.options import ReadOptions
 
-    given = reading(zero_based, n_features, n_labels, labels_file, text_fields, label_field, label_separator)
+    given = reading(
+        zero_based, n_features, n_labels, labels_file, text_fields, label_field, label_separator
+    )
     report = read(format, file, ReadOptions.from_dict({**told(given), **nested(option)}))
     if json:
         output.emit({"good": report.good, **report.as_dict()})
     else:
         for error in report.errors:
-            output.say(f"{error['code']}: {error['message']}" + (f" ({error['hint']})" if error.get("hint") else ""))
-        more = f", {report.n_bad - len(report.errors):,} more errors" if report.n_bad > len(report.errors) else ""
-        sizes = {"good rows": report.rows, "features": report.features, "labels": report.labels, "entries": report.nnz}
-        output.pairs({**sizes, "errors": f"{report.n_bad:,}{more}", **{f"warning: {w}": n for w, n in report.warnings.items()}})
+            output.say(
+                f"{error['code']}: {error['message']}"
+                + (f" ({error['hint']})" if error.get("hint") else "")
+            )
+        more = (
+            f", {report.n_bad - len(report.errors):,} more errors"
+            if report.n_bad > len(report.errors)
+            else ""
+        )
+        sizes = {
+            "good rows": report.rows,
+            "features": report.features,
+            "labels": report.labels,
+            "entries": report.nnz,
+        }
+        output.pairs(
+            {
+                **sizes,
+                "errors": f"{report.n_bad:,}{more}",
+                **{f"warning: {w}": n for w, n in report.warnings.items()},
+            }
+        )
     raise typer.Exit(output.OK if report.good else output.BAD_INPUT)
 
 
 @app.command()
 def upload(
     format: Format,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The file to send; none for pydocs and synthetic.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="The file to send; none for pydocs and synthetic."),
+    ] = None,
     name: Annotated[str, typer.Option(help="The data set's name on the server.")] = "data",
     test: Annotated[Path | None, typer.Option(help="A file of held-out rows.")] = None,
     option: Options = None,
@@ -181,7 +241,9 @@ def upload(
     sources = sources_of(format, [file] if file else [], test)
     with client_of(server) as client:
         if sources:
-            made = client.datasets.upload(sources["train"], name=name, format=format, test=test, options=nested(option))
+            made = client.datasets.upload(
+                sources["train"], name=name, format=format, test=test, options=nested(option)
+            )
         else:
             made = client.datasets.build(name, format, nested(option))
         ready = client.datasets.wait(made["id"])
@@ -202,14 +264,19 @@ def index(server: ServerChoice = None, json: output.AsJson = False) -> None:
     if json:
         output.emit({"datasets": found})
         return
-    rows = [[each["id"], each["name"], each["status"], each["stats"].get("n_labels"), each["created"]] for each in found]
+    rows = [
+        [each["id"], each["name"], each["status"], each["stats"].get("n_labels"), each["created"]]
+        for each in found
+    ]
     output.table(["data set", "name", "status", "labels", "created"], rows)
 
 
 @app.command()
 def info(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A data set directory.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its checksum.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every file with its checksum.")
+    ] = False,
     json: output.AsJson = False,
 ) -> None:
     """What a data set holds: sizes, splits, frequent labels, where it came from."""
@@ -221,7 +288,12 @@ def info(
 @app.command()
 def weigh(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A data set directory.")],
-    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="A weight for each training row: .npy, or a number a line.")],
+    weights: Annotated[
+        Path,
+        typer.Argument(
+            metavar="WEIGHTS", help="A weight for each training row: .npy, or a number a line."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The data set directory to make.")],
     json: output.AsJson = False,
 ) -> None:
@@ -269,7 +341,8 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         "n_features": dataset.n_features,
         "n_labels": dataset.n_labels,
         "splits": {
-            part: {"n_rows": split.n_rows, "x_nnz": split.X.nnz, "y_nnz": split.Y.nnz} for part, split in dataset.splits.items()
+            part: {"n_rows": split.n_rows, "x_nnz": split.X.nnz, "y_nnz": split.Y.nnz}
+            for part, split in dataset.splits.items()
         },
         "frequent_labels": [[dataset.label_names[int(i)].as_py(), int(counts[i])] for i in order],
         "text": dataset.text is not None,

@@ -49,20 +49,37 @@ class Service(NamedTuple):
 
 
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Stay up until Ctrl-C, to look around.")] = False,
-    home: Annotated[Path | None, typer.Option(help="Use this folder and leave it. [default: a temporary one]")] = None,
-    pool: Annotated[str, typer.Option(help="Where classes are solved: ray, threads or serial.")] = "ray",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Stay up until Ctrl-C, to look around.")
+    ] = False,
+    home: Annotated[
+        Path | None, typer.Option(help="Use this folder and leave it. [default: a temporary one]")
+    ] = None,
+    pool: Annotated[
+        str, typer.Option(help="Where classes are solved: ray, threads or serial.")
+    ] = "ray",
     json: output.AsJson = False,
 ) -> None:
     """Build a data set, train it on Ray through REST, measure it, ask five questions; minutes on two cores."""
     from xcray.client import Client
 
     started = time.monotonic()
-    with interruptible(), folder(home) as place, service(place, pool, json) as running, Client(running.url) as client:
+    with (
+        interruptible(),
+        folder(home) as place,
+        service(place, pool, json) as running,
+        Client(running.url) as client,
+    ):
         dataset = build(client, json)
         job = train(client, dataset, running, pool, json)
         answers = ask(client, json)
-        found = {"seconds": time.monotonic() - started, "url": running.url, "dataset": dataset, "job": job, **answers}
+        found = {
+            "seconds": time.monotonic() - started,
+            "url": running.url,
+            "dataset": dataset,
+            "job": job,
+            **answers,
+        }
         if keep:
             stay(running)
     if json:
@@ -103,12 +120,34 @@ def folder(home: Path | None) -> Iterator[Path]:
 def service(home: Path, pool: str, quiet: bool) -> Iterator[Service]:
     """A service on a free port, ended with everything that came from it."""
     home.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "xcray", "serve", "--port", "0", "--home", str(home), "--pool", pool, "--log-level", "warning"]
+    command = [
+        sys.executable,
+        "-m",
+        "xcray",
+        "serve",
+        "--port",
+        "0",
+        "--home",
+        str(home),
+        "--pool",
+        pool,
+        "--log-level",
+        "warning",
+    ]
     kept = "XCRAY_KERNELS"  # of an image; everything else that says how a service is, is not the demo's
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_") or name == kept}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("XCRAY_") or name == kept
+    }
     with open(home / "serve.log", "ab") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
         )  # a session of its own: Ctrl-C comes to us alone, and we end it in order
     try:
         url = address(process, home)
@@ -135,7 +174,8 @@ def address(process: subprocess.Popen[bytes], home: Path) -> str:
         time.sleep(0.1)
     lines = (home / "serve.log").read_text(errors="replace").splitlines()
     raise Unavailable(
-        f"the service did not start: {lines[-1] if lines else 'it said nothing'}", hint="xcray doctor looks for the reason"
+        f"the service did not start: {lines[-1] if lines else 'it said nothing'}",
+        hint="xcray doctor looks for the reason",
     )
 
 
@@ -159,19 +199,25 @@ def close(process: subprocess.Popen[bytes], home: Path, quiet: bool) -> None:
     left = processes.left_of(ours, seconds=10.0)
     processes.end(left)
     if not quiet:
-        output.say(f"ended {len(ours)} processes" + (f", {len(left)} of them by force" if left else ""))
+        output.say(
+            f"ended {len(ours)} processes" + (f", {len(left)} of them by force" if left else "")
+        )
 
 
 def build(client: Client, quiet: bool) -> Dataset:
     """The documentation of this Python as a data set, made by the service."""
     if not quiet:
         output.say()
-        output.say("building the data set: what the standard library and the installed packages say about themselves")
+        output.say(
+            "building the data set: what the standard library and the installed packages say about themselves"
+        )
     found = client.datasets.wait(client.datasets.build("pydocs", "pydocs")["id"])
     if not quiet:
         stats = found["stats"]
         rows = ", ".join(f"{split['n_rows']:,} {part}" for part, split in stats["splits"].items())
-        output.say(f"{found['id']}: {rows} documents, {stats['n_labels']:,} labels, {stats['n_features']:,} features")
+        output.say(
+            f"{found['id']}: {rows} documents, {stats['n_labels']:,} labels, {stats['n_features']:,} features"
+        )
     return found
 
 
@@ -189,7 +235,11 @@ def train(client: Client, dataset: Dataset, running: Service, pool: str, quiet: 
     job = client.jobs.get(submitted["id"])
     if job["status"] != "SUCCEEDED":
         log = client.jobs.logs(job["id"], tail=20)
-        raise Unavailable(f"the training ended as {job['status']}: {job['message']}", code=job["reason"], hint=log or None)
+        raise Unavailable(
+            f"the training ended as {job['status']}: {job['message']}",
+            code=job["reason"],
+            hint=log or None,
+        )
     if not quiet:
         output.say()
         output.say("measured on documents that were held out:")
@@ -213,11 +263,18 @@ def ask(client: Client, quiet: bool) -> dict[str, Any]:
     answers = []
     for question, found in zip(QUESTIONS, reply["predictions"], strict=True):
         pairs = zip(found["labels"], found["scores"], strict=True)
-        answers.append({"input": question, "labels": [{"label": label, "score": score} for label, score in pairs]})
+        answers.append(
+            {
+                "input": question,
+                "labels": [{"label": label, "score": score} for label, score in pairs],
+            }
+        )
     reason = client.explain("pydocs", QUESTIONS[0], top=5)
     if not quiet:
         output.say()
-        output.say(f"five questions for {reply['model']['name']} version {reply['model']['version']}:")
+        output.say(
+            f"five questions for {reply['model']['name']} version {reply['model']['version']}:"
+        )
         for answer in answers:
             show_answer(answer)
         output.say()

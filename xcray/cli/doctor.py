@@ -43,7 +43,9 @@ def graded(name: str, enough: bool, found: str, mend: str) -> Check:
 
 def check_python() -> Check:
     """Which Python runs; an older one than 3.11 could not have read this file."""
-    return Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    return Check(
+        "python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
 
 
 def check_libraries() -> Check:
@@ -51,7 +53,12 @@ def check_libraries() -> Check:
     found = {name: version_of(name) for name in LIBRARIES}
     missing = [name for name, number in found.items() if number is None]
     if missing:
-        return Check("libraries", "fail", f"missing: {', '.join(missing)}", "install again: pip install xcray")
+        return Check(
+            "libraries",
+            "fail",
+            f"missing: {', '.join(missing)}",
+            "install again: pip install xcray",
+        )
     return Check("libraries", "ok", ", ".join(f"{name} {number}" for name, number in found.items()))
 
 
@@ -61,7 +68,12 @@ def check_extra(name: str) -> Check:
     found = {library: version_of(library) for library in libraries}
     missing = [library for library, number in found.items() if number is None]
     if missing:
-        return Check(name, "warn", f"not installed: {', '.join(missing)}", f"only needed if used: pip install 'xcray[{extra}]'")
+        return Check(
+            name,
+            "warn",
+            f"not installed: {', '.join(missing)}",
+            f"only needed if used: pip install 'xcray[{extra}]'",
+        )
     return Check(name, "ok", ", ".join(f"{library} {number}" for library, number in found.items()))
 
 
@@ -77,7 +89,9 @@ def check_ray() -> Check:
     """Ray can be imported (looked for, not imported: that takes seconds)."""
     found = version_of("ray")
     if found is None or importlib.util.find_spec("ray") is None:
-        return Check("ray", "warn", "not installed", "only needed for --pool ray: pip install 'xcray[ray]'")
+        return Check(
+            "ray", "warn", "not installed", "only needed for --pool ray: pip install 'xcray[ray]'"
+        )
     return Check("ray", "ok", found)
 
 
@@ -104,8 +118,15 @@ def check_memory() -> Check:
     """At least 2 GB free."""
     free = free_memory()
     if free is None:
-        return Check("memory", "warn", "unknown", "this system does not say; 2 GB free is a good start")
-    return graded("memory", free >= 2 * GB, f"{free / GB:.1f} GB free", "close other programs; a local Ray alone needs about 1 GB")
+        return Check(
+            "memory", "warn", "unknown", "this system does not say; 2 GB free is a good start"
+        )
+    return graded(
+        "memory",
+        free >= 2 * GB,
+        f"{free / GB:.1f} GB free",
+        "close other programs; a local Ray alone needs about 1 GB",
+    )
 
 
 def check_shared_memory() -> Check:
@@ -120,10 +141,17 @@ def check_shared_memory() -> Check:
 
 def check_disk(home: Path) -> Check:
     """Room and the right to write where xcray keeps things."""
-    place = next(path for path in (home, *home.parents) if os.path.exists(path))  # Path.exists raises where we may not look
+    place = next(
+        path for path in (home, *home.parents) if os.path.exists(path)
+    )  # Path.exists raises where we may not look
     free = shutil.disk_usage(place).free
     if not os.access(place, os.W_OK | os.X_OK):
-        return Check("disk", "fail", f"{home} can't be written", "choose another: xcray serve --home DIR, or XCRAY_HOME=DIR")
+        return Check(
+            "disk",
+            "fail",
+            f"{home} can't be written",
+            "choose another: xcray serve --home DIR, or XCRAY_HOME=DIR",
+        )
     mend = "the service refuses uploads below 2 GB: make room, or choose another --home"
     return graded("disk", free >= 3 * GB, f"{free / GB:.0f} GB free at {home}", mend)
 
@@ -138,7 +166,9 @@ def check_kernel_cache() -> Check:
     existing = next(path for path in (place, *place.parents) if path.exists())
     if os.access(existing, os.W_OK):
         baked, missed = os.environ.get("XCRAY_KERNELS"), len(kernels.missed())
-        told = f", from {baked}" + (f", and {missed} compiled here" if missed else "") if baked else ""
+        told = (
+            f", from {baked}" + (f", and {missed} compiled here" if missed else "") if baked else ""
+        )
         return Check("kernel cache", "ok", f"{place}{told}")
     mend = "each process compiles for a minute: set NUMBA_CACHE_DIR to a writable folder"
     fallback = not chosen and os.access(Path.home(), os.W_OK)  # numba's own second choice
@@ -152,7 +182,12 @@ def check_port(port: int) -> Check:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            return Check("port", "warn", f"{port} is taken", "something listens there (xcray serve?); use xcray serve --port 0")
+            return Check(
+                "port",
+                "warn",
+                f"{port} is taken",
+                "something listens there (xcray serve?); use xcray serve --port 0",
+            )
     return Check("port", "ok", f"{port} is free")
 
 
@@ -163,14 +198,21 @@ def check_training() -> Check:
 
     with tempfile.TemporaryDirectory(prefix="xcray-doctor-") as folder:
         place = Path(folder)
-        options = BuildOptions.from_dict({"synthetic": {"rows": 500, "features": 300, "labels": 50}})
+        options = BuildOptions.from_dict(
+            {"synthetic": {"rows": 500, "features": 300, "labels": 50}}
+        )
         build("synthetic", {}, place / "data", options)
         started = time.monotonic()
-        result = train(TrainSpec(dataset=str(place / "data")), run_dir=place / "run", out=place / "model")
+        result = train(
+            TrainSpec(dataset=str(place / "data")), run_dir=place / "run", out=place / "model"
+        )
         seconds = time.monotonic() - started
     found = f"{seconds:.1f} s for 500 rows and 50 labels, model {result.sha256[:8]}"
     return graded(
-        "training", seconds < 30, found, "slow: other programs use the cores, or the kernels were compiled just now; try again"
+        "training",
+        seconds < 30,
+        found,
+        "slow: other programs use the cores, or the kernels were compiled just now; try again",
     )
 
 
@@ -188,14 +230,28 @@ def tried(name: str, check: Callable[[], Check]) -> Check:
 
 
 def doctor(
-    home: Annotated[Path, typer.Option(envvar="XCRAY_HOME", help="The folder of the service.")] = Path("~/.xcray"),
+    home: Annotated[
+        Path, typer.Option(envvar="XCRAY_HOME", help="The folder of the service.")
+    ] = Path("~/.xcray"),
     port: Annotated[int, typer.Option(envvar="XCRAY_PORT", help="The port of the service.")] = 8000,
     json: output.AsJson = False,
 ) -> None:
     """Check this machine: one line a check with the mend. Ends with 1 when something must be mended."""
     extras = [*map(check_extra, EXTRAS), check_ray()]
-    quick = [check_python(), check_libraries(), *extras, check_cores(), check_memory(), check_shared_memory()]
-    checks = [*quick, check_disk(home.expanduser()), tried("kernel cache", check_kernel_cache), check_port(port)]
+    quick = [
+        check_python(),
+        check_libraries(),
+        *extras,
+        check_cores(),
+        check_memory(),
+        check_shared_memory(),
+    ]
+    checks = [
+        *quick,
+        check_disk(home.expanduser()),
+        tried("kernel cache", check_kernel_cache),
+        check_port(port),
+    ]
     if not json:
         for check in checks:
             show(check)

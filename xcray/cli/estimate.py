@@ -25,7 +25,10 @@ def show_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
             {
                 "workers": f"{found.workers} of {human(found.worker + found.process)}",
                 "memory in all": human(found.memory),
-                "that can be had": ", ".join(f"{human(size)} ({name})" for name, size in limits.items()) or "not known",
+                "that can be had": ", ".join(
+                    f"{human(size)} ({name})" for name, size in limits.items()
+                )
+                or "not known",
                 "mapped data": human(found.mapped),
                 "weights": f"{found.weights:,}",
                 **({"disk for checkpoints": human(found.checkpoints)} if found.checkpoints else {}),

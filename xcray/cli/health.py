@@ -17,9 +17,17 @@ ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # who listens ever
 
 
 def health(
-    ready: Annotated[bool, typer.Option("--ready", help="Ask whether requests are welcome, not only whether it is alive.")] = False,
+    ready: Annotated[
+        bool,
+        typer.Option(
+            "--ready", help="Ask whether requests are welcome, not only whether it is alive."
+        ),
+    ] = False,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Its port. [default: XCRAY_PORT or 8000, and XCRAY_RUNNER_PORT]")
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Its port. [default: XCRAY_PORT or 8000, and XCRAY_RUNNER_PORT]"
+        ),
     ] = None,
     json: output.AsJson = False,
 ) -> None:
@@ -30,16 +38,23 @@ def health(
     if json:
         output.emit({"ok": good, "asked": path, "answers": told})
     else:
-        output.say(f"{'ok' if good else 'failed'}: {path} of {', '.join(f'{place} said {said}' for place, said in told.items())}")
+        output.say(
+            f"{'ok' if good else 'failed'}: {path} of {', '.join(f'{place} said {said}' for place, said in told.items())}"
+        )
     raise typer.Exit(output.OK if good else output.FAILURE)
 
 
 def places(port: int | None) -> list[tuple[str, int]]:
     """Hosts and ports where the service and the runner of this environment listen. Raises ParameterError for what is no port."""
-    host, runner = (os.environ.get(name, "").strip("[]") for name in ("XCRAY_HOST", "XCRAY_RUNNER_HOST"))
+    host, runner = (
+        os.environ.get(name, "").strip("[]") for name in ("XCRAY_HOST", "XCRAY_RUNNER_HOST")
+    )
     if port is not None:
         return [(ANY.get(host, host), port)]
-    found = [(ANY.get(host, host), _number("XCRAY_PORT", 8000)), (ANY.get(runner, runner), _number("XCRAY_RUNNER_PORT", 0))]
+    found = [
+        (ANY.get(host, host), _number("XCRAY_PORT", 8000)),
+        (ANY.get(runner, runner), _number("XCRAY_RUNNER_PORT", 0)),
+    ]
     return [(name, number) for name, number in found if number]
 
 

@@ -59,4 +59,6 @@ def resumable(kept: Callable[[], str | None], quiet: bool) -> Iterator[tuple[Rep
             yield show, flag
     except Stopped as stopped:
         told = kept()
-        raise Stopped(stopped.message, hint=told and f"{told}; the same command again does the rest") from None
+        raise Stopped(
+            stopped.message, hint=told and f"{told}; the same command again does the rest"
+        ) from None

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from xcray.client.results import Job as ClientJob
 
 app = typer.Typer(
-    name="jobs", help="Trainings and batch predictions on a server: submit, watch, stop, resume.", no_args_is_help=True
+    name="jobs",
+    help="Trainings and batch predictions on a server: submit, watch, stop, resume.",
+    no_args_is_help=True,
 )
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job.")]
@@ -30,36 +32,75 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job.")]
 
 @app.command()
 def submit(
-    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Id or name of a data set of the server.")],
+    dataset: Annotated[
+        str, typer.Argument(metavar="DATASET", help="Id or name of a data set of the server.")
+    ],
     model: Annotated[str, typer.Option(help="The name under which the model is published.")],
     solver: Annotated[str, typer.Option(help="Which solver.")] = "ppdsparse",
     param: Parameters = None,
-    pool: Annotated[str | None, typer.Option(help="serial, threads or ray. [default: the server's]")] = None,
+    pool: Annotated[
+        str | None, typer.Option(help="serial, threads or ray. [default: the server's]")
+    ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
     max_seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="S", help="Begin no class, or epoch, after so long; publish what is done, most frequent labels first."
+            metavar="S",
+            help="Begin no class, or epoch, after so long; publish what is done, most frequent labels first.",
         ),
     ] = None,
     memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory the training may take, as 4GiB; it fails at once when it needs more.")
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory the training may take, as 4GiB; it fails at once when it needs more.",
+        ),
     ] = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Fit probabilities too, on the held-out part.")] = False,
-    name: Annotated[str | None, typer.Option(help="A readable name. [default: the model's]")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit probabilities too, on the held-out part.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(help="A readable name. [default: the model's]")
+    ] = None,
     priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
-    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Running time allowed, as 90m; then it FAILED.")] = None,
-    expires: Annotated[str | None, typer.Option(metavar="TIME", help="Time from now to have ended, as 2d; else it FAILED.")] = None,
-    max_attempts: Annotated[int | None, typer.Option(min=1, help="How often its runner may vanish before it FAILED.")] = None,
-    key: Annotated[str | None, typer.Option(help="Idempotency key: the same one again gives the same job.")] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Running time allowed, as 90m; then it FAILED."),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Time from now to have ended, as 2d; else it FAILED."),
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(min=1, help="How often its runner may vanish before it FAILED.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key: the same one again gives the same job.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and show its progress.")] = False,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
     """Queue a training."""
-    spec: dict[str, Any] = {"dataset": dataset, "model": model, "solver": solver, "params": read(solver, param), "workers": workers}
-    more = {"pool": pool, "name": name, "priority": priority or None, "max_seconds": max_seconds, "calibrate": calibrate or None}
-    more |= {"timeout_seconds": seconds_of(timeout), "expires_seconds": seconds_of(expires), "max_attempts": max_attempts}
+    spec: dict[str, Any] = {
+        "dataset": dataset,
+        "model": model,
+        "solver": solver,
+        "params": read(solver, param),
+        "workers": workers,
+    }
+    more = {
+        "pool": pool,
+        "name": name,
+        "priority": priority or None,
+        "max_seconds": max_seconds,
+        "calibrate": calibrate or None,
+    }
+    more |= {
+        "timeout_seconds": seconds_of(timeout),
+        "expires_seconds": seconds_of(expires),
+        "max_attempts": max_attempts,
+    }
     if memory_limit is not None:
         from xcray.execution.memory import parse_bytes
 
@@ -88,7 +129,9 @@ def seconds_of(given: str | None) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
-        raise InputError(f"{given[:40]!r} is no time: write it like 90s, 15m, 2h or 7d", code="TIME")
+        raise InputError(
+            f"{given[:40]!r} is no time: write it like 90s, 15m, 2h or 7d", code="TIME"
+        )
     return seconds
 
 
@@ -112,28 +155,54 @@ def read(solver: str, given: list[str] | None) -> dict[str, Any]:
 @app.command("list")
 def index(
     status: Annotated[
-        list[str] | None, typer.Option(help="Only PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED ones; may be given again.")
+        list[str] | None,
+        typer.Option(
+            help="Only PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED ones; may be given again."
+        ),
     ] = None,
     kind: Annotated[str | None, typer.Option(help="Only train, or predict.")] = None,
     name: Annotated[str | None, typer.Option(help="Only those of this name.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only those that make or ask this model.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Only those of this data set, by its id.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only those submitted since: 2h or 7d ago, or 2026-01-31T12:00:00Z.")
+    model: Annotated[
+        str | None, typer.Option(help="Only those that make or ask this model.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, newest first.")] = 50,
+    dataset: Annotated[
+        str | None, typer.Option(help="Only those of this data set, by its id.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Only those submitted since: 2h or 7d ago, or 2026-01-31T12:00:00Z.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="At most so many, newest first.")
+    ] = 50,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
     """Jobs, newest first."""
-    wanted = {"kind": kind, "name": name, "model": model, "dataset": dataset, "created_after": moment_of(since)}
+    wanted = {
+        "kind": kind,
+        "name": name,
+        "model": model,
+        "dataset": dataset,
+        "created_after": moment_of(since),
+    }
     with client_of(server) as client:
         jobs = list(islice(client.jobs.list(status=status, page=limit, **wanted), limit))
     if json:
         output.emit({"jobs": jobs})
         return
     rows = [
-        [job["id"], job["name"], job["status"], line_of(step_of(job["progress"], job["phase"])), job["created"]] for job in jobs
+        [
+            job["id"],
+            job["name"],
+            job["status"],
+            line_of(step_of(job["progress"], job["phase"])),
+            job["created"],
+        ]
+        for job in jobs
     ]
     output.table(["job", "name", "status", "progress", "created"], rows)
 
@@ -159,7 +228,9 @@ def watch(job: JobId, server: ServerChoice = None, json: output.AsJson = False) 
 @app.command("output")
 def fetch(
     job: JobId,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory to write; it must not exist.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The directory to write; it must not exist.")
+    ],
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
@@ -202,8 +273,11 @@ def show(job: Mapping[str, Any]) -> None:
     """A job for people."""
     lines = {
         "job": f"{job['id']} ({job['name']})",
-        "status": job["status"] + (" (stop requested)" if job["stop_requested"] and job["status"] == "RUNNING" else ""),
-        "progress": line_of(step_of(job["progress"], job["phase"])) if job["status"] == "RUNNING" else None,
+        "status": job["status"]
+        + (" (stop requested)" if job["stop_requested"] and job["status"] == "RUNNING" else ""),
+        "progress": line_of(step_of(job["progress"], job["phase"]))
+        if job["status"] == "RUNNING"
+        else None,
         "reason": job["reason"],
         "message": job["message"],
         "attempts": job["attempt"] if job["attempt"] != 1 else None,
@@ -214,7 +288,9 @@ def show(job: Mapping[str, Any]) -> None:
     if result.get("model"):
         output.pairs({"model": f"{result['model']}:{result.get('version', '')}".rstrip(":")})
     if result.get("output"):
-        output.say(f"{result['answered']:,} rows answered; xcray jobs output {job['id']} DIR fetches the answers")
+        output.say(
+            f"{result['answered']:,} rows answered; xcray jobs output {job['id']} DIR fetches the answers"
+        )
     if result.get("partial"):
         output.say(partial_line(result["partial"]))
     if result.get("measures"):
@@ -225,7 +301,9 @@ def show(job: Mapping[str, Any]) -> None:
 def logs(
     job: JobId,
     tail: Annotated[int, typer.Option(min=1, max=10_000, help="The last so many lines.")] = 200,
-    follow: Annotated[bool, typer.Option("--follow", help="Stay, and show more lines until the job has ended.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Stay, and show more lines until the job has ended.")
+    ] = False,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
@@ -256,7 +334,9 @@ def told_lines(text: str) -> None:
 def timeline(
     job: JobId,
     png: Picture = None,
-    limit: Annotated[int, typer.Option(min=1, max=20_000, help="Entries to draw at most; neighbours become one.")] = 5000,
+    limit: Annotated[
+        int, typer.Option(min=1, max=20_000, help="Entries to draw at most; neighbours become one.")
+    ] = 5000,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:

@@ -21,20 +21,29 @@ if TYPE_CHECKING:
     from xcray.jobs.store import JobStore
     from xcray.jobs.tokens import NewToken
 
-app = typer.Typer(name="keys", help="Keys of the service: create, list, revoke.", no_args_is_help=True)
+app = typer.Typer(
+    name="keys", help="Keys of the service: create, list, revoke.", no_args_is_help=True
+)
 
-KeyId = Annotated[str, typer.Argument(metavar="KEY", help="Its id, key_..., as `xcray keys list` shows it.")]
+KeyId = Annotated[
+    str, typer.Argument(metavar="KEY", help="Its id, key_..., as `xcray keys list` shows it.")
+]
 BY = {"by": "command line"}  # in the audit log: whoever reads the store needs no key
 MOST_FILE = 4096  # bytes of a file with a key that are read
 
 
 @app.command()
 def create(
-    scopes: Annotated[str, typer.Option(help="What it may do, with commas between: read, predict, submit, admin.")],
+    scopes: Annotated[
+        str, typer.Option(help="What it may do, with commas between: read, predict, submit, admin.")
+    ],
     name: Annotated[str, typer.Option(help="What people know it by.")] = "key",
     tenant: Annotated[str, typer.Option(help="Whose things it opens.")] = "default",
     expires: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="How long it is good: 90d, 12h. [default: until revoked]")
+        str | None,
+        typer.Option(
+            metavar="SPAN", help="How long it is good: 90d, 12h. [default: until revoked]"
+        ),
     ] = None,
     limit: Annotated[
         list[str] | None,
@@ -44,13 +53,22 @@ def create(
         ),
     ] = None,
     secret_file: Annotated[
-        Path | None, typer.Option(help="A file with a key made elsewhere, as by `xcray keys secret`; it is not shown.")
+        Path | None,
+        typer.Option(
+            help="A file with a key made elsewhere, as by `xcray keys secret`; it is not shown."
+        ),
     ] = None,
     if_absent: Annotated[
-        bool, typer.Option("--if-absent", help="With --secret-file: a key that is there already is left as it is.")
+        bool,
+        typer.Option(
+            "--if-absent", help="With --secret-file: a key that is there already is left as it is."
+        ),
     ] = False,
     older_expire: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="Older keys of this tenant and name end after so long: 24h.")
+        str | None,
+        typer.Option(
+            metavar="SPAN", help="Older keys of this tenant and name end after so long: 24h."
+        ),
     ] = None,
     home: Home = None,
     store: Store = None,
@@ -66,14 +84,25 @@ def create(
     wanted["expires"] = None if expires is None else time.time() + read_span(expires)
     grace = None if older_expire is None else read_span(older_expire)
     if if_absent and secret_file is None:
-        raise InputError("--if-absent needs --secret-file: a key made here is always a new one", code="USAGE")
+        raise InputError(
+            "--if-absent needs --secret-file: a key made here is always a new one", code="USAGE"
+        )
     token = new_token() if secret_file is None else _token_in(secret_file)
     with _opened(home, store) as opened:
         key, new = _added(opened, token, wanted, if_absent)
-        older = grace is not None and key.valid(time.time()) and key.name == name  # known by another name: it follows nobody
+        older = (
+            grace is not None and key.valid(time.time()) and key.name == name
+        )  # known by another name: it follows nobody
         retired = _older_retired(opened, key, time.time() + (grace or 0)) if older else []
     if json:
-        output.emit({**_shown(key), "new": new, "retired": retired, **({"key": token.token} if secret_file is None else {})})
+        output.emit(
+            {
+                **_shown(key),
+                "new": new,
+                "retired": retired,
+                **({"key": token.token} if secret_file is None else {}),
+            }
+        )
         return
     facts: dict[str, Any] = {"id": key.id, "tenant": key.tenant, "scopes": ", ".join(key.scopes)}
     facts |= {"new": new} if secret_file is not None else {}
@@ -81,12 +110,16 @@ def create(
     output.pairs(facts)
     if secret_file is None:
         output.say(token.token)
-        output.note("keep it now: it is shown this once. Clients take it from XCRAY_KEY, or from a file named by XCRAY_KEY_FILE")
+        output.note(
+            "keep it now: it is shown this once. Clients take it from XCRAY_KEY, or from a file named by XCRAY_KEY_FILE"
+        )
 
 
 @app.command()
 def secret(
-    file: Annotated[Path | None, typer.Argument(help="A file to make, for its owner only. [default: shown]")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A file to make, for its owner only. [default: shown]")
+    ] = None,
 ) -> None:
     """Make up a key that no store knows yet, for a Kubernetes Secret; with `xcray keys create --secret-file` it opens something."""
     from xcray.jobs.tokens import new_token
@@ -99,7 +132,9 @@ def secret(
         with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as made:
             made.write(token)
     except FileExistsError:
-        raise Conflict(f"{file.name} is there already: name another file, or remove it", code="EXISTS") from None
+        raise Conflict(
+            f"{file.name} is there already: name another file, or remove it", code="EXISTS"
+        ) from None
     output.note(f"made {file.name}; now `xcray keys create --secret-file {file.name} --scopes ...`")
 
 
@@ -117,14 +152,20 @@ def index(
         output.emit({"keys": keys})
         return
     columns = ["id", "tenant", "name", "scopes", "created", "expires", "revoked", "last_used"]
-    output.table(columns, [[", ".join(key[c]) if c == "scopes" else key[c] for c in columns] for key in keys])
+    output.table(
+        columns, [[", ".join(key[c]) if c == "scopes" else key[c] for c in columns] for key in keys]
+    )
 
 
 @app.command()
 def revoke(
     key_id: KeyId,
     after: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="Rather let it end after so long, as 24h: until then both old and new open.")
+        str | None,
+        typer.Option(
+            metavar="SPAN",
+            help="Rather let it end after so long, as 24h: until then both old and new open.",
+        ),
     ] = None,
     home: Home = None,
     store: Store = None,
@@ -141,19 +182,27 @@ def revoke(
         else:
             found = [each for each in opened.list_keys() if each.id == key_id]
             if not found:
-                raise NotFound(f"there is no key {excerpt(key_id)!r}: list them with `xcray keys list`")
+                raise NotFound(
+                    f"there is no key {excerpt(key_id)!r}: list them with `xcray keys list`"
+                )
             key = (_retired(opened, found, ends) or found)[0]
     if json:
         output.emit(_shown(key))
     elif ends is not None and key.revoked is None:
-        output.say(f"{key.id} ({output.printable(key.name)}) opens nothing from {_shown(key)['expires']} on")
+        output.say(
+            f"{key.id} ({output.printable(key.name)}) opens nothing from {_shown(key)['expires']} on"
+        )
     else:
         output.say(f"{key.id} ({output.printable(key.name)}) opens nothing any more")
 
 
 def audit(
-    tenant: Annotated[str | None, typer.Option(help="Only what this tenant's callers did; - for strangers.")] = None,
-    action: Annotated[str | None, typer.Option(help="Only this action, like job.submit or login.refused.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Only what this tenant's callers did; - for strangers.")
+    ] = None,
+    action: Annotated[
+        str | None, typer.Option(help="Only this action, like job.submit or login.refused.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Entries, newest first.")] = 50,
     home: Home = None,
     store: Store = None,
@@ -164,7 +213,9 @@ def audit(
     with _opened(home, store) as opened:
         token = None
         while len(found) < limit:
-            page, token = opened.list_audit(tenant, action=action, limit=min(1000, limit - len(found)), page_token=token)
+            page, token = opened.list_audit(
+                tenant, action=action, limit=min(1000, limit - len(found)), page_token=token
+            )
             found += page
             if token is None:
                 break
@@ -183,10 +234,15 @@ def _token_in(file: Path) -> NewToken:
         with open(file, "rb") as source:
             return given_token(source.read(MOST_FILE).decode("ascii", "replace"))
     except OSError as error:
-        raise NotFound(f"{excerpt(str(file))!r} can't be read ({error.strerror}): name a file with a key", code="NO_FILE") from None
+        raise NotFound(
+            f"{excerpt(str(file))!r} can't be read ({error.strerror}): name a file with a key",
+            code="NO_FILE",
+        ) from None
 
 
-def _added(opened: JobStore, token: NewToken, wanted: dict[str, Any], if_absent: bool) -> tuple[Key, bool]:
+def _added(
+    opened: JobStore, token: NewToken, wanted: dict[str, Any], if_absent: bool
+) -> tuple[Key, bool]:
     """The record of a key, and whether it is new. One that is there stays as it is, also when it was revoked."""
     try:
         key = opened.add_key(**wanted, digest=token.digest, key_id=token.key_id)
@@ -195,11 +251,21 @@ def _added(opened: JobStore, token: NewToken, wanted: dict[str, Any], if_absent:
         if not if_absent or known is None or known.id != token.key_id:
             raise
         if not known.valid(time.time()):
-            output.note(f"{known.id} was revoked or has expired, and stays so: to open anything, put another secret in its place")
-        elif any(wanted[name] != value for name, value in _shown(known).items() if name in ("tenant", "name", "scopes", "limits")):
-            output.note(f"{known.id} is there with another tenant, name, scopes or limits, and stays so: they need another secret")
+            output.note(
+                f"{known.id} was revoked or has expired, and stays so: to open anything, put another secret in its place"
+            )
+        elif any(
+            wanted[name] != value
+            for name, value in _shown(known).items()
+            if name in ("tenant", "name", "scopes", "limits")
+        ):
+            output.note(
+                f"{known.id} is there with another tenant, name, scopes or limits, and stays so: they need another secret"
+            )
         return known, False
-    opened.record(key.tenant, None, "key.create", key.id, {**BY, "name": key.name, "scopes": wanted["scopes"]})
+    opened.record(
+        key.tenant, None, "key.create", key.id, {**BY, "name": key.name, "scopes": wanted["scopes"]}
+    )
     return key, True
 
 
@@ -239,7 +305,10 @@ def _limit(given: str) -> tuple[str, int]:
     """NAME=N as a pair. Raises InputError."""
     name, equals, number = given.partition("=")
     if not equals or not (number.isascii() and number.isdecimal()):
-        raise InputError(f"--limit {excerpt(given)!r} is not NAME=N: write --limit requests_per_minute=600", code="USAGE")
+        raise InputError(
+            f"--limit {excerpt(given)!r} is not NAME=N: write --limit requests_per_minute=600",
+            code="USAGE",
+        )
     return name.strip(), int(number)
 
 
@@ -248,4 +317,8 @@ def _shown(key: Key) -> dict[str, Any]:
     from xcray.jobs.job import utc
 
     told = {name: value for name, value in vars(key).items() if name != "digest"}
-    return {**told, "scopes": list(key.scopes), "expires": None if key.expires is None else utc(key.expires)}
+    return {
+        **told,
+        "scopes": list(key.scopes),
+        "expires": None if key.expires is None else utc(key.expires),
+    }

@@ -20,17 +20,31 @@ if TYPE_CHECKING:
     from xcray.train.remake import Running
 
 app = typer.Typer(
-    name="labels", help="Labels of a model: add, remove, merge, rename. Other labels keep every byte.", no_args_is_help=True
+    name="labels",
+    help="Labels of a model: add, remove, merge, rename. Other labels keep every byte.",
+    no_args_is_help=True,
 )
 
-ModelDir = Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A model directory; it is only read.")]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="NEW_DIR", help="The model directory to write; it must not exist.")]
-DatasetDir = Annotated[Path, typer.Option("--dataset", metavar="DIR", help="A data set with the model's features.")]
+ModelDir = Annotated[
+    Path, typer.Argument(metavar="MODEL_DIR", help="A model directory; it is only read.")
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", metavar="NEW_DIR", help="The model directory to write; it must not exist."
+    ),
+]
+DatasetDir = Annotated[
+    Path, typer.Option("--dataset", metavar="DIR", help="A data set with the model's features.")
+]
 LabelsFile = Annotated[Path | None, typer.Option(help="A file of label names, one a line.")]
 PoolName = Annotated[str, typer.Option("--pool", help="threads or serial.")]
 Workers = Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")]
 RunDir = Annotated[
-    Path | None, typer.Option(help="Where finished labels are kept; the same one again resumes. [default: NEW_DIR.run]")
+    Path | None,
+    typer.Option(
+        help="Where finished labels are kept; the same one again resumes. [default: NEW_DIR.run]"
+    ),
 ]
 
 
@@ -40,7 +54,9 @@ class ByLabels(Spreading):
     SPREAD = frozenset({"--labels"})
 
 
-Labels = Annotated[list[str] | None, typer.Option("--labels", metavar="NAME...", help="Names of labels.")]
+Labels = Annotated[
+    list[str] | None, typer.Option("--labels", metavar="NAME...", help="Names of labels.")
+]
 
 
 @app.command(cls=ByLabels)
@@ -59,30 +75,45 @@ def add(
     from xcray.train.relabel import add_labels
 
     named = names_of(labels, labels_file)
-    carry_out(lambda how: add_labels(model, dataset, out, named, how), out, run_dir, pool, workers, json)
+    carry_out(
+        lambda how: add_labels(model, dataset, out, named, how), out, run_dir, pool, workers, json
+    )
 
 
 @app.command()
 def remove(
     model: ModelDir,
     out: Out,
-    labels: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Names of labels.")] = None,
+    labels: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Names of labels.")
+    ] = None,
     labels_file: LabelsFile = None,
-    dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="A data set to measure the new model on.")] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A data set to measure the new model on.")
+    ] = None,
     json: output.AsJson = False,
 ) -> None:
     """Drop labels."""
     from xcray.train.relabel import remove_labels
 
     named = names_of(labels, labels_file)
-    carry_out(lambda how: remove_labels(model, out, named, dataset, how), out, None, "threads", 0, json)
+    carry_out(
+        lambda how: remove_labels(model, out, named, dataset, how), out, None, "threads", 0, json
+    )
 
 
 @app.command()
 def merge(
     model: ModelDir,
-    labels: Annotated[list[str], typer.Argument(metavar="NAME NAME...", help="Names of labels; the first one's place is taken.")],
-    into: Annotated[str, typer.Option("--into", metavar="NAME", help="The name of the label they become.")],
+    labels: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME NAME...", help="Names of labels; the first one's place is taken."
+        ),
+    ],
+    into: Annotated[
+        str, typer.Option("--into", metavar="NAME", help="The name of the label they become.")
+    ],
     dataset: DatasetDir,
     out: Out,
     pool: PoolName = "threads",
@@ -93,15 +124,26 @@ def merge(
     """Make one label of several, trained on the rows of all of them."""
     from xcray.train.relabel import merge_labels
 
-    carry_out(lambda how: merge_labels(model, dataset, out, labels, into, how), out, run_dir, pool, workers, json)
+    carry_out(
+        lambda how: merge_labels(model, dataset, out, labels, into, how),
+        out,
+        run_dir,
+        pool,
+        workers,
+        json,
+    )
 
 
 @app.command()
 def rename(
     model: ModelDir,
     out: Out,
-    names: Annotated[list[str] | None, typer.Argument(metavar="OLD=NEW...", help="Old and new names.")] = None,
-    names_file: Annotated[Path | None, typer.Option(help="A JSON file of an object: old name to new name.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="OLD=NEW...", help="Old and new names.")
+    ] = None,
+    names_file: Annotated[
+        Path | None, typer.Option(help="A JSON file of an object: old name to new name.")
+    ] = None,
     json: output.AsJson = False,
 ) -> None:
     """Give labels other names; two may swap theirs."""
@@ -126,17 +168,31 @@ def retrain(
     from xcray.train.relabel import retrain_labels
 
     named = names_of(labels, labels_file)
-    carry_out(lambda how: retrain_labels(model, dataset, out, named, how), out, run_dir, pool, workers, json)
+    carry_out(
+        lambda how: retrain_labels(model, dataset, out, named, how),
+        out,
+        run_dir,
+        pool,
+        workers,
+        json,
+    )
 
 
 def carry_out(
-    change: Callable[[Running], TrainResult], out: Path, run_dir: Path | None, pool: str, workers: int, as_json: bool
+    change: Callable[[Running], TrainResult],
+    out: Path,
+    run_dir: Path | None,
+    pool: str,
+    workers: int,
+    as_json: bool,
 ) -> None:
     """Run a change with progress, stopping at Ctrl-C, and say what came out."""
     from xcray.train.remake import Running
 
     kept = run_dir or out.with_name(f"{out.name}.run")
-    with resumable(lambda: f"finished labels are kept in {kept}" if kept.exists() else None, as_json) as (show, flag):
+    with resumable(
+        lambda: f"finished labels are kept in {kept}" if kept.exists() else None, as_json
+    ) as (show, flag):
         result = change(Running(pool, workers, kept, progress=show, stop=flag))
     if run_dir is None:
         shutil.rmtree(kept, ignore_errors=True)  # ours, and of no use once the model is there
@@ -182,4 +238,6 @@ def text_of(file: Path) -> str:
     except FileNotFoundError:
         raise NotFound(f"there is no file {file}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{file.name} is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise InputError(
+            f"{file.name} is not UTF-8: {error.reason} at byte {error.start}"
+        ) from None

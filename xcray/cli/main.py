@@ -76,7 +76,10 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def everything(
-    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Show the version."),
+    ] = False,
 ) -> None:
     """Extreme classification on Ray: data sets, trainings, models, exact answers."""
 
@@ -93,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return explained({"code": "INTERRUPTED", "message": "interrupted"}, INTERRUPTED, given)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; the exit must not try to flush to it
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader left; the exit must not try to flush to it
         return FAILURE
     except XcrayError as error:
         debug(error)
@@ -119,14 +124,24 @@ def debug(error: Exception) -> None:
 
 def problem_of(error: Exception) -> tuple[dict[str, Any], int]:
     """Errors that are not ours: of usage (they know their exit code), a missing extra, of the system, and bugs."""
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's, whichever click it carries
+    if hasattr(error, "format_message") and hasattr(
+        error, "exit_code"
+    ):  # typer's, whichever click it carries
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "xcray"
-        return {"code": "USAGE", "message": error.format_message(), "hint": f"{command} --help"}, int(error.exit_code)
+        return {
+            "code": "USAGE",
+            "message": error.format_message(),
+            "hint": f"{command} --help",
+        }, int(error.exit_code)
     if isinstance(error, ModuleNotFoundError) and isinstance(found := lacking(error), XcrayError):
         return found.as_dict(), status_of(found)
     if isinstance(error, OSError):
         place = f": {error.filename}" if error.filename else ""
         return {"code": "SYSTEM", "message": f"{error.strerror or error}{place}"}, FAILURE
     message = f"{type(error).__name__}: {error}"
-    return {"code": "INTERNAL", "message": message, "hint": "a bug of xcray; XCRAY_DEBUG=1 shows where, please report it"}, FAILURE
+    return {
+        "code": "INTERNAL",
+        "message": message,
+        "hint": "a bug of xcray; XCRAY_DEBUG=1 shows where, please report it",
+    }, FAILURE

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from xcray.model.diff import ModelDiff
     from xcray.model.model import Model
 
-app = typer.Typer(name="models", help="Models: list, show, alias, card, upgrade, diff, sets, push, pull.", no_args_is_help=True)
+app = typer.Typer(
+    name="models",
+    help="Models: list, show, alias, card, upgrade, diff, sets, push, pull.",
+    no_args_is_help=True,
+)
 app.add_typer(sets.app, name="sets")
 app.command("push")(storage.push)
 app.command("pull")(storage.pull)
@@ -35,17 +39,30 @@ def index(server: ServerChoice = None, json: output.AsJson = False) -> None:
     if json:
         output.emit({"models": models})
         return
-    output.table(["model", "versions", "aliases", "labels", "P@1", "size"], [line_of(model) for model in models])
+    output.table(
+        ["model", "versions", "aliases", "labels", "P@1", "size"],
+        [line_of(model) for model in models],
+    )
 
 
 def line_of(model: Mapping[str, Any]) -> list[Any]:
     """A model as a row."""
     latest = model["latest"]
-    aliases = [f"{alias}={shown(model, alias, version)}" for alias, version in sorted(model["aliases"].items())]
+    aliases = [
+        f"{alias}={shown(model, alias, version)}"
+        for alias, version in sorted(model["aliases"].items())
+    ]
     if latest is None:
         return [model["name"], len(model["versions"]), aliases, "", "", "corrupt"]
     measured = percent(latest["measures"].get("P@1"))
-    return [model["name"], len(model["versions"]), aliases, latest["n_labels"], measured, output.bytes_of(latest["n_bytes"])]
+    return [
+        model["name"],
+        len(model["versions"]),
+        aliases,
+        latest["n_labels"],
+        measured,
+        output.bytes_of(latest["n_bytes"]),
+    ]
 
 
 def shown(model: Mapping[str, Any], alias: str, version: int) -> str:
@@ -54,7 +71,11 @@ def shown(model: Mapping[str, Any], alias: str, version: int) -> str:
     if route is None:
         return str(version)
     split = route["split"]
-    told = str(version) if len(split) == 1 else "+".join(f"{each['version']}:{100 * each['weight']:.3g}%" for each in split)
+    told = (
+        str(version)
+        if len(split) == 1
+        else "+".join(f"{each['version']}:{100 * each['weight']:.3g}%" for each in split)
+    )
     return told + (f" ({route['shadow']['version']})" if route["shadow"] else "")
 
 
@@ -93,7 +114,11 @@ def of_directory(model: str) -> dict[str, Any]:
 def more_of(model: Model) -> dict[str, Any]:
     """What only some models have to say: that they are partial, and what was done to earlier ones to make them."""
     missing = model.manifest.get("partial", {}).get("missing", 0)
-    partial = {"partial": f"{missing:,} of {model.n_labels:,} labels were not trained: the time was up"} if missing else {}
+    partial = (
+        {"partial": f"{missing:,} of {model.n_labels:,} labels were not trained: the time was up"}
+        if missing
+        else {}
+    )
     steps = [f"{step['operation']} ({step['parent'][:16]})" for step in model.provenance]
     return {**partial, **({"made by": steps} if steps else {}), **calibration_of(model.calibrated)}
 
@@ -102,8 +127,13 @@ def calibration_of(found: Mapping[str, Any]) -> dict[str, Any]:
     """What a calibrated model's probabilities are worth, in a line."""
     if not found:
         return {}
-    errors = ", ".join(f"@{k} {percent(one['ece_sigmoid'])} -> {percent(one['ece'])}" for k, one in found["report"].items())
-    return {"calibrated": f"ECE {errors} % on {found['rows']['measured']:,} rows (before: sigmoid of the score)"}
+    errors = ", ".join(
+        f"@{k} {percent(one['ece_sigmoid'])} -> {percent(one['ece'])}"
+        for k, one in found["report"].items()
+    )
+    return {
+        "calibrated": f"ECE {errors} % on {found['rows']['measured']:,} rows (before: sigmoid of the score)"
+    }
 
 
 def of_server(model: str, server: str | None) -> dict[str, Any]:
@@ -117,11 +147,19 @@ def alias(
     model: Annotated[str, typer.Argument(metavar="NAME", help="A model of the server.")],
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias to point.")],
     version: Annotated[
-        int | None, typer.Argument(metavar="[VERSION]", min=1, help="The version it should mean; or --split.")
+        int | None,
+        typer.Argument(metavar="[VERSION]", min=1, help="The version it should mean; or --split."),
     ] = None,
-    split: Annotated[str | None, typer.Option(metavar="V=W,...", help="Several versions by weight: 3=0.9,4=0.1.")] = None,
-    shadow: Annotated[int | None, typer.Option(metavar="VERSION", min=1, help="A version that answers along, unheard.")] = None,
-    share: Annotated[float, typer.Option(help="Share of the requests of which the shadow gets copies.")] = 1.0,
+    split: Annotated[
+        str | None, typer.Option(metavar="V=W,...", help="Several versions by weight: 3=0.9,4=0.1.")
+    ] = None,
+    shadow: Annotated[
+        int | None,
+        typer.Option(metavar="VERSION", min=1, help="A version that answers along, unheard."),
+    ] = None,
+    share: Annotated[
+        float, typer.Option(help="Share of the requests of which the shadow gets copies.")
+    ] = 1.0,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
@@ -140,9 +178,15 @@ def alias(
 def weights_of(split: str) -> dict[int, float]:
     """3=0.9,4=0.1 as versions with weights. Raises InputError."""
     try:
-        pairs = [(int(version), float(weight)) for version, _, weight in (each.partition("=") for each in split.split(","))]
+        pairs = [
+            (int(version), float(weight))
+            for version, _, weight in (each.partition("=") for each in split.split(","))
+        ]
     except ValueError:
-        raise InputError(f"{excerpt(split)!r} is no split: write versions and weights like 3=0.9,4=0.1", code="USAGE") from None
+        raise InputError(
+            f"{excerpt(split)!r} is no split: write versions and weights like 3=0.9,4=0.1",
+            code="USAGE",
+        ) from None
     if len(dict(pairs)) < len(pairs):
         raise InputError("the split names a version twice: add its weights up", code="USAGE")
     return dict(pairs)
@@ -161,10 +205,29 @@ def shadow(
     if json:
         output.emit(found)
         return
-    heads = ["answered", "shadow", "rows", "same best %", "overlap %", "answer ms", "shadow ms", "failed", "dropped"]
+    heads = [
+        "answered",
+        "shadow",
+        "rows",
+        "same best %",
+        "overlap %",
+        "answer ms",
+        "shadow ms",
+        "failed",
+        "dropped",
+    ]
     rows = [
-        [each["answered"], each["shadow"], each["rows"], percent(each["top1_agreement"]), percent(each["overlap"])]
-        + [f"{each[name]:.2f}" if each[name] is not None else "" for name in ("answer_ms", "shadow_ms")]
+        [
+            each["answered"],
+            each["shadow"],
+            each["rows"],
+            percent(each["top1_agreement"]),
+            percent(each["overlap"]),
+        ]
+        + [
+            f"{each[name]:.2f}" if each[name] is not None else ""
+            for name in ("answer_ms", "shadow_ms")
+        ]
         + [each["failed"], each["dropped"]]
         for each in found["pairs"]
     ]
@@ -173,7 +236,9 @@ def shadow(
 
 @app.command()
 def load(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS of the server.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS of the server.")
+    ],
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
@@ -189,7 +254,11 @@ def load(
 @app.command()
 def unload(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="NAME (all its versions), NAME:VERSION or NAME@ALIAS of the server.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="NAME (all its versions), NAME:VERSION or NAME@ALIAS of the server.",
+        ),
     ],
     server: ServerChoice = None,
     json: output.AsJson = False,
@@ -219,8 +288,12 @@ def card(model: ModelName, server: ServerChoice = None, json: output.AsJson = Fa
 
 @app.command()
 def upgrade(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory of any earlier format.")],
-    output_directory: Annotated[Path, typer.Argument(metavar="NEW", help="Where the upgraded one goes.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model directory of any earlier format.")
+    ],
+    output_directory: Annotated[
+        Path, typer.Argument(metavar="NEW", help="Where the upgraded one goes.")
+    ],
     json: output.AsJson = False,
 ) -> None:
     """A model directory in the present format, whose search needs no preparation when it is opened; content and sha256 stay."""
@@ -239,7 +312,8 @@ def diff(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A model directory.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one.")],
     max_loss: Annotated[
-        float | None, typer.Option(help="End with 1 when P@1 falls by more than so many points: a gate for CI.")
+        float | None,
+        typer.Option(help="End with 1 when P@1 falls by more than so many points: a gate for CI."),
     ] = None,
     json: output.AsJson = False,
 ) -> None:
@@ -253,7 +327,12 @@ def diff(
     else:
         show_diff(found)
     old, new = found.measures.get("P@1", (None, None))
-    lost = max_loss is not None and old is not None and new is not None and 100 * (old - new) > max_loss
+    lost = (
+        max_loss is not None
+        and old is not None
+        and new is not None
+        and 100 * (old - new) > max_loss
+    )
     raise typer.Exit(output.FAILURE if lost else output.OK)
 
 
@@ -267,7 +346,10 @@ def show_diff(found: ModelDiff) -> None:
             "removed": some(found.removed),
             "weights": f"{found.nnz[0]:,} -> {found.nnz[1]:,}",
             "features": f"{found.n_features[0]:,} -> {found.n_features[1]:,}",
-            **{name: f"{percent(old)} -> {percent(new)}" for name, (old, new) in found.measures.items()},
+            **{
+                name: f"{percent(old)} -> {percent(new)}"
+                for name, (old, new) in found.measures.items()
+            },
         }
     )
 

@@ -14,7 +14,12 @@ from xcray.errors import InputError, NotFound, Stopped, XcrayError
 
 OK, FAILURE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; errors as JSON on stderr; no progress.")]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="One JSON document on stdout; errors as JSON on stderr; no progress."
+    ),
+]
 
 
 def emit(document: Any) -> None:
@@ -43,7 +48,10 @@ def note(text: str) -> None:
 
 def printable(text: Any) -> str:
     """Text that can't steer a terminal: names in data are data, their control characters arrive escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in str(text)
+    )
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -119,6 +127,8 @@ def assignments(given: Sequence[str] | None) -> dict[str, str]:
     for each in given or ():
         name, equals, value = each.partition("=")
         if not (equals and name.strip()):
-            raise InputError(f"{each[:80]!r} is not NAME=VALUE; write for example lam=0.01", code="USAGE")
+            raise InputError(
+                f"{each[:80]!r} is not NAME=VALUE; write for example lam=0.01", code="USAGE"
+            )
         out[name.strip()] = value
     return out

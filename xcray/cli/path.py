@@ -32,27 +32,51 @@ def values_of(help: str) -> Any:
 
 Lam = Annotated[list[float] | None, values_of("Values of lam, the weight of the l1 norm.")]
 Tau = Annotated[list[float] | None, values_of("Values of tau, the weight of the squared l2 norm.")]
-C = Annotated[list[float] | None, typer.Option("--C", metavar="NUMBER...", help="Values of C, the weight of a sample's loss.")]
+C = Annotated[
+    list[float] | None,
+    typer.Option("--C", metavar="NUMBER...", help="Values of C, the weight of a sample's loss."),
+]
 
 
 def path(
-    dataset: Annotated[Path, typer.Argument(metavar="DIR", help="A data set directory, made by `xcray data build`.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write: model/, path.json, path.arrow.")] = Path("path"),
+    dataset: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A data set directory, made by `xcray data build`."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The folder to write: model/, path.json, path.arrow."),
+    ] = Path("path"),
     lam: Lam = None,
     tau: Tau = None,
     c: C = None,
     select: Annotated[
-        str, typer.Option(metavar="P@1", help="The measure to choose by: P, recall, nDCG, PSP or PSnDCG, @k.")
+        str,
+        typer.Option(
+            metavar="P@1", help="The measure to choose by: P, recall, nDCG, PSP or PSnDCG, @k."
+        ),
     ] = "P@1",
-    holdout: Annotated[float, typer.Option(help="Share of the training rows to measure on, chosen by hash.")] = 0.2,
+    holdout: Annotated[
+        float, typer.Option(help="Share of the training rows to measure on, chosen by hash.")
+    ] = 0.2,
     seed: Annotated[int, typer.Option(help="Another seed, other held-out rows.")] = 0,
-    cold: Annotated[bool, typer.Option("--cold", help="Start every point from nothing, not from the nearest solved one.")] = False,
+    cold: Annotated[
+        bool,
+        typer.Option(
+            "--cold", help="Start every point from nothing, not from the nearest solved one."
+        ),
+    ] = False,
     solver: Annotated[str, typer.Option(help="Which solver.")] = "ppdsparse",
     param: Parameters = None,
-    pool: Annotated[str, typer.Option(help="serial, threads, or ray (where no point starts from another).")] = "threads",
+    pool: Annotated[
+        str, typer.Option(help="serial, threads, or ray (where no point starts from another).")
+    ] = "threads",
     workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where finished points are kept; the same one again resumes. [default: OUT.run]")
+        Path | None,
+        typer.Option(
+            help="Where finished points are kept; the same one again resumes. [default: OUT.run]"
+        ),
     ] = None,
     json: output.AsJson = False,
 ) -> None:
@@ -62,7 +86,13 @@ def path(
     from xcray.train import TrainSpec
     from xcray.train.path import PathSpec
 
-    values = {"dataset": str(dataset), "solver": solver, "params": output.assignments(param), "pool": pool, "workers": workers}
+    values = {
+        "dataset": str(dataset),
+        "solver": solver,
+        "params": output.assignments(param),
+        "pool": pool,
+        "workers": workers,
+    }
     grid = {name: tuple(given) for name, given in (("lam", lam), ("tau", tau), ("C", c)) if given}
     spec = PathSpec(TrainSpec.from_dict(values), grid, select, holdout, seed, warm=not cold)
     kept = run_dir or out.with_name(f"{out.name}.run")
@@ -85,7 +115,12 @@ def report(result: PathResult, select: str, as_json: bool) -> None:
     if as_json:
         told = {"path": str(result.path), "chosen": result.chosen, "points": result.points}
         output.emit(
-            {**told, "model": str(result.model.model_path), "sha256": result.model.sha256, "measures": result.model.measures}
+            {
+                **told,
+                "model": str(result.model.model_path),
+                "sha256": result.model.sha256,
+                "measures": result.model.measures,
+            }
         )
         return
     names = list(result.chosen)

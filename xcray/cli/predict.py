@@ -23,16 +23,24 @@ PROOF = ("exact", "labels_scored", "postings_read", "bound_gap")
 BATCH = 256  # instances of one request to a server
 
 ModelName = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model directory, or NAME, NAME:VERSION, NAME@ALIAS of a server.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A model directory, or NAME, NAME:VERSION, NAME@ALIAS of a server."
+    ),
 ]
 Allowed = Annotated[
-    list[str] | None, typer.Option(metavar="LABEL", help="Answer only this label, or those of set:NAME; repeat it.")
+    list[str] | None,
+    typer.Option(metavar="LABEL", help="Answer only this label, or those of set:NAME; repeat it."),
 ]
 Denied = Annotated[
-    list[str] | None, typer.Option(metavar="LABEL", help="Never answer this label, or those of set:NAME; repeat it.")
+    list[str] | None,
+    typer.Option(metavar="LABEL", help="Never answer this label, or those of set:NAME; repeat it."),
 ]
 WithProbabilities = Annotated[
-    bool, typer.Option("--probabilities", help="How likely each label is right (calibrated and softmax models).")
+    bool,
+    typer.Option(
+        "--probabilities", help="How likely each label is right (calibrated and softmax models)."
+    ),
 ]
 
 
@@ -55,18 +63,26 @@ class Wanted(NamedTuple):
 def predict(
     model: ModelName,
     text: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, lines of standard input.")
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="Texts; without any, lines of standard input."),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="Rows of an svmlight file instead of texts.")] = None,
-    zero_based: Annotated[bool, typer.Option("--zero-based", help="The file's feature indices start at 0.")] = False,
+    file: Annotated[
+        Path | None, typer.Option(help="Rows of an svmlight file instead of texts.")
+    ] = None,
+    zero_based: Annotated[
+        bool, typer.Option("--zero-based", help="The file's feature indices start at 0.")
+    ] = False,
     k: Annotated[int, typer.Option("-k", min=1, help="How many labels for each.")] = 5,
     allow: Allowed = None,
     deny: Denied = None,
     deadline_ms: Annotated[
-        float | None, typer.Option(metavar="MS", help="Time for the answers; then the best found so far.")
+        float | None,
+        typer.Option(metavar="MS", help="Time for the answers; then the best found so far."),
     ] = None,
     probabilities: WithProbabilities = False,
-    certificate: Annotated[bool, typer.Option("--certificate", help="Whether each answer is proven, and what it took.")] = False,
+    certificate: Annotated[
+        bool, typer.Option("--certificate", help="Whether each answer is proven, and what it took.")
+    ] = False,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
@@ -97,11 +113,31 @@ def predict_here(
     rows: Any = texts_of(text) if file is None else rows_of(file, zero_based, opened)
     names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
     among = predictor.filter(wanted.allow, wanted.deny, sets=sets_around(Path(model)))
-    answer = predictor.answer(rows, wanted.k, deadline_ms=wanted.deadline_ms, allow=among, probabilities=wanted.probabilities)
-    told = predictor.probabilities(answer, filtered=among is not None).tolist() if wanted.probabilities else None
+    answer = predictor.answer(
+        rows,
+        wanted.k,
+        deadline_ms=wanted.deadline_ms,
+        allow=among,
+        probabilities=wanted.probabilities,
+    )
+    told = (
+        predictor.probabilities(answer, filtered=among is not None).tolist()
+        if wanted.probabilities
+        else None
+    )
     for i, (name, scored) in enumerate(zip(names, predictor.named(answer.top), strict=True)):
-        proof = {part: getattr(answer, part)[i].item() for part in PROOF} if wanted.certificate else None
-        yield entry(name, [one.label for one in scored], [one.score for one in scored], told and told[i], proof)
+        proof = (
+            {part: getattr(answer, part)[i].item() for part in PROOF}
+            if wanted.certificate
+            else None
+        )
+        yield entry(
+            name,
+            [one.label for one in scored],
+            [one.score for one in scored],
+            told and told[i],
+            proof,
+        )
 
 
 def sets_around(model: Path) -> Sets | None:
@@ -109,35 +145,63 @@ def sets_around(model: Path) -> Sets | None:
     from xcray.model.registry import Registry
 
     versions = model.resolve().parent
-    return Registry(versions.parent.parent).sets(versions.parent.name) if versions.name == "versions" else None
+    return (
+        Registry(versions.parent.parent).sets(versions.parent.name)
+        if versions.name == "versions"
+        else None
+    )
 
 
 def entry(
-    name: str, labels: list[str], scores: list[float], probabilities: list[float] | None, proof: Mapping[str, Any] | None
+    name: str,
+    labels: list[str],
+    scores: list[float],
+    probabilities: list[float] | None,
+    proof: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """One answer as it is told."""
     found = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=True)]
     for one, probability in zip(found, probabilities or (), strict=False):
         one["probability"] = probability
-    return {"input": name, "labels": found, **({"certificate": dict(proof)} if proof is not None else {})}
+    return {
+        "input": name,
+        "labels": found,
+        **({"certificate": dict(proof)} if proof is not None else {}),
+    }
 
 
 def predict_there(
-    model: str, text: list[str] | None, file: Path | None, zero_based: bool, wanted: Wanted, server: str | None
+    model: str,
+    text: list[str] | None,
+    file: Path | None,
+    zero_based: bool,
+    wanted: Wanted,
+    server: str | None,
 ) -> Iterator[dict[str, Any]]:
     """Answers of a server, a batch of instances a request."""
     if file is None:
         texts = texts_of(text)
         named = [(each, {"text": each}) for each in texts]
     else:
-        named = [(f"row {i + 1}", row) for i, row in enumerate(instances_of(rows_of(file, zero_based, None)))]
+        named = [
+            (f"row {i + 1}", row)
+            for i, row in enumerate(instances_of(rows_of(file, zero_based, None)))
+        ]
     how = {name: value for name, value in wanted._asdict().items() if name != "k"}
     with client_of(server) as client:
         for start in range(0, len(named), BATCH):
             batch = named[start : start + BATCH]
-            reply = client.predict(model, [instance for _, instance in batch], top_k=wanted.k, **how)
+            reply = client.predict(
+                model, [instance for _, instance in batch], top_k=wanted.k, **how
+            )
             for (name, _), found in zip(batch, reply["predictions"], strict=True):
-                yield entry(name, found["labels"], found["scores"], found.get("probabilities"), found.get("certificate"))
+                yield entry(
+                    name,
+                    found["labels"],
+                    found["scores"],
+                    found.get("probabilities"),
+                    found.get("certificate"),
+                )
 
 
 def texts_of(given: Sequence[str] | None) -> list[str]:
@@ -145,7 +209,9 @@ def texts_of(given: Sequence[str] | None) -> list[str]:
     if given:
         return list(given)
     if sys.stdin is None or sys.stdin.isatty():
-        raise InputError("give at least one text: xcray predict MODEL 'read rows of a csv file'", code="USAGE")
+        raise InputError(
+            "give at least one text: xcray predict MODEL 'read rows of a csv file'", code="USAGE"
+        )
     lines = [line.rstrip("\r\n") for line in sys.stdin]
     if not lines:
         raise InputError("standard input is empty; give texts, one a line", code="USAGE")
@@ -162,16 +228,32 @@ def rows_of(file: Path, zero_based: bool, model: Model | None) -> CSR:
     from xcray.data.svmlight import read_svmlight
 
     width = None if model is None else model.n_features
-    chunks = [X for X, _ in read_svmlight(file, ReadOptions(zero_based=zero_based, n_features=width), Tally())]
+    chunks = [
+        X
+        for X, _ in read_svmlight(
+            file, ReadOptions(zero_based=zero_based, n_features=width), Tally()
+        )
+    ]
     lengths = np.concatenate([np.diff(X.indptr) for X in chunks])
-    columns, values = np.concatenate([X.indices for X in chunks]), np.concatenate([X.data for X in chunks])
-    return csr(np.concatenate([[0], np.cumsum(lengths)]), columns, values, width or max(X.n_cols for X in chunks))
+    columns, values = (
+        np.concatenate([X.indices for X in chunks]),
+        np.concatenate([X.data for X in chunks]),
+    )
+    return csr(
+        np.concatenate([[0], np.cumsum(lengths)]),
+        columns,
+        values,
+        width or max(X.n_cols for X in chunks),
+    )
 
 
 def instances_of(rows: CSR) -> list[dict[str, Any]]:
     """Rows as a request carries them."""
     pairs = (rows.row(i) for i in range(rows.n_rows))
-    return [{"indices": indices.tolist(), "values": [float(value) for value in values]} for indices, values in pairs]
+    return [
+        {"indices": indices.tolist(), "values": [float(value) for value in values]}
+        for indices, values in pairs
+    ]
 
 
 def show_answer(answer: dict[str, Any]) -> None:
@@ -189,22 +271,39 @@ def proof_line(proof: Mapping[str, Any]) -> str:
     gap = proof["bound_gap"]
     known = gap is not None and math.isfinite(gap)
     if proof["exact"]:
-        what = f"exact: no other label comes nearer than {gap:.4f}" if known else "exact: no other label is allowed"
+        what = (
+            f"exact: no other label comes nearer than {gap:.4f}"
+            if known
+            else "exact: no other label is allowed"
+        )
     else:
-        what = f"time was up: a label left out may be better by {-gap:.4f}" if known else "time was up: nothing is proven"
-    return f"{what}; {proof['labels_scored']:,} labels scored, {proof['postings_read']:,} weights read"
+        what = (
+            f"time was up: a label left out may be better by {-gap:.4f}"
+            if known
+            else "time was up: nothing is proven"
+        )
+    return (
+        f"{what}; {proof['labels_scored']:,} labels scored, {proof['postings_read']:,} weights read"
+    )
 
 
 def explain(
     model: ModelName,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="One text.")],
-    label: Annotated[str | None, typer.Option("--label", "-l", help="Explain this label. [default: the best one]")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", "-l", help="Explain this label. [default: the best one]"),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many features to show.")] = 10,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
     """Which words made the score of a label: what each adds, largest first."""
-    found = explain_here(model, text, label, top) if is_directory(model, server) else explain_there(model, text, label, top, server)
+    found = (
+        explain_here(model, text, label, top)
+        if is_directory(model, server)
+        else explain_there(model, text, label, top, server)
+    )
     if json:
         output.emit(found)
     else:
@@ -223,7 +322,9 @@ def explain_here(model: str, text: str, label: str | None, top: int) -> dict[str
     return found
 
 
-def explain_there(model: str, text: str, label: str | None, top: int, server: str | None) -> dict[str, Any]:
+def explain_there(
+    model: str, text: str, label: str | None, top: int, server: str | None
+) -> dict[str, Any]:
     """An explanation by a server."""
     with client_of(server) as client:
         return dict(client.explain(model, text, label=label, top=top))

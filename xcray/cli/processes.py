@@ -35,7 +35,11 @@ def family(roots: Iterable[int], everyone: dict[Process, int] | None = None) -> 
     """The processes with these ids, and all that came from them and still have their parents."""
     everyone = snapshot() if everyone is None else everyone
     wanted, out = set(roots), set()
-    while more := {p for p, parent in everyone.items() if (p.pid in wanted or parent in wanted) and p not in out}:
+    while more := {
+        p
+        for p, parent in everyone.items()
+        if (p.pid in wanted or parent in wanted) and p not in out
+    }:
         out |= more
         wanted |= {p.pid for p in more}
     return out

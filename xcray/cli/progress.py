@@ -31,7 +31,11 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return (
+        f"{whole // 60} min {whole % 60:02d} s"
+        if whole < 3600
+        else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    )
 
 
 def line_of(step: Progress) -> str:
@@ -52,7 +56,12 @@ class Reporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         return None
 
     def __call__(self, step: Any) -> None:
@@ -62,9 +71,15 @@ class Reporter:
 class Lines(Reporter):
     """A line when the phase changes, and every `every` seconds; no control codes."""
 
-    def __init__(self, stream: IO[str], every: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._every, self._clock = stream, every, clock
-        self._phase, self._last, self._told_all = "", float("-inf"), False
+    def __init__(
+        self, stream: IO[str], every: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._every = every
+        self._clock = clock
+        self._phase = ""
+        self._last = float("-inf")
+        self._told_all = False
 
     def __call__(self, step: Any) -> None:
         """Write the step's line when it is time."""
@@ -81,7 +96,14 @@ class Bars(Reporter):
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         self._bars: dict[str, Any] = {}
         self._drawn = Progress(
@@ -98,7 +120,12 @@ class Bars(Reporter):
         self._drawn.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self._finish()
         self._drawn.stop()
@@ -107,8 +134,15 @@ class Bars(Reporter):
         """Move the bar of the step's phase; earlier phases are over."""
         if step.phase not in self._bars:
             self._finish()
-            self._bars[step.phase] = self._drawn.add_task(printable(step.phase), total=step.total or None, speed="")
-        self._drawn.update(self._bars[step.phase], completed=step.done, total=step.total or None, speed=speed_of(step))
+            self._bars[step.phase] = self._drawn.add_task(
+                printable(step.phase), total=step.total or None, speed=""
+            )
+        self._drawn.update(
+            self._bars[step.phase],
+            completed=step.done,
+            total=step.total or None,
+            speed=speed_of(step),
+        )
 
     def _finish(self) -> None:
         """Fill all bars."""

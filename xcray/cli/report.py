@@ -12,17 +12,24 @@ from xcray.cli import output
 from xcray.cli.train import show_measures
 from xcray.errors import NotFound
 
-Picture = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw it too, as a PNG.")]
+Picture = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE", help="Draw it too, as a PNG.")
+]
 OTHERS = ("lost", "duplicate", "stopped")
 
 
 def report(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder for the pictures. [default: MODEL.report]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The folder for the pictures. [default: MODEL.report]"),
+    ] = None,
     beside: Annotated[
         list[Path] | None,
         typer.Option(
-            "--beside", metavar="MODEL", help="The same training with another number of workers: draws scaling; repeat it."
+            "--beside",
+            metavar="MODEL",
+            help="The same training with another number of workers: draws scaling; repeat it.",
         ),
     ] = None,
     json: output.AsJson = False,
@@ -44,7 +51,12 @@ def report(
 
 
 def timeline(
-    place: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory, or the run directory of a training.")],
+    place: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="A model directory, or the run directory of a training."
+        ),
+    ],
     png: Picture = None,
     json: output.AsJson = False,
 ) -> None:
@@ -52,7 +64,9 @@ def timeline(
     from xcray.train.timeline import document, read_timeline
 
     if not place.is_dir():
-        raise NotFound(f"there is no directory {place}; for a job of a server use: xcray jobs timeline")
+        raise NotFound(
+            f"there is no directory {place}; for a job of a server use: xcray jobs timeline"
+        )
     told(document(read_timeline(place)), place.resolve().name, png, json)
 
 
@@ -68,7 +82,10 @@ def told(found: Mapping[str, Any], name: str, png: Path | None, as_json: bool) -
         output.emit(found)
         return
     columns = ("batches", "classes", "busy", "share", *OTHERS)
-    rows = [[each["worker"], *(shown(column, each.get(column)) for column in columns)] for each in found["workers"]]
+    rows = [
+        [each["worker"], *(shown(column, each.get(column)) for column in columns)]
+        for each in found["workers"]
+    ]
     output.table(["worker", "batches", "classes", "busy s", "busy %", *OTHERS], rows)
     output.say(note_of(found))
     if png is not None:
@@ -77,4 +94,10 @@ def told(found: Mapping[str, Any], name: str, png: Path | None, as_json: bool) -
 
 def shown(column: str, value: Any) -> Any:
     """A figure of a worker."""
-    return f"{value:.1f}" if column == "busy" else f"{100 * value:.1f}" if column == "share" else value or 0
+    return (
+        f"{value:.1f}"
+        if column == "busy"
+        else f"{100 * value:.1f}"
+        if column == "share"
+        else value or 0
+    )

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 DEFAULT = "http://127.0.0.1:8000"
 
 ServerChoice = Annotated[
-    str | None, typer.Option("--server", metavar="URL", help=f"The server; else XCRAY_SERVER, else {DEFAULT}.")
+    str | None,
+    typer.Option("--server", metavar="URL", help=f"The server; else XCRAY_SERVER, else {DEFAULT}."),
 ]
 
 
@@ -24,12 +25,17 @@ def located(client: Client, reference: str) -> tuple[str, int]:
     name, colon, number = reference.partition(":")
     if colon:
         if not (number.isascii() and number.isdecimal()):
-            raise InputError(f"version {excerpt(number)!r} is not a number; write {excerpt(name)}:1", code="USAGE")
+            raise InputError(
+                f"version {excerpt(number)!r} is not a number; write {excerpt(name)}:1",
+                code="USAGE",
+            )
         return name, int(number)
     name, _, alias = reference.partition("@")
     aliases = client.models.get(name)["aliases"]
     if (alias or "latest") not in aliases:
-        raise NotFound(f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(aliases))}")
+        raise NotFound(
+            f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(aliases))}"
+        )
     return name, aliases[alias or "latest"]
 
 

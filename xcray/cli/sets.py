@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from xcray.client.results import LabelSet
 
 app = typer.Typer(
-    name="sets", help="Labels kept under a name of a server's model: --allow set:NAME, --deny set:NAME.", no_args_is_help=True
+    name="sets",
+    help="Labels kept under a name of a server's model: --allow set:NAME, --deny set:NAME.",
+    no_args_is_help=True,
 )
 
 ModelOf = Annotated[str, typer.Argument(metavar="MODEL", help="A model of the server.")]
@@ -31,14 +33,19 @@ def index(model: ModelOf, server: ServerChoice = None, json: output.AsJson = Fal
     if json:
         output.emit({"sets": list(found)})
     else:
-        output.table(["set", "labels", "changed"], [[one["name"], one["n_labels"], one["changed"]] for one in found])
+        output.table(
+            ["set", "labels", "changed"],
+            [[one["name"], one["n_labels"], one["changed"]] for one in found],
+        )
 
 
 @app.command()
 def show(
     model: ModelOf,
     name: SetName,
-    version: Annotated[int | None, typer.Option(min=1, help="Which version may lack labels. [default: the latest]")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Which version may lack labels. [default: the latest]")
+    ] = None,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
@@ -57,15 +64,21 @@ def show(
 def put(
     model: ModelOf,
     name: SetName,
-    labels: Annotated[list[str] | None, typer.Argument(metavar="[LABEL]...", help="Names of labels.")] = None,
-    labels_file: Annotated[Path | None, typer.Option(help="A file of label names, one a line.")] = None,
+    labels: Annotated[
+        list[str] | None, typer.Argument(metavar="[LABEL]...", help="Names of labels.")
+    ] = None,
+    labels_file: Annotated[
+        Path | None, typer.Option(help="A file of label names, one a line.")
+    ] = None,
     server: ServerChoice = None,
     json: output.AsJson = False,
 ) -> None:
     """Keep labels under a name, in place of what it had; the next request already sees them."""
     named = names_of(labels, labels_file)
     if not named:
-        raise InputError("name at least one label: xcray models sets put MODEL SET LABEL...", code="USAGE")
+        raise InputError(
+            "name at least one label: xcray models sets put MODEL SET LABEL...", code="USAGE"
+        )
     with client_of(server) as client:
         found = client.models.put_set(model, name, named)
     if json:
@@ -76,7 +89,9 @@ def put(
 
 
 @app.command()
-def delete(model: ModelOf, name: SetName, server: ServerChoice = None, json: output.AsJson = False) -> None:
+def delete(
+    model: ModelOf, name: SetName, server: ServerChoice = None, json: output.AsJson = False
+) -> None:
     """Remove a set."""
     with client_of(server) as client:
         client.models.delete_set(model, name)
@@ -90,4 +105,6 @@ def tell_unknown(model: str, found: LabelSet) -> None:
     """A remark on labels that the model lacks."""
     if found["unknown"]:
         some = ", ".join(found["unknown"][:5]) + (", ..." if len(found["unknown"]) > 5 else "")
-        output.note(f"{model}:{found['version']} lacks {len(found['unknown']):,} of them, which it passes over: {some}")
+        output.note(
+            f"{model}:{found['version']} lacks {len(found['unknown']):,} of them, which it passes over: {some}"
+        )

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 URIS = "s3://bucket/folder, gs://bucket/folder or file:///folder"
 
-Home = Annotated[Path | None, typer.Option(envvar="XCRAY_HOME", help="The home whose models are meant. [default: ~/.xcray]")]
+Home = Annotated[
+    Path | None,
+    typer.Option(envvar="XCRAY_HOME", help="The home whose models are meant. [default: ~/.xcray]"),
+]
 Tenant = Annotated[str, typer.Option(help="Whose models these are in the home.")]
 
 
@@ -30,12 +33,24 @@ def registry_of(home: Path | None, tenant: str) -> Registry:
 
 def push(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model directory, or NAME, NAME:VERSION, NAME@ALIAS of the home.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model directory, or NAME, NAME:VERSION, NAME@ALIAS of the home.",
+        ),
     ],
-    uri: Annotated[str, typer.Argument(metavar="URI", help=f"The folder of models it goes to: {URIS}.")],
-    name: Annotated[str | None, typer.Option(help="Its name there. [default: its own, or that of the directory]")] = None,
+    uri: Annotated[
+        str, typer.Argument(metavar="URI", help=f"The folder of models it goes to: {URIS}.")
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(help="Its name there. [default: its own, or that of the directory]"),
+    ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Send all files, also those that are there: mends a damaged copy.")
+        bool,
+        typer.Option(
+            "--again", help="Send all files, also those that are there: mends a damaged copy."
+        ),
     ] = False,
     home: Home = None,
     tenant: Tenant = "default",
@@ -55,21 +70,39 @@ def push(
     done = send(source, Place.at(uri) / called, number, again=again)
     if json:
         output.emit(
-            {"uri": done.shown, "model": done.name, "version": done.number, "seal": done.seal, "bytes": done.moved._asdict()}
+            {
+                "uri": done.shown,
+                "model": done.name,
+                "version": done.number,
+                "seal": done.seal,
+                "bytes": done.moved._asdict(),
+            }
         )
     else:
-        told = f"{output.bytes_of(done.moved.sent)} sent" if done.moved.sent else "was there already"
+        told = (
+            f"{output.bytes_of(done.moved.sent)} sent" if done.moved.sent else "was there already"
+        )
         output.say(f"{done.shown} ({told})")
 
 
 def pull(
-    uris: Annotated[list[str], typer.Argument(metavar="URI...", help=f"A folder of models, a model in it, a version: {URIS}.")],
+    uris: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="URI...", help=f"A folder of models, a model in it, a version: {URIS}."
+        ),
+    ],
     home: Home = None,
-    into: Annotated[Path | None, typer.Option(help="A model directory to make, instead of a version in a home.")] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="A model directory to make, instead of a version in a home.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Another name for it here.")] = None,
-    alias: Annotated[list[str] | None, typer.Option(help="An alias to lead to it; repeat it.")] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="An alias to lead to it; repeat it.")
+    ] = None,
     sha256: Annotated[
-        str | None, typer.Option(metavar="HASH", help="Refuse anything but the model of this sha256 or seal.")
+        str | None,
+        typer.Option(metavar="HASH", help="Refuse anything but the model of this sha256 or seal."),
     ] = None,
     tenant: Tenant = "default",
     json: output.AsJson = False,
@@ -78,20 +111,34 @@ def pull(
     from xcray.model.pull import pull_into, pull_to
 
     if len(uris) > 1 and (into or name or alias or sha256):
-        raise InputError("--into, --name, --alias and --sha256 are for one URI; pull the others by themselves", code="USAGE")
+        raise InputError(
+            "--into, --name, --alias and --sha256 are for one URI; pull the others by themselves",
+            code="USAGE",
+        )
     if into is not None and (name or alias):
-        raise InputError("--into makes a directory, which has no name and no aliases; or leave it out", code="USAGE")
+        raise InputError(
+            "--into makes a directory, which has no name and no aliases; or leave it out",
+            code="USAGE",
+        )
     if into is not None:
         done = [pull_into(into, uris[0], sha256)]
     else:
         registry = registry_of(home, tenant)
-        done = [each for uri in uris for each in pull_to(registry, uri, name=name, alias=alias or (), pinned=sha256)]
+        done = [
+            each
+            for uri in uris
+            for each in pull_to(registry, uri, name=name, alias=alias or (), pinned=sha256)
+        ]
     if json:
         output.emit({"models": [as_dict(each) for each in done]})
         return
     for each in done:
         what = str(each.path) if each.number is None else f"{each.name}:{each.number}"
-        told = "is here already" if each.moved is None else f"{output.bytes_of(each.moved.sent)} fetched"
+        told = (
+            "is here already"
+            if each.moved is None
+            else f"{output.bytes_of(each.moved.sent)} fetched"
+        )
         output.say(f"{what} ({told}), sha256 {each.sha256[:16]}")
 
 
@@ -134,10 +181,20 @@ def remote(
     if json:
         output.emit({"models": found})
         return
-    output.table(["model", "version", "aliases", "labels", "size", "sha256"], [line_of(each) for each in found])
+    output.table(
+        ["model", "version", "aliases", "labels", "size", "sha256"],
+        [line_of(each) for each in found],
+    )
 
 
 def line_of(each: dict[str, Any]) -> list[Any]:
     """A version as a row."""
     size = output.bytes_of(each["n_bytes"]) if each["whole"] else "half pushed"
-    return [each["model"], each["version"], each["aliases"], each["n_labels"], size, (each["sha256"] or "")[:16]]
+    return [
+        each["model"],
+        each["version"],
+        each["aliases"],
+        each["n_labels"],
+        size,
+        (each["sha256"] or "")[:16],
+    ]

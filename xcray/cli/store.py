@@ -10,12 +10,19 @@ import typer
 from xcray.cli import output
 from xcray.cli.serve import settings_of
 
-app = typer.Typer(name="store", help="The job store: check, upgrade, backup, verify, sweep.", no_args_is_help=True)
+app = typer.Typer(
+    name="store", help="The job store: check, upgrade, backup, verify, sweep.", no_args_is_help=True
+)
 
-Home = Annotated[Path | None, typer.Option(help="Folder of the service. [default: XCRAY_HOME or ~/.xcray]")]
+Home = Annotated[
+    Path | None, typer.Option(help="Folder of the service. [default: XCRAY_HOME or ~/.xcray]")
+]
 Store = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Another store than the home's. Rather set XCRAY_STORE: command lines are seen by everybody."),
+    typer.Option(
+        metavar="URL",
+        help="Another store than the home's. Rather set XCRAY_STORE: command lines are seen by everybody.",
+    ),
 ]
 
 
@@ -31,7 +38,12 @@ def check(home: Home = None, store: Store = None, json: output.AsJson = False) -
 def upgrade(
     home: Home = None,
     store: Store = None,
-    force: Annotated[bool, typer.Option("--force", help="Also under programs at work that can't use the store after it.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Also under programs at work that can't use the store after it."
+        ),
+    ] = False,
     json: output.AsJson = False,
 ) -> None:
     """Make the store one of this xcray's, or make an empty one, beside programs that use it; refused when these would have to end.
@@ -48,7 +60,9 @@ def backup(
     file: Annotated[Path, typer.Argument(help="The file to make.")],
     home: Home = None,
     store: Store = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a file that is there.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a file that is there.")
+    ] = False,
     json: output.AsJson = False,
 ) -> None:
     """Copy the store (SQLite) to a file while the service runs. To restore: stop the service, and put the file in its place."""
@@ -61,7 +75,9 @@ def backup(
 def verify(
     home: Home = None,
     store: Store = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Compare every file with its SHA-256: reads all bytes.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Compare every file with its SHA-256: reads all bytes.")
+    ] = False,
     json: output.AsJson = False,
 ) -> None:
     """After a restore: say which data sets, versions and aliases are named and not there. Ends with 1 when any is."""
@@ -76,7 +92,9 @@ def verify(
     finally:
         opened.close()
     if json:
-        output.emit({"looked": found.looked, "dangling": [each._asdict() for each in found.dangling]})
+        output.emit(
+            {"looked": found.looked, "dangling": [each._asdict() for each in found.dangling]}
+        )
     else:
         for each in found.dangling:
             output.say(f"{each.kind} {each.what}: {each.why}")
@@ -89,7 +107,9 @@ def verify(
 def sweep(
     home: Home = None,
     store: Store = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what files would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what files would go.")
+    ] = False,
     json: output.AsJson = False,
 ) -> None:
     """Forget old jobs and remove what is kept no longer, as the service does by itself now and then; it may be running."""
@@ -107,7 +127,11 @@ def sweep(
     if not json:
         for thing in things:
             output.say(f"{thing.n_bytes:>15,}  {thing.path}  ({thing.why})")
-    total = {"removed": not dry_run, "files": len(things), "bytes": sum(thing.n_bytes for thing in things)}
+    total = {
+        "removed": not dry_run,
+        "files": len(things),
+        "bytes": sum(thing.n_bytes for thing in things),
+    }
     shown(total | ({"things": [thing._asdict() for thing in things]} if json else {}), json)
 
 

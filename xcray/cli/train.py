@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from xcray.train import TrainResult
 
 Parameters = Annotated[
-    list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter of the solver; repeat it.")
+    list[str] | None,
+    typer.Option(
+        "-p", "--param", metavar="NAME=VALUE", help="A parameter of the solver; repeat it."
+    ),
 ]
 
 
@@ -38,7 +41,8 @@ def show_parameters(solver: str, as_json: bool) -> None:
         output.emit(rows)
     else:
         output.table(
-            ["parameter", "default", "range", "meaning"], [[r["name"], r["default"], range_of(r), r["help"]] for r in rows]
+            ["parameter", "default", "range", "meaning"],
+            [[r["name"], r["default"], range_of(r), r["help"]] for r in rows],
         )
     raise typer.Exit
 
@@ -54,40 +58,73 @@ def range_of(row: dict[str, Any]) -> str:
 
 def train(
     dataset: Annotated[
-        Path | None, typer.Argument(metavar="DIR", show_default=False, help="A data set directory, made by `xcray data build`.")
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            show_default=False,
+            help="A data set directory, made by `xcray data build`.",
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The model directory to write; it must not exist.")] = Path("model"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The model directory to write; it must not exist.")
+    ] = Path("model"),
     solver: Annotated[str, typer.Option(help="Which solver.")] = "ppdsparse",
     param: Parameters = None,
     pool: Annotated[str, typer.Option(help="serial, threads, or ray.")] = "threads",
     workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
     ray_address: Annotated[
         str | None,
-        typer.Option(help="A running Ray, host:port, or auto: that of RAY_ADDRESS; without one, --pool ray starts a local one."),
+        typer.Option(
+            help="A running Ray, host:port, or auto: that of RAY_ADDRESS; without one, --pool ray starts a local one."
+        ),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where finished work is kept; the same one again resumes. [default: OUT.run]")
+        Path | None,
+        typer.Option(
+            help="Where finished work is kept; the same one again resumes. [default: OUT.run]"
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The model's name. [default: that of the directory]")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name. [default: that of the directory]")
+    ] = None,
     max_seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="S", help="Begin no class, or epoch, after so long; publish what is done, most frequent labels first."
+            metavar="S",
+            help="Begin no class, or epoch, after so long; publish what is done, most frequent labels first.",
         ),
     ] = None,
-    memory_limit: Annotated[str | None, typer.Option(help="Refuse to take more memory than this, say 4GiB.")] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Refuse to take more memory than this, say 4GiB.")
+    ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Fit probabilities too: half of the held-out rows fits, the other measures.")
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit probabilities too: half of the held-out rows fits, the other measures.",
+        ),
     ] = False,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="A model of this training that is at OUT already counts as done: for commands run again."),
+        typer.Option(
+            "--resume",
+            help="A model of this training that is at OUT already counts as done: for commands run again.",
+        ),
     ] = False,
     push: Annotated[
-        str | None, typer.Option(metavar="URI", help="Copy the model to this folder of object storage too, see xcray models push.")
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Copy the model to this folder of object storage too, see xcray models push.",
+        ),
     ] = None,
-    estimate: Annotated[bool, typer.Option("--estimate", help="Show what memory, disk and time it would take, and end.")] = False,
-    parameters: Annotated[bool, typer.Option("--parameters", help="Show the solver's parameters and end.")] = False,
+    estimate: Annotated[
+        bool,
+        typer.Option("--estimate", help="Show what memory, disk and time it would take, and end."),
+    ] = False,
+    parameters: Annotated[
+        bool, typer.Option("--parameters", help="Show the solver's parameters and end.")
+    ] = False,
     json: output.AsJson = False,
 ) -> None:
     """Train a model on a data set. Ctrl-C keeps finished work; the same command again does the rest."""
@@ -99,9 +136,21 @@ def train(
         raise Conflict(f"{out} exists already; choose another --out or remove it first")
     from xcray.train import TrainSpec
 
-    told = {"dataset": str(dataset), "solver": solver, "params": output.assignments(param), "pool": pool, "workers": workers}
-    told |= {"ray_address": address_of(ray_address), "memory_limit": memory_limit, "max_seconds": max_seconds}
-    spec = TrainSpec.from_dict({**told, "calibrate": calibrate, **({} if name is None else {"name": name})})
+    told = {
+        "dataset": str(dataset),
+        "solver": solver,
+        "params": output.assignments(param),
+        "pool": pool,
+        "workers": workers,
+    }
+    told |= {
+        "ray_address": address_of(ray_address),
+        "memory_limit": memory_limit,
+        "max_seconds": max_seconds,
+    }
+    spec = TrainSpec.from_dict(
+        {**told, "calibrate": calibrate, **({} if name is None else {"name": name})}
+    )
     if estimate:
         show_estimate(spec, out, run_dir or out.with_name(f"{out.name}.run"), json)
     target = None if push is None else folder_of(push, name or out.resolve().name)
@@ -118,7 +167,9 @@ def complete(spec: Any, out: Path, run_dir: Path | None, quiet: bool) -> TrainRe
     if run_dir is None and "partial" not in result.report:
         shutil.rmtree(kept, ignore_errors=True)
     if "partial" in result.report and not quiet:
-        output.note(f"to complete it: the same command with --run-dir {kept}, more time and another --out")
+        output.note(
+            f"to complete it: the same command with --run-dir {kept}, more time and another --out"
+        )
     return result
 
 
@@ -129,7 +180,8 @@ def address_of(given: str | None) -> str | None:
     address = os.environ.get("RAY_ADDRESS", "")
     if not ADDRESS.fullmatch(address):
         raise ParameterError(
-            "--ray-address auto is for jobs of a Ray cluster, which have RAY_ADDRESS: name host:port", code="RAY_ADDRESS"
+            "--ray-address auto is for jobs of a Ray cluster, which have RAY_ADDRESS: name host:port",
+            code="RAY_ADDRESS",
         )
     return address
 
@@ -174,7 +226,12 @@ def report(result: TrainResult, as_json: bool) -> None:
     """Say what came out."""
     if as_json:
         output.emit(
-            {"model": str(result.model_path), "sha256": result.sha256, "measures": result.measures, "report": result.report}
+            {
+                "model": str(result.model_path),
+                "sha256": result.sha256,
+                "measures": result.measures,
+                "report": result.report,
+            }
         )
         return
     show_measures(result.measures)

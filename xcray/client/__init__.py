@@ -43,7 +43,9 @@ class Client:
         retries: int = 3,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._connection = Connection(url, key=key, timeout=timeout, retries=retries, transport=transport)
+        self._connection = Connection(
+            url, key=key, timeout=timeout, retries=retries, transport=transport
+        )
         self.url = self._connection.url
         self.datasets = Datasets(self._connection)
         self.jobs = Jobs(self._connection)
@@ -52,7 +54,12 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -80,12 +87,26 @@ class Client:
         told = {"probabilities": probabilities or None, "certificate": certificate or None}
         body = {"instances": [_instance(each) for each in instances], "top_k": top_k}
         body |= {name: value for name, value in {**wanted, **told}.items() if value is not None}
-        return cast(Predictions, self._connection.ask("POST", f"/v1/models/{_reference(model)}:predict", body=body, again=True))
+        return cast(
+            Predictions,
+            self._connection.ask(
+                "POST", f"/v1/models/{_reference(model)}:predict", body=body, again=True
+            ),
+        )
 
-    def explain(self, model: str, instance: Instance, *, label: str | None = None, top: int = 10) -> Explanation:
+    def explain(
+        self, model: str, instance: Instance, *, label: str | None = None, top: int = 10
+    ) -> Explanation:
         """Which features made the score of a label; of the best one when `label` is None."""
-        body = {"instance": _instance(instance), "top": top} | ({} if label is None else {"label": label})
-        return cast(Explanation, self._connection.ask("POST", f"/v1/models/{_reference(model)}:explain", body=body, again=True))
+        body = {"instance": _instance(instance), "top": top} | (
+            {} if label is None else {"label": label}
+        )
+        return cast(
+            Explanation,
+            self._connection.ask(
+                "POST", f"/v1/models/{_reference(model)}:explain", body=body, again=True
+            ),
+        )
 
     def health(self) -> dict[str, Any]:
         """Alive, and which version of xcray."""

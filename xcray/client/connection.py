@@ -26,7 +26,9 @@ PATIENCE: Final = 60.0  # seconds; whoever is told to wait longer hears the erro
 REPEATABLE: Final = frozenset({"GET", "PUT", "DELETE"})
 STREAM_SILENCE: Final = 60.0  # seconds; the service speaks every 15
 LOCAL: Final = ("127.0.0.1", "localhost", "::1")
-TOLD: Final = frozenset({"type", "title", "detail", "code", "kind", "hint", "message"})  # of a problem, beside its details
+TOLD: Final = frozenset(
+    {"type", "title", "detail", "code", "kind", "hint", "message"}
+)  # of a problem, beside its details
 KINDS: Final[dict[str, type[XcrayError]]] = {
     kind.__name__: kind
     for kind in (
@@ -43,27 +45,52 @@ KINDS: Final[dict[str, type[XcrayError]]] = {
         errors.Unavailable,
         errors.XcrayError,
     )
-} | {"DataError": InputError}  # a DataError is made from its place, which its message here holds already
+} | {
+    "DataError": InputError
+}  # a DataError is made from its place, which its message here holds already
 
 
 class Connection:
     """HTTP to one service. url, key, timeout, retries, transport: see `Client`."""
 
-    def __init__(self, url: str, *, key: str | None, timeout: float, retries: int, transport: httpx.BaseTransport | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None,
+        timeout: float,
+        retries: int,
+        transport: httpx.BaseTransport | None,
+    ) -> None:
         self.url = url.rstrip("/")
         try:
             parsed = httpx.URL(self.url)
         except httpx.InvalidURL:
             parsed = httpx.URL("")
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise InputError(f"{url[:80]!r} is not a URL: use one like http://127.0.0.1:8000", code="URL")
+            raise InputError(
+                f"{url[:80]!r} is not a URL: use one like http://127.0.0.1:8000", code="URL"
+            )
         key = key_of(key)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        trust_env = parsed.host not in LOCAL  # a proxy of the environment can't reach our own machine
-        authorities = os.environ.get("SSL_CERT_FILE")  # also for our own machine, where httpx would not look
-        verify = ssl.create_default_context(cafile=authorities) if authorities and parsed.scheme == "https" else True
+        trust_env = (
+            parsed.host not in LOCAL
+        )  # a proxy of the environment can't reach our own machine
+        authorities = os.environ.get(
+            "SSL_CERT_FILE"
+        )  # also for our own machine, where httpx would not look
+        verify = (
+            ssl.create_default_context(cafile=authorities)
+            if authorities and parsed.scheme == "https"
+            else True
+        )
         self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=timeout, transport=transport, trust_env=trust_env, verify=verify
+            base_url=self.url,
+            headers=headers,
+            timeout=timeout,
+            transport=transport,
+            trust_env=trust_env,
+            verify=verify,
         )
         self._retries = retries
 
@@ -83,11 +110,21 @@ class Connection:
         again: bool = False,
     ) -> Any:
         """One request: JSON, text, or None for an empty answer. `content`: a file as the body. `again`: it may be repeated."""
-        return _content(self._respond(method, path, body=body, content=content, query=query, headers=headers, again=again))
+        return _content(
+            self._respond(
+                method, path, body=body, content=content, query=query, headers=headers, again=again
+            )
+        )
 
     def create(self, path: str, *, key: str | None = None, **request: Any) -> Any:
         """A POST that makes something, under an idempotency key of its own when none is given: a lost answer does no harm."""
-        return self.ask("POST", path, headers={"Idempotency-Key": key or uuid.uuid4().hex}, again=True, **request)
+        return self.ask(
+            "POST",
+            path,
+            headers={"Idempotency-Key": key or uuid.uuid4().hex},
+            again=True,
+            **request,
+        )
 
     def text(self, path: str, query: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
         """A text and the headers that came with it."""
@@ -112,7 +149,9 @@ class Connection:
         for left in range(tries, -1, -1):
             try:
                 if content is None:
-                    return _good(self._http.request(method, path, params=params, json=body, headers=headers))
+                    return _good(
+                        self._http.request(method, path, params=params, json=body, headers=headers)
+                    )
                 return _good(self._send_file(method, path, params, content, headers))
             except httpx.HTTPError as error:
                 lost = True
@@ -153,7 +192,9 @@ class Connection:
         failures = 0
         while True:
             try:
-                with self._http.stream("GET", path, headers={"Last-Event-ID": str(after)}, timeout=STREAM_SILENCE) as found:
+                with self._http.stream(
+                    "GET", path, headers={"Last-Event-ID": str(after)}, timeout=STREAM_SILENCE
+                ) as found:
                     if found.status_code == 204:
                         return
                     if found.is_error:
@@ -165,14 +206,25 @@ class Connection:
             except (httpx.HTTPError, Unavailable) as error:
                 failures += 1
                 if failures > self._retries:
-                    raise self._unreachable(error) if isinstance(error, httpx.HTTPError) else error from error
+                    raise (
+                        self._unreachable(error) if isinstance(error, httpx.HTTPError) else error
+                    ) from error
                 time.sleep(_pause(failures))
 
     def _send_file(
-        self, method: str, path: str, params: Mapping[str, Any], content: Path, more: Mapping[str, str] | None
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, Any],
+        content: Path,
+        more: Mapping[str, str] | None,
     ) -> httpx.Response:
         """A file as the body, read as it is sent."""
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(content.stat().st_size), **(more or {})}
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(content.stat().st_size),
+            **(more or {}),
+        }
         with open(content, "rb") as source:
             blocks = iter(lambda: source.read(BLOCK), b"")
             return self._http.request(method, path, params=params, content=blocks, headers=headers)
@@ -180,8 +232,14 @@ class Connection:
     def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
         """Nobody answered."""
         if isinstance(error, httpx.TimeoutException):
-            return Unavailable(f"{self.url} did not answer in time: try again, or with a larger timeout", code="TIMEOUT")
-        return Unavailable(f"nobody answers at {self.url}: start one with `xcray serve`, or check the address", code="NO_SERVER")
+            return Unavailable(
+                f"{self.url} did not answer in time: try again, or with a larger timeout",
+                code="TIMEOUT",
+            )
+        return Unavailable(
+            f"nobody answers at {self.url}: start one with `xcray serve`, or check the address",
+            code="NO_SERVER",
+        )
 
 
 def key_of(given: str | None) -> str | None:
@@ -191,10 +249,15 @@ def key_of(given: str | None) -> str | None:
         try:
             found = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            raise InputError(f"{KEY_FILE} names no file that can be read: {path[:200]!r}", code="KEY_FILE") from None
+            raise InputError(
+                f"{KEY_FILE} names no file that can be read: {path[:200]!r}", code="KEY_FILE"
+            ) from None
     found = (found or "").strip()
     if not all("!" <= letter <= "~" for letter in found):
-        raise InputError("the key has characters that no key has: it begins with xck_ and has no blanks", code="KEY")
+        raise InputError(
+            "the key has characters that no key has: it begins with xck_ and has no blanks",
+            code="KEY",
+        )
     return found or None
 
 
@@ -219,7 +282,11 @@ def _content(found: httpx.Response) -> Any:
     """The content of an answer."""
     if found.status_code == 204 or not found.content:
         return None
-    return found.json() if found.headers.get("content-type", "").startswith("application/json") else found.text
+    return (
+        found.json()
+        if found.headers.get("content-type", "").startswith("application/json")
+        else found.text
+    )
 
 
 def _raise(found: httpx.Response) -> NoReturn:
@@ -232,7 +299,11 @@ def _raise(found: httpx.Response) -> NoReturn:
         message, code = str(problem["detail"]), str(problem["code"])
     except (ValueError, KeyError, TypeError):  # not ours: a proxy's, perhaps
         other = Unavailable if found.status_code >= 500 or found.status_code == 429 else InputError
-        raise other(f"{found.request.url.host} answered {found.status_code} {found.reason_phrase}", code="HTTP", **wait) from None
+        raise other(
+            f"{found.request.url.host} answered {found.status_code} {found.reason_phrase}",
+            code="HTTP",
+            **wait,
+        ) from None
     details = {name: value for name, value in problem.items() if name not in TOLD}
     raise kind(message, code=code, hint=problem.get("hint"), **{**details, **wait})
 
@@ -246,7 +317,12 @@ def _events(lines: Iterator[str]) -> Iterator[Event]:
             fields[name] = value
         elif not line and "data" in fields and "id" in fields:
             data = json.loads(fields["data"])
-            yield Event(seq=int(fields["id"]), time=str(data.pop("time", "")), kind=fields.get("event", "message"), data=data)
+            yield Event(
+                seq=int(fields["id"]),
+                time=str(data.pop("time", "")),
+                kind=fields.get("event", "message"),
+                data=data,
+            )
             fields = {}
         elif not line:
             fields = {}

@@ -9,7 +9,17 @@ from typing import Any, Final, cast
 from urllib.parse import quote
 
 from xcray.client.connection import Connection
-from xcray.client.results import Dataset, Event, Job, LabelSet, Model, Output, SetSummary, Timeline, Version
+from xcray.client.results import (
+    Dataset,
+    Event,
+    Job,
+    LabelSet,
+    Model,
+    Output,
+    SetSummary,
+    Timeline,
+    Version,
+)
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, Unavailable
 from xcray.files import discard_directory, publish_directory, sha256_file, staging_directory
 
@@ -42,22 +52,37 @@ class Datasets(Noun):
     """/v1/datasets."""
 
     def upload(
-        self, path: str | Path, *, name: str, format: str, test: str | Path | None = None, options: Mapping[str, Any] | None = None
+        self,
+        path: str | Path,
+        *,
+        name: str,
+        format: str,
+        test: str | Path | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Send a file (svmlight, xc, jsonl, csv or tsv), and one of held-out rows if there is one; answered while BUILDING."""
         files = {"train": Path(path)} | ({} if test is None else {"test": Path(test)})
         uploads = {part: self._upload(file) for part, file in files.items()}
-        return self._create({"name": name, "format": format, "options": dict(options or {}), "uploads": uploads})
+        return self._create(
+            {"name": name, "format": format, "options": dict(options or {}), "uploads": uploads}
+        )
 
     def build(self, name: str, format: str, options: Mapping[str, Any] | None = None) -> Dataset:
         """Make a data set that needs no file: pydocs or synthetic."""
         return self._create({"name": name, "format": format, "options": dict(options or {})})
 
     def register(
-        self, path: str | Path, *, name: str, format: str = "dataset", options: Mapping[str, Any] | None = None
+        self,
+        path: str | Path,
+        *,
+        name: str,
+        format: str = "dataset",
+        options: Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Use a file or a data set directory of the server, below a folder that its operator opened."""
-        return self._create({"name": name, "format": format, "options": dict(options or {}), "path": str(path)})
+        return self._create(
+            {"name": name, "format": format, "options": dict(options or {}), "path": str(path)}
+        )
 
     def list(self) -> Iterator[Dataset]:
         """All data sets, newest first."""
@@ -76,11 +101,20 @@ class Datasets(Noun):
                 return found
             if found["status"] == "FAILED":
                 problem = found["stats"].get("problem", {})
-                details = {key: value for key, value in problem.items() if key not in ("message", "code", "hint")}
+                details = {
+                    key: value
+                    for key, value in problem.items()
+                    if key not in ("message", "code", "hint")
+                }
                 message = problem.get("message", f"data set {dataset_id} FAILED")
-                raise InputError(message, code=problem.get("code"), hint=problem.get("hint"), **details)
+                raise InputError(
+                    message, code=problem.get("code"), hint=problem.get("hint"), **details
+                )
             if time.monotonic() > deadline:
-                raise Unavailable(f"data set {dataset_id} is still {found['status']} after {seconds:g} s", code="TIMEOUT")
+                raise Unavailable(
+                    f"data set {dataset_id} is still {found['status']} after {seconds:g} s",
+                    code="TIMEOUT",
+                )
             time.sleep(pause)
             pause = min(1.0, pause * 1.5)
 
@@ -116,7 +150,13 @@ class Jobs(Noun):
             memory_limit, calibrate, ks, priority, timeout_seconds, expires_seconds, max_attempts.
         A key is made when none is given, so that a lost answer does not become a second job.
         """
-        body = {"dataset": dataset, "model": model, "solver": solver, "params": dict(params or {}), **more}
+        body = {
+            "dataset": dataset,
+            "model": model,
+            "solver": solver,
+            "params": dict(params or {}),
+            **more,
+        }
         return cast(Job, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
 
     def predict(
@@ -136,7 +176,9 @@ class Jobs(Noun):
             pool, workers, name, priority, timeout_seconds, expires_seconds, max_attempts.
         """
         if (file is None) == (path is None):
-            raise InputError("give a file to send, or a path of the server; one of them", code="INPUT")
+            raise InputError(
+                "give a file to send, or a path of the server; one of them", code="INPUT"
+            )
         given = {"path": path} if file is None else {"upload": self._upload(Path(file))}
         body = {"format": format, **given, **more}
         place = f"/v1/models/{reference_of(model)}:batchPredict"
@@ -153,14 +195,19 @@ class Jobs(Noun):
         """
         target = Path(folder)
         if target.exists():
-            raise Conflict(f"{target.name} exists already; choose another directory, or remove it first")
+            raise Conflict(
+                f"{target.name} exists already; choose another directory, or remove it first"
+            )
         parts, staged = self.output(job_id)["parts"], staging_directory(target)
         try:
             for part in [*parts, {"file": MANIFEST}]:
                 to = staged / part_of(str(part["file"]))
                 self._connection.fetch(f"{self._path(job_id)}/output/{to.name}", to)
                 if "sha256" in part and sha256_file(to) != part["sha256"]:
-                    raise Corrupt(f"{to.name} is not what the job made (its checksum differs); fetch it again", file=to.name)
+                    raise Corrupt(
+                        f"{to.name} is not what the job made (its checksum differs); fetch it again",
+                        file=to.name,
+                    )
             publish_directory(staged, target)
         finally:
             discard_directory(staged)
@@ -212,7 +259,9 @@ class Jobs(Noun):
         while True:
             if text:
                 yield text
-            ended = self.get(job_id)["status"] in ENDED  # before the look: what was written until then is seen
+            ended = (
+                self.get(job_id)["status"] in ENDED
+            )  # before the look: what was written until then is seen
             text, headers = self._connection.text(path, {"offset": headers["log-next-offset"]})
             if ended and not text:
                 return
@@ -221,7 +270,10 @@ class Jobs(Noun):
 
     def timeline(self, job_id: str, *, limit: int = 5000) -> Timeline:
         """Which worker did what when, in at most `limit` entries (neighbours of a worker become one); so far, while it runs."""
-        return cast(Timeline, self._connection.ask("GET", f"{self._path(job_id)}/timeline", query={"limit": limit}))
+        return cast(
+            Timeline,
+            self._connection.ask("GET", f"{self._path(job_id)}/timeline", query={"limit": limit}),
+        )
 
     def classes(self, job_id: str) -> Iterator[dict[str, Any]]:
         """The model's report, a class at a time: label, positives, rounds, gap, seconds, worker and what else the solver tells."""
@@ -272,22 +324,40 @@ class Models(Noun):
         return self._lead(name, alias, {"version": version})
 
     def split_alias(
-        self, name: str, alias: str, split: Mapping[int, float], *, shadow: int | None = None, share: float = 1.0
+        self,
+        name: str,
+        alias: str,
+        split: Mapping[int, float],
+        *,
+        shadow: int | None = None,
+        share: float = 1.0,
     ) -> Model:
         """Lead an alias to several versions by weights that sum to 1: `split_alias("news", "prod", {3: 0.9, 4: 0.1}, shadow=5)`.
 
         shadow: a version that gets copies of a `share` of the requests, and is not heard; see `shadow`.
         """
-        body: dict[str, Any] = {"split": [{"version": version, "weight": weight} for version, weight in split.items()]}
-        return self._lead(name, alias, body if shadow is None else {**body, "shadow": {"version": shadow, "share": share}})
+        body: dict[str, Any] = {
+            "split": [{"version": version, "weight": weight} for version, weight in split.items()]
+        }
+        return self._lead(
+            name,
+            alias,
+            body if shadow is None else {**body, "shadow": {"version": shadow, "share": share}},
+        )
 
     def shadow(self, name: str, alias: str) -> dict[str, Any]:
         """The shadow of an alias, and how often it agreed with who answered (`pairs`)."""
-        return dict(self._connection.ask("GET", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}/shadow"))
+        return dict(
+            self._connection.ask(
+                "GET", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}/shadow"
+            )
+        )
 
     def load(self, model: str) -> dict[str, Any]:
         """Load name, name@alias or name:version ahead of requests, and hold it in every process of the service."""
-        return dict(self._connection.ask("POST", f"/v1/models/{reference_of(model)}:load", again=True))
+        return dict(
+            self._connection.ask("POST", f"/v1/models/{reference_of(model)}:load", again=True)
+        )
 
     def unload(self, model: str) -> None:
         """Let go of it in every process; of a bare name all its versions. The next request loads it again."""
@@ -299,15 +369,22 @@ class Models(Noun):
 
     def sets(self, name: str) -> Sequence[SetSummary]:
         """Its sets of labels."""
-        return cast("list[SetSummary]", self._connection.ask("GET", f"/v1/models/{part_of(name)}/sets")["sets"])
+        return cast(
+            "list[SetSummary]",
+            self._connection.ask("GET", f"/v1/models/{part_of(name)}/sets")["sets"],
+        )
 
     def get_set(self, name: str, set: str, *, version: int | None = None) -> LabelSet:
         """One set, and which of its labels a version (the latest when None) lacks."""
-        return cast(LabelSet, self._connection.ask("GET", self._set(name, set), query={"version": version}))
+        return cast(
+            LabelSet, self._connection.ask("GET", self._set(name, set), query={"version": version})
+        )
 
     def put_set(self, name: str, set: str, labels: Sequence[str]) -> LabelSet:
         """Keep labels under a name: predictions may then allow or deny "set:NAME"."""
-        return cast(LabelSet, self._connection.ask("PUT", self._set(name, set), body={"labels": [*labels]}))
+        return cast(
+            LabelSet, self._connection.ask("PUT", self._set(name, set), body={"labels": [*labels]})
+        )
 
     def delete_set(self, name: str, set: str) -> None:
         """Remove a set."""
@@ -315,7 +392,12 @@ class Models(Noun):
 
     def _lead(self, name: str, alias: str, body: dict[str, Any]) -> Model:
         """Change where an alias leads."""
-        return cast(Model, self._connection.ask("PUT", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}", body=body))
+        return cast(
+            Model,
+            self._connection.ask(
+                "PUT", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}", body=body
+            ),
+        )
 
     def _set(self, name: str, set: str) -> str:
         """The path of a set."""

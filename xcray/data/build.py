@@ -62,9 +62,15 @@ class BuildOptions:
     def from_dict(cls, values: Mapping[str, Any]) -> BuildOptions:
         """Options from JSON: reading options beside these, `text` and `synthetic` as objects. Raises ParameterError."""
         mine = {
-            name: values[name] for name in ("name", "test_fraction", "seed", "test_rows_file", "label_names_file") if name in values
+            name: values[name]
+            for name in ("name", "test_fraction", "seed", "test_rows_file", "label_names_file")
+            if name in values
         }
-        rest = {name: value for name, value in values.items() if name not in mine and name not in ("text", "synthetic")}
+        rest = {
+            name: value
+            for name, value in values.items()
+            if name not in mine and name not in ("text", "synthetic")
+        }
         text = values.get("text")
         synthetic = dict(values.get("synthetic") or {})
         unknown = sorted(set(synthetic) - set(SyntheticParams.__dataclass_fields__))
@@ -87,7 +93,12 @@ class BuildOptions:
         return kept
 
 
-def build(format: str, sources: Mapping[str, Path | str], target: Path | str, options: BuildOptions | None = None) -> Dataset:
+def build(
+    format: str,
+    sources: Mapping[str, Path | str],
+    target: Path | str,
+    options: BuildOptions | None = None,
+) -> Dataset:
     """Build and publish the data set `target` from `sources` {"train": path, "test": path or absent}; gives it opened.
 
     format: one of `FORMATS`; pydocs and synthetic need no sources. Train and test share one space of labels and features;
@@ -102,7 +113,9 @@ def build(format: str, sources: Mapping[str, Path | str], target: Path | str, op
     if format not in FILELESS and "train" not in sources:
         raise ParameterError(f"format {format} needs a training file; give sources['train']")
     if set(sources) - {"train", "test"}:
-        raise ParameterError(f"sources are 'train' and 'test', not {sorted(set(sources) - {'train', 'test'})[0]!r}")
+        raise ParameterError(
+            f"sources are 'train' and 'test', not {sorted(set(sources) - {'train', 'test'})[0]!r}"
+        )
     target = Path(target)
     names = Names.read(options.label_names_file)
     with DatasetWriter(target, name=options.name or _name_of(target)) as writer:
@@ -111,11 +124,20 @@ def build(format: str, sources: Mapping[str, Path | str], target: Path | str, op
 
 def _name_of(target: Path) -> str:
     """A safe name made from the last part of a path."""
-    name = re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._-]", "-", target.name.lower())).strip("._-")[:64].rstrip(".")
+    name = (
+        re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._-]", "-", target.name.lower()))
+        .strip("._-")[:64]
+        .rstrip(".")
+    )
     return name or "data"
 
 
-def _account(format: str, sources: Mapping[str, Path | str], options: BuildOptions, tallies: Mapping[str, Tally]) -> dict[str, Any]:
+def _account(
+    format: str,
+    sources: Mapping[str, Path | str],
+    options: BuildOptions,
+    tallies: Mapping[str, Tally],
+) -> dict[str, Any]:
     """Where the rows came from, for the manifest: base names, options, what was skipped and what was odd."""
     return {
         "format": format,
@@ -130,7 +152,9 @@ def _account(format: str, sources: Mapping[str, Path | str], options: BuildOptio
 def _split(options: BuildOptions, has_test: bool, default: float) -> HashSplit | RowSplit:
     """How rows of the training source are held out."""
     if has_test and (options.test_fraction or options.test_rows_file):
-        raise ParameterError("there is a test file and a split of the training file; give only one of them")
+        raise ParameterError(
+            "there is a test file and a split of the training file; give only one of them"
+        )
     if options.test_rows_file:
         return RowSplit(options.test_rows_file)
     wanted = options.test_fraction
@@ -153,27 +177,45 @@ def _matrix_files(
     like = _matrix_like(options)
     if like is not None:
         read = replace(read, n_features=like.n_features)
-    numbers = {name: k for k, name in enumerate(names.names)} if names is not None and named else None
+    numbers = (
+        {name: k for k, name in enumerate(names.names)} if names is not None and named else None
+    )
     tallies = build_matrices(format, sources, writer, read, split, numbers)
     account = _account(format, sources, options, tallies)
-    return writer.finish(label_names=names and names.names, feature_names=like and like.names, source=account)
+    return writer.finish(
+        label_names=names and names.names, feature_names=like and like.names, source=account
+    )
 
 
 def _text_files(
-    format: str, sources: Mapping[str, Path | str], writer: DatasetWriter, options: BuildOptions, names: Names | None
+    format: str,
+    sources: Mapping[str, Path | str],
+    writer: DatasetWriter,
+    options: BuildOptions,
+    names: Names | None,
 ) -> Dataset:
     """JSON lines, CSV, TSV, and Parquet with texts."""
     split = _hash_split(options, "test" in sources, 0.0)
-    tallies = {part: Tally(options.read.max_errors, options.read.skip_bad) for part in ("train", "test") if part in sources}
+    tallies = {
+        part: Tally(options.read.max_errors, options.read.skip_bad)
+        for part in ("train", "test")
+        if part in sources
+    }
     reader = parquet_records if format == "parquet" else partial(read_records, format)
     streams = {part: reader(sources[part], options.read, tally) for part, tally in tallies.items()}
     how = _text_how(options, TextParams())
-    built = build_documents(streams["train"], streams.get("test"), writer, how, split, names, tallies)
+    built = build_documents(
+        streams["train"], streams.get("test"), writer, how, split, names, tallies
+    )
     return built.finish(_account(format, sources, options, tallies))
 
 
 def _parquet_files(
-    format: str, sources: Mapping[str, Path | str], writer: DatasetWriter, options: BuildOptions, names: Names | None
+    format: str,
+    sources: Mapping[str, Path | str],
+    writer: DatasetWriter,
+    options: BuildOptions,
+    names: Names | None,
 ) -> Dataset:
     """Parquet: texts or features, by the columns of the training file; the test file must have the same."""
     form = parquet_form(sources["train"], options.read)
@@ -182,24 +224,40 @@ def _parquet_files(
         if found != form:
             first = Path(sources["train"]).name
             problem = f"columns are read otherwise than in {first}: {found.told()} here, {form.told()} there"
-            raise DataError("SCHEMA_MISMATCH", problem, file=Path(path).name, hint="give both files the same columns and types")
+            raise DataError(
+                "SCHEMA_MISMATCH",
+                problem,
+                file=Path(path).name,
+                hint="give both files the same columns and types",
+            )
     if form.text:
         return _text_files(format, sources, writer, options, names)
     if form.named and names is None:
         names = Names(label_names(sources["train"], options.read), Path(sources["train"]).name)
         if not names.names:
-            raise DataError("NO_POSITIVES", "no row has a label", file=names.file, hint="give at least one row a label")
+            raise DataError(
+                "NO_POSITIVES",
+                "no row has a label",
+                file=names.file,
+                hint="give at least one row a label",
+            )
     return _matrix_files(format, sources, writer, options, names, form.named)
 
 
 def _pydocs(
-    format: str, sources: Mapping[str, Path | str], writer: DatasetWriter, options: BuildOptions, names: Names | None
+    format: str,
+    sources: Mapping[str, Path | str],
+    writer: DatasetWriter,
+    options: BuildOptions,
+    names: Names | None,
 ) -> Dataset:
     """The documentation strings of this Python."""
     tally = Tally()
     stream = (Record(document.id, document.text, document.labels) for document in documents())
     split = _hash_split(options, False, HELD_OUT)
-    built = build_documents(stream, None, writer, _text_how(options, TEXT_PARAMS), split, names, {"train": tally})
+    built = build_documents(
+        stream, None, writer, _text_how(options, TEXT_PARAMS), split, names, {"train": tally}
+    )
     return built.finish(_account(format, {}, options, {"train": tally}))
 
 
@@ -217,9 +275,13 @@ def _matrix_like(options: BuildOptions) -> Like | None:
     """The features that a matrix shall have, when something that exists says so."""
     like = Like.read(options.like)
     if like is not None and like.text is not None:
-        raise ParameterError("like names something made from text; give text as it was given: jsonl, csv or tsv")
+        raise ParameterError(
+            "like names something made from text; give text as it was given: jsonl, csv or tsv"
+        )
     if like is not None and options.read.n_features not in (None, like.n_features):
-        raise ParameterError(f"n_features is {options.read.n_features}, like has {like.n_features}; give only one of them")
+        raise ParameterError(
+            f"n_features is {options.read.n_features}, like has {like.n_features}; give only one of them"
+        )
     return like
 
 
@@ -227,26 +289,38 @@ def _hash_split(options: BuildOptions, has_test: bool, default: float) -> HashSp
     """A split by document ids."""
     split = _split(options, has_test, default)
     if isinstance(split, RowSplit):
-        raise ParameterError("test_rows_file is for svmlight, xc and parquet with features; use test_fraction for documents")
+        raise ParameterError(
+            "test_rows_file is for svmlight, xc and parquet with features; use test_fraction for documents"
+        )
     return split
 
 
 def _synthetic(
-    format: str, sources: Mapping[str, Path | str], writer: DatasetWriter, options: BuildOptions, names: Names | None
+    format: str,
+    sources: Mapping[str, Path | str],
+    writer: DatasetWriter,
+    options: BuildOptions,
+    names: Names | None,
 ) -> Dataset:
     """The synthetic generator."""
     like = _matrix_like(options)
     if like is not None and like.n_features != options.synthetic.features:
-        raise ParameterError(f"like has {like.n_features} features; set synthetic.features={like.n_features}")
+        raise ParameterError(
+            f"like has {like.n_features} features; set synthetic.features={like.n_features}"
+        )
     X, Y = make(options.synthetic)
     split = _split(options, False, HELD_OUT)
     for part, x, y in split_rows(X, Y, split.mask(0, X.n_rows)):
         writer.add(part, x, y)
     source = _account(format, {}, options, {}) | {"synthetic": asdict(options.synthetic)}
-    return writer.finish(label_names=names and names.names, feature_names=like and like.names, source=source)
+    return writer.finish(
+        label_names=names and names.names, feature_names=like and like.names, source=source
+    )
 
 
-Builder = Callable[[str, Mapping[str, Path | str], DatasetWriter, BuildOptions, Names | None], Dataset]
+Builder = Callable[
+    [str, Mapping[str, Path | str], DatasetWriter, BuildOptions, Names | None], Dataset
+]
 BUILDERS: dict[str, Builder] = {
     "svmlight": _matrix_files,
     "xc": _matrix_files,

@@ -52,22 +52,37 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
     """
     options = replace(options or ReadOptions(), skip_bad=False)
     if format not in READERS and format not in TEXT_FORMATS:
-        raise ParameterError(f"there is no file format {format!r}; there are {', '.join((*READERS, *TEXT_FORMATS))}")
+        raise ParameterError(
+            f"there is no file format {format!r}; there are {', '.join((*READERS, *TEXT_FORMATS))}"
+        )
     text = format in TEXT_FORMATS
     tally = Tally(options.max_errors, skip=True)
     fatal: list[DataError] = []
     counts: dict[Any, int] = {}
     try:
         text = text or (format == "parquet" and bool(parquet_form(path, options).text))
-        counts = _text_counts(format, path, options, tally) if text else _matrix_counts(format, path, options, tally)
+        counts = (
+            _text_counts(format, path, options, tally)
+            if text
+            else _matrix_counts(format, path, options, tally)
+        )
         if not tally.n_positives:
-            problem, hint = "no row has a label; there is nothing to learn", "give at least one row a label"
+            problem, hint = (
+                "no row has a label; there is nothing to learn",
+                "give at least one row a label",
+            )
             fatal.append(Source(path, options).error("NO_POSITIVES", problem, hint=hint))
     except DataError as error:
-        if not isinstance(error, DataErrors):  # several errors: every line is bad, and the tally has them already
+        if not isinstance(
+            error, DataErrors
+        ):  # several errors: every line is bad, and the tally has them already
             fatal.append(error)
     warnings = dict(tally.as_dict()["warnings"])
-    if counts and tally.n_rows > 1 and (everywhere := sum(count == tally.n_rows for count in counts.values())):
+    if (
+        counts
+        and tally.n_rows > 1
+        and (everywhere := sum(count == tally.n_rows for count in counts.values()))
+    ):
         warnings["labels_in_every_row"] = everywhere
     return CheckReport(
         rows=tally.n_rows,
@@ -80,7 +95,9 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
     )
 
 
-def _matrix_counts(format: str, path: Path | str, options: ReadOptions, tally: Tally) -> dict[Any, int]:
+def _matrix_counts(
+    format: str, path: Path | str, options: ReadOptions, tally: Tally
+) -> dict[Any, int]:
     """Rows of each label id that occurs."""
     counts = np.zeros(0, np.int64)
     reader = READERS[format]
@@ -94,10 +111,16 @@ def _matrix_counts(format: str, path: Path | str, options: ReadOptions, tally: T
     return {int(k): int(counts[k]) for k in np.flatnonzero(counts)}
 
 
-def _text_counts(format: str, path: Path | str, options: ReadOptions, tally: Tally) -> dict[Any, int]:
+def _text_counts(
+    format: str, path: Path | str, options: ReadOptions, tally: Tally
+) -> dict[Any, int]:
     """Records of each label name."""
     counts: dict[Any, int] = {}
-    records = parquet_records(path, options, tally) if format == "parquet" else read_records(format, path, options, tally)
+    records = (
+        parquet_records(path, options, tally)
+        if format == "parquet"
+        else read_records(format, path, options, tally)
+    )
     for record in records:
         for label in record.labels:
             counts[label] = counts.get(label, 0) + 1

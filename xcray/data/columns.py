@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Int64, csr
 
-Fault: TypeAlias = Callable[[int, str, str, str | None], None]  # row of the slice, code, problem, value
+Fault: TypeAlias = Callable[
+    [int, str, str, str | None], None
+]  # row of the slice, code, problem, value
 Mask: TypeAlias = NDArray[np.bool_]
 
 
@@ -44,14 +46,23 @@ def sparse_rows(indices: pa.Array, values: pa.Array, width: int, fault: Fault) -
     drop_nulls(kept, "values", values, v_len, v_null, fault)
     for row in np.flatnonzero(kept & (i_len != v_len)).tolist():
         kept[row] = False
-        fault(row, "ROW_LENGTHS", f"{i_len[row]} indices and {v_len[row]} values: give as many", None)
+        fault(
+            row, "ROW_LENGTHS", f"{i_len[row]} indices and {v_len[row]} values: give as many", None
+        )
     row_of = _rows(i_len)
     written = _of_kept(i_flat, row_of, kept)
     numbers = _float32(_of_kept(v_flat, row_of if kept.all() else _rows(v_len), kept))
     row_of = _of_kept(row_of, row_of, kept)
-    for row, at in firsts(row_of, (written < 0) | (written >= width)):  # as written: uint64 may be beyond int64
+    for row, at in firsts(
+        row_of, (written < 0) | (written >= width)
+    ):  # as written: uint64 may be beyond int64
         kept[row] = False
-        fault(row, "INDEX_RANGE", f"index {written[at]}: there are features 0 to {width - 1}", str(written[at]))
+        fault(
+            row,
+            "INDEX_RANGE",
+            f"index {written[at]}: there are features 0 to {width - 1}",
+            str(written[at]),
+        )
     columns = written.astype(np.int64)
     columns, numbers, row_of = _ordered(columns, numbers, row_of, kept)
     twice = np.zeros(len(columns), np.bool_)
@@ -62,7 +73,12 @@ def sparse_rows(indices: pa.Array, values: pa.Array, width: int, fault: Fault) -
     for row, at in firsts(row_of, ~np.isfinite(numbers)):
         if kept[row]:
             kept[row] = False
-            fault(row, "NOT_FINITE", f"the value of feature {columns[at]} is not a finite number of float32", str(numbers[at]))
+            fault(
+                row,
+                "NOT_FINITE",
+                f"the value of feature {columns[at]} is not a finite number of float32",
+                str(numbers[at]),
+            )
     columns, numbers, row_of = (_of_kept(each, row_of, kept) for each in (columns, numbers, row_of))
     return _matrix(row_of, columns, numbers, kept, width), kept
 
@@ -77,7 +93,12 @@ def dense_rows(values: pa.Array, width: int, fault: Fault) -> tuple[CSR, Mask]:
     drop_nulls(kept, "values", values, lengths, null, fault)
     for row in np.flatnonzero(kept & (lengths != width)).tolist():
         kept[row] = False
-        fault(row, "DIM", f"{lengths[row]} values where there are {width} features: give all, or indices with them", None)
+        fault(
+            row,
+            "DIM",
+            f"{lengths[row]} values where there are {width} features: give all, or indices with them",
+            None,
+        )
     numbers = _float32(flat[kept[_rows(lengths)]]).reshape(-1, width)
     place = np.flatnonzero(kept)
     for at in np.flatnonzero(~np.isfinite(numbers).all(axis=1)):
@@ -109,16 +130,30 @@ def _strings(column: pa.Array, kept: Mask, fault: Fault) -> list[str | None]:
 
 def lists_of(column: pa.Array) -> tuple[Int64, NDArray[Any], Mask]:
     """Lengths of lists (n,), 0 for null ones; their entries end to end, 0 for null ones; and which entries are null."""
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = (
+        pc.fill_null(pc.list_value_length(column), 0)
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64)
+    )
     flat = pc.list_flatten(column)
     if not flat.null_count:
         return lengths, flat.to_numpy(zero_copy_only=False), np.zeros(len(flat), np.bool_)
-    return lengths, pc.fill_null(flat, 0).to_numpy(zero_copy_only=False), pc.is_null(flat).to_numpy(zero_copy_only=False)
+    return (
+        lengths,
+        pc.fill_null(flat, 0).to_numpy(zero_copy_only=False),
+        pc.is_null(flat).to_numpy(zero_copy_only=False),
+    )
 
 
-def drop_nulls(kept: Mask, name: str, column: pa.Array, lengths: Int64, null: Mask, fault: Fault) -> None:
+def drop_nulls(
+    kept: Mask, name: str, column: pa.Array, lengths: Int64, null: Mask, fault: Fault
+) -> None:
     """Drop rows whose list is null, or holds a null."""
-    for row in np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False) & kept).tolist() if column.null_count else ():
+    for row in (
+        np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False) & kept).tolist()
+        if column.null_count
+        else ()
+    ):
         kept[row] = False
         fault(row, "NULL_VALUE", f"the list of {name} is null", None)
     for row, _ in firsts(_rows(lengths), null) if null.any() else ():
@@ -152,7 +187,9 @@ def _float32(values: NDArray[Any]) -> Float32:
         return values.astype(np.float32, copy=False)
 
 
-def _ordered(columns: Int64, numbers: Float32, row_of: Int64, kept: Mask) -> tuple[Int64, Float32, Int64]:
+def _ordered(
+    columns: Int64, numbers: Float32, row_of: Int64, kept: Mask
+) -> tuple[Int64, Float32, Int64]:
     """Entries of the rows kept, ascending within a row."""
     columns, numbers, row_of = (_of_kept(each, row_of, kept) for each in (columns, numbers, row_of))
     if ((np.diff(columns) < 0) & (np.diff(row_of) == 0)).any():

@@ -56,7 +56,9 @@ class Split:
     def take(self, start: int, stop: int) -> tuple[CSR, Pattern]:
         """X and Y of rows start..stop-1, as views. Raises IndexError when the range is not inside the split."""
         if not 0 <= start <= stop <= self.n_rows:
-            raise IndexError(f"rows {start}..{stop} are not inside {self.name}, which has {self.n_rows}")
+            raise IndexError(
+                f"rows {start}..{stop} are not inside {self.name}, which has {self.n_rows}"
+            )
         return row_range(self.X, start, stop), pattern_range(self.Y, start, stop)
 
 
@@ -95,14 +97,20 @@ class Dataset:
             n_labels=manifest["n_labels"],
             content_hash=manifest["content_hash"],
             manifest=manifest,
-            splits={part: _open_split(path, part, manifest) for part in PARTS if part in manifest["splits"]},
+            splits={
+                part: _open_split(path, part, manifest)
+                for part in PARTS
+                if part in manifest["splits"]
+            },
             label_names=_sized(read_names(path / LABELS), manifest["n_labels"], LABELS),
         )
 
     def __getitem__(self, part: str) -> Split:
         """The split called `part`. Raises NotFound naming those there are."""
         if part not in self.splits:
-            raise NotFound(f"data set {self.name} has no part {part!r}; it has {', '.join(self.splits)}")
+            raise NotFound(
+                f"data set {self.name} has no part {part!r}; it has {', '.join(self.splits)}"
+            )
         return self.splits[part]
 
     @property
@@ -145,8 +153,17 @@ def _manifest(path: Path) -> dict[str, Any]:
     manifest = read_json(path / MANIFEST)
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if version != SCHEMA_VERSION:
-        raise Corrupt(f"{path.name} has schema version {version}, this xcray reads {SCHEMA_VERSION}; build the data set again")
-    missing = {"name", "n_features", "n_labels", "content_hash", "splits", "files"} - manifest.keys()
+        raise Corrupt(
+            f"{path.name} has schema version {version}, this xcray reads {SCHEMA_VERSION}; build the data set again"
+        )
+    missing = {
+        "name",
+        "n_features",
+        "n_labels",
+        "content_hash",
+        "splits",
+        "files",
+    } - manifest.keys()
     if missing:
         raise Corrupt(f"{path.name}: {MANIFEST} lacks {', '.join(sorted(missing))}")
     for name, expected in manifest["files"].items():
@@ -162,7 +179,10 @@ def _check_file(path: Path, name: str, expected: Mapping[str, Any]) -> None:
     if not (path / name).is_file():
         raise Corrupt(f"{path.name}: file {name} is missing", file=name)
     if (path / name).stat().st_size != expected["bytes"]:
-        raise Corrupt(f"{path.name}: file {name} does not have the {expected['bytes']} bytes that were written", file=name)
+        raise Corrupt(
+            f"{path.name}: file {name} does not have the {expected['bytes']} bytes that were written",
+            file=name,
+        )
 
 
 def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
@@ -178,8 +198,15 @@ def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
         content_hash=sizes["content_hash"],
         weights=_weights(path, n) if part == "train" and WEIGHTS in manifest["files"] else None,
     )
-    if (split.X.shape, split.XT.shape, split.Y.shape, split.YT.shape) != ((n, D), (D, n), (n, K), (K, n)):
-        raise Corrupt(f"{path.name}: the matrices of {part} do not have the shapes its manifest tells")
+    if (split.X.shape, split.XT.shape, split.Y.shape, split.YT.shape) != (
+        (n, D),
+        (D, n),
+        (n, K),
+        (K, n),
+    ):
+        raise Corrupt(
+            f"{path.name}: the matrices of {part} do not have the shapes its manifest tells"
+        )
     return split
 
 

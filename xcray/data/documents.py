@@ -35,7 +35,12 @@ class Built(NamedTuple):
 
     def finish(self, source: dict[str, Any]) -> Dataset:
         """Publish, with the account of where the documents came from."""
-        return self.writer.finish(label_names=self.labels, feature_names=self.pipeline.terms, text=self.pipeline, source=source)
+        return self.writer.finish(
+            label_names=self.labels,
+            feature_names=self.pipeline.terms,
+            text=self.pipeline,
+            source=source,
+        )
 
 
 def build_documents(
@@ -79,7 +84,9 @@ def build_documents(
     for held_out, account in ((spool.records(), tally), (test, tallies.get("test", tally))):
         for batch in _batches(held_out or ()):
             rows = pipeline.transform([record.text for record in batch])
-            account.warnings["test_rows_without_features"] += int(np.count_nonzero(np.diff(rows.indptr) == 0))
+            account.warnings["test_rows_without_features"] += int(
+                np.count_nonzero(np.diff(rows.indptr) == 0)
+            )
             writer.add("test", rows, _known(batch, ids, account))
     spool.path.unlink(missing_ok=True)
     return Built(writer, pipeline, ordered)
@@ -91,7 +98,8 @@ class _Labels:
     def __init__(self, names: Names | None) -> None:
         self.names = names
         self.number = {} if names is None else {name: k for k, name in enumerate(names.names)}
-        self.ids, self.starts = array("i"), array("q", [0])
+        self.ids = array("i")
+        self.starts = array("q", [0])
 
     def unknown(self, record: Record, file: str | None) -> DataError | None:
         """The error for a document with a label that the file of names lacks."""
@@ -99,7 +107,15 @@ class _Labels:
             return None
         label = next(label for label in record.labels if label not in self.number)
         problem = f"label '{excerpt(label)}' is not in {self.names.file}"
-        return DataError("LABEL_UNKNOWN", problem, file=file, line=record.line, row=record.row, value=label, hint="add it there")
+        return DataError(
+            "LABEL_UNKNOWN",
+            problem,
+            file=file,
+            line=record.line,
+            row=record.row,
+            value=label,
+            hint="add it there",
+        )
 
     def add(self, record: Record) -> None:
         """Append the label set of one document."""
@@ -157,7 +173,9 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
 def _known(batch: list[Record], ids: Mapping[str, int], tally: Tally) -> Pattern:
     """Label sets of test documents; labels never seen in training are left out and counted."""
     rows = [sorted(ids[label] for label in record.labels if label in ids) for record in batch]
-    tally.warnings["labels_unseen_in_train"] += sum(len(r.labels) for r in batch) - sum(map(len, rows))
+    tally.warnings["labels_unseen_in_train"] += sum(len(r.labels) for r in batch) - sum(
+        map(len, rows)
+    )
     starts = np.cumsum([0, *map(len, rows)])
     return pattern(starts, np.array([k for row in rows for k in row], np.int32), len(ids))
 

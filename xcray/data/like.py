@@ -31,21 +31,30 @@ class Like(NamedTuple):
         path = Path(path)
         manifest = read_json(path / MANIFEST)
         try:
-            n_features = int(manifest["n_features"] if "n_features" in manifest else manifest["shape"][1])
+            n_features = int(
+                manifest["n_features"] if "n_features" in manifest else manifest["shape"][1]
+            )
         except (KeyError, TypeError, IndexError, ValueError):
             raise Corrupt(
                 f"{path.name} is no model and no data set: its {MANIFEST} does not say how many features it has"
             ) from None
         names = read_names(path / FEATURES) if (path / FEATURES).exists() else None
         text = TextPipeline.load(path / TEXT) if (path / TEXT).is_dir() else None
-        for found in (n_features if names is None else len(names), n_features if text is None else text.n_features):
+        for found in (
+            n_features if names is None else len(names),
+            n_features if text is None else text.n_features,
+        ):
             if found != n_features:
-                raise Corrupt(f"{path.name} has {found} names of features, its {MANIFEST} says {n_features}")
+                raise Corrupt(
+                    f"{path.name} has {found} names of features, its {MANIFEST} says {n_features}"
+                )
         plain = names is None or names.equals(default_names(n_features))
         return cls(text, n_features, None if plain else names)
 
     def pipeline(self) -> TextPipeline:
         """The text pipeline. Raises ParameterError when there is none."""
         if self.text is None:
-            raise ParameterError("like names something that was not made from text; give features as it has them: svmlight or xc")
+            raise ParameterError(
+                "like names something that was not made from text; give features as it has them: svmlight or xc"
+            )
         return self.text

@@ -37,7 +37,9 @@ def build_matrices(
     """Stream the files into the writer; the tally of each. numbers: ids of labels that are names (Parquet). Errors as `build`."""
     reader = READERS[format] if numbers is None else partial(read_parquet, numbers=numbers)
     if read.labels_file is not None and "test" in sources:
-        raise ParameterError("labels_file belongs to the training file; hold test rows out with test_rows_file or test_fraction")
+        raise ParameterError(
+            "labels_file belongs to the training file; hold test rows out with test_rows_file or test_fraction"
+        )
     train = Tally(read.max_errors, read.skip_bad)
     for X, Y in reader(sources["train"], read, train):
         for part, x, y in split_rows(X, Y, split.mask(train.n_rows - X.n_rows, train.n_rows)):
@@ -46,7 +48,9 @@ def build_matrices(
         split.check(train.n_rows)
     if not train.n_positives:
         raise Source(sources["train"], read).error(
-            "NO_POSITIVES", "no row has a label; there is nothing to learn", hint="give at least one row a label"
+            "NO_POSITIVES",
+            "no row has a label; there is nothing to learn",
+            hint="give at least one row a label",
         )
     widths = (read.n_features or train.n_features, read.n_labels or train.n_labels)
     writer.widen(*widths)
@@ -62,14 +66,21 @@ def build_matrices(
 
 
 def _stream_test(
-    reader: Reader, path: Path | str, writer: DatasetWriter, read: ReadOptions, widths: tuple[int, int], test: Tally
+    reader: Reader,
+    path: Path | str,
+    writer: DatasetWriter,
+    read: ReadOptions,
+    widths: tuple[int, int],
+    test: Tally,
 ) -> None:
     """Stream a test file as wide as the training part; labels beyond its last one are left out and counted."""
     D, K = widths
     for X, Y in reader(path, read, test):
         if X.n_cols > D:
             problem = f"the file has {X.n_cols} features, the training file {D}"
-            raise Source(path, read).error("DIM_MISMATCH", problem, hint=f"read both with n_features={X.n_cols}")
+            raise Source(path, read).error(
+                "DIM_MISMATCH", problem, hint=f"read both with n_features={X.n_cols}"
+            )
         labels = _below(Y, K)
         test.warnings["labels_unseen_in_train"] += Y.nnz - labels.nnz
         writer.add("test", X, labels)

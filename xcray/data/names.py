@@ -28,9 +28,16 @@ class Names:
         for line in text_lines(source, tally):
             name = line.text.strip()
             if not name:
-                raise source.error("LABEL_EMPTY", "an empty label name", line=line.number, hint="one name a line, no blank lines")
+                raise source.error(
+                    "LABEL_EMPTY",
+                    "an empty label name",
+                    line=line.number,
+                    hint="one name a line, no blank lines",
+                )
             if name in ids:
-                raise source.error("LABEL_DUPLICATE", f"'{name[:60]}' is named twice", line=line.number, value=name)
+                raise source.error(
+                    "LABEL_DUPLICATE", f"'{name[:60]}' is named twice", line=line.number, value=name
+                )
             ids[name] = len(ids)
         tally.close()
         if not ids:

@@ -21,45 +21,98 @@ class ReadOptions:
     Raises ParameterError for values out of range.
     """
 
-    zero_based: bool = field(default=False, metadata={"help": "svmlight: feature indices start at 0 (the XC format always does)"})
-    n_features: int | None = field(default=None, metadata={"help": "number of features; an index beyond it is an error"})
-    n_labels: int | None = field(default=None, metadata={"help": "number of labels; a label id beyond it is an error"})
-    labels_file: str | None = field(default=None, metadata={"help": "xc: labels in a file of their own, header 'N K'"})
-    text_fields: tuple[str, ...] = field(default=("text",), metadata={"help": "fields joined by blanks to the text"})
+    zero_based: bool = field(
+        default=False,
+        metadata={"help": "svmlight: feature indices start at 0 (the XC format always does)"},
+    )
+    n_features: int | None = field(
+        default=None, metadata={"help": "number of features; an index beyond it is an error"}
+    )
+    n_labels: int | None = field(
+        default=None, metadata={"help": "number of labels; a label id beyond it is an error"}
+    )
+    labels_file: str | None = field(
+        default=None, metadata={"help": "xc: labels in a file of their own, header 'N K'"}
+    )
+    text_fields: tuple[str, ...] = field(
+        default=("text",), metadata={"help": "fields joined by blanks to the text"}
+    )
     label_field: str = field(default="labels", metadata={"help": "field that holds the labels"})
-    id_field: str | None = field(default=None, metadata={"help": "field that holds the document's id; else its row number"})
-    label_separator: str = field(default="|", metadata={"help": "between labels in one field; blanks around them go"})
-    label_ids: bool = field(default=False, metadata={"help": "labels are whole numbers 0, 1, ... and not names"})
-    header: bool = field(default=True, metadata={"help": "csv, tsv: the first line names the fields"})
-    columns: tuple[str, ...] = field(default=(), metadata={"help": "csv, tsv: names of the fields of a file without header"})
-    delimiter: str | None = field(default=None, metadata={"help": "between fields; default ',' for csv, a tab for tsv"})
-    skip_bad: bool = field(default=False, metadata={"help": "leave bad lines out and count them, instead of refusing the file"})
-    max_errors: int = field(default=20, metadata={"help": "errors collected before reading stops; with skip_bad: reasons kept"})
+    id_field: str | None = field(
+        default=None, metadata={"help": "field that holds the document's id; else its row number"}
+    )
+    label_separator: str = field(
+        default="|", metadata={"help": "between labels in one field; blanks around them go"}
+    )
+    label_ids: bool = field(
+        default=False, metadata={"help": "labels are whole numbers 0, 1, ... and not names"}
+    )
+    header: bool = field(
+        default=True, metadata={"help": "csv, tsv: the first line names the fields"}
+    )
+    columns: tuple[str, ...] = field(
+        default=(), metadata={"help": "csv, tsv: names of the fields of a file without header"}
+    )
+    delimiter: str | None = field(
+        default=None, metadata={"help": "between fields; default ',' for csv, a tab for tsv"}
+    )
+    skip_bad: bool = field(
+        default=False,
+        metadata={"help": "leave bad lines out and count them, instead of refusing the file"},
+    )
+    max_errors: int = field(
+        default=20,
+        metadata={"help": "errors collected before reading stops; with skip_bad: reasons kept"},
+    )
     max_line_bytes: int = field(default=64 * MIB, metadata={"help": "longest line"})
     max_field_bytes: int = field(default=16 * MIB, metadata={"help": "longest field of csv, tsv"})
-    max_features: int = field(default=1 << 25, metadata={"help": "largest D; the transpose takes 8 bytes for each"})
+    max_features: int = field(
+        default=1 << 25, metadata={"help": "largest D; the transpose takes 8 bytes for each"}
+    )
     max_labels: int = field(default=1 << 25, metadata={"help": "largest K"})
-    max_rows: int = field(default=10**9, metadata={"help": "largest number of rows a header may claim"})
-    max_decompressed: int = field(default=1 << 36, metadata={"help": "bytes a compressed file may grow to"})
-    max_expansion: int = field(default=250, metadata={"help": "times a compressed file may grow, once past 64 MiB"})
-    expected_bytes: int | None = field(default=None, metadata={"help": "size the sender declared; less is a cut upload"})
-    expected_sha256: str | None = field(default=None, metadata={"help": "SHA-256 the sender declared"})
+    max_rows: int = field(
+        default=10**9, metadata={"help": "largest number of rows a header may claim"}
+    )
+    max_decompressed: int = field(
+        default=1 << 36, metadata={"help": "bytes a compressed file may grow to"}
+    )
+    max_expansion: int = field(
+        default=250, metadata={"help": "times a compressed file may grow, once past 64 MiB"}
+    )
+    expected_bytes: int | None = field(
+        default=None, metadata={"help": "size the sender declared; less is a cut upload"}
+    )
+    expected_sha256: str | None = field(
+        default=None, metadata={"help": "SHA-256 the sender declared"}
+    )
 
     def __post_init__(self) -> None:
         """Raise ParameterError for values out of range."""
         for name, low, high in LIMITS:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high):
-                raise ParameterError(f"{name} is {value!r}; it must be a whole number from {low} to {high}")
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high
+            ):
+                raise ParameterError(
+                    f"{name} is {value!r}; it must be a whole number from {low} to {high}"
+                )
         for f in fields(self):
             if f.type == "bool" and not isinstance(getattr(self, f.name), bool):
-                raise ParameterError(f"{f.name} is {getattr(self, f.name)!r}; it must be true or false")
-            if f.type in ("str", "str | None") and not isinstance(getattr(self, f.name), str | NoneType):
+                raise ParameterError(
+                    f"{f.name} is {getattr(self, f.name)!r}; it must be true or false"
+                )
+            if f.type in ("str", "str | None") and not isinstance(
+                getattr(self, f.name), str | NoneType
+            ):
                 raise ParameterError(f"{f.name} is {getattr(self, f.name)!r}; it must be a string")
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
-            raise ParameterError(f"delimiter is {self.delimiter!r}; it must be one character, not a quote or line end")
+            raise ParameterError(
+                f"delimiter is {self.delimiter!r}; it must be one character, not a quote or line end"
+            )
         if not self.label_separator:
-            raise ParameterError("label_separator is empty; give the characters between two labels, for example '|'")
+            raise ParameterError(
+                "label_separator is empty; give the characters between two labels, for example '|'"
+            )
         if not self.text_fields:
             raise ParameterError("text_fields is empty; name at least one field that holds text")
 
@@ -69,8 +122,13 @@ class ReadOptions:
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise ParameterError(f"there is no reading option {unknown[0]!r}; there are {', '.join(sorted(known))}")
-        made: dict[str, Any] = {name: _sequence(name, value) if name in SEQUENCES else value for name, value in values.items()}
+            raise ParameterError(
+                f"there is no reading option {unknown[0]!r}; there are {', '.join(sorted(known))}"
+            )
+        made: dict[str, Any] = {
+            name: _sequence(name, value) if name in SEQUENCES else value
+            for name, value in values.items()
+        }
         return cls(**made)
 
     def as_dict(self) -> dict[str, Any]:

@@ -55,7 +55,13 @@ class Form(NamedTuple):
 
     def told(self) -> str:
         """The form in words."""
-        rows = f"text in {', '.join(self.text)}" if self.text else "indices and values" if self.indices else "values"
+        rows = (
+            f"text in {', '.join(self.text)}"
+            if self.text
+            else "indices and values"
+            if self.indices
+            else "values"
+        )
         return f"{rows}, labels as {'names' if self.named else 'numbers'}"
 
 
@@ -79,7 +85,10 @@ def parquet_records(path: Path | str, options: ReadOptions, tally: Tally) -> Ite
             columns = {name: batch.column(name) for name in form.columns}
             for i in range(batch.num_rows):
                 try:
-                    found = {name: _scalar(source, column, start + i, i, name) for name, column in columns.items()}
+                    found = {
+                        name: _scalar(source, column, start + i, i, name)
+                        for name, column in columns.items()
+                    }
                     record = maker(start + i, found)
                 except DataError as error:
                     tally.bad(error)
@@ -94,7 +103,12 @@ def parquet_records(path: Path | str, options: ReadOptions, tally: Tally) -> Ite
 
 
 def read_parquet(
-    path: Path | str, options: ReadOptions, tally: Tally, numbers: Mapping[str, int] | None = None, *, all_known: bool = True
+    path: Path | str,
+    options: ReadOptions,
+    tally: Tally,
+    numbers: Mapping[str, int] | None = None,
+    *,
+    all_known: bool = True,
 ) -> Iterator[Chunk]:
     """Rows of features, slice by slice: X (n x d) float32 and Y (n x k), as wide as the ids seen so far.
 
@@ -109,11 +123,17 @@ def read_parquet(
         for start, batch in _slices(source, form):
             faults = _Faults(source, tally, start)
             X, kept_x = _features(batch, form, options, tally, faults)
-            Y, kept_y = _labels(batch.column(form.labels), form, options, numbers, all_known, tally, faults)
+            Y, kept_y = _labels(
+                batch.column(form.labels), form, options, numbers, all_known, tally, faults
+            )
             faults.tell()
             kept = kept_x & kept_y
             if kept.any():
-                yield _counted(tally, take_rows(X, np.flatnonzero(kept[kept_x])), take_pattern_rows(Y, np.flatnonzero(kept)))
+                yield _counted(
+                    tally,
+                    take_rows(X, np.flatnonzero(kept[kept_x])),
+                    take_pattern_rows(Y, np.flatnonzero(kept)),
+                )
         _close(source, tally)
 
 
@@ -128,7 +148,9 @@ def label_names(path: Path | str, options: ReadOptions) -> list[str]:
         column = batch.column(form.labels)
         for i in range(batch.num_rows):
             try:
-                names.update(dict.fromkeys(maker.labels(i, _scalar(source, column, i, i, form.labels))))
+                names.update(
+                    dict.fromkeys(maker.labels(i, _scalar(source, column, i, i, form.labels)))
+                )
             except DataError:  # the pass over the rows tells it
                 continue
     return sorted(names, key=label_order)
@@ -138,7 +160,9 @@ class _Faults:
     """The first fault of each row of a slice, for the tally to hear of in the order of the rows."""
 
     def __init__(self, source: Source, tally: Tally, start: int) -> None:
-        self.source, self.tally, self.start = source, tally, start
+        self.source = source
+        self.tally = tally
+        self.start = start
         self.found: dict[int, DataError] = {}
 
     def __call__(self, row: int, code: str, problem: str, value: str | None) -> None:
@@ -146,12 +170,23 @@ class _Faults:
         if row in self.found:
             return
         options, hint = self.source.options, mend(code)
-        if code == "INDEX_RANGE" and options.n_features is None and value is not None and 0 <= int(value) <= MAX_INDEX:
+        if (
+            code == "INDEX_RANGE"
+            and options.n_features is None
+            and value is not None
+            and 0 <= int(value) <= MAX_INDEX
+        ):
             code, hint = "DIM_LIMIT", "if that is meant, raise max_features"
         if code == "LABEL_RANGE":
-            limited = options.n_labels is None and value is not None and 0 <= int(value) <= MAX_INDEX
-            code, hint = ("DIM_LIMIT", "if that is meant, raise max_labels") if limited else (code, hint)
-        self.found[row] = self.source.error(code, problem, line=self.start + row, value=value, hint=hint)
+            limited = (
+                options.n_labels is None and value is not None and 0 <= int(value) <= MAX_INDEX
+            )
+            code, hint = (
+                ("DIM_LIMIT", "if that is meant, raise max_labels") if limited else (code, hint)
+            )
+        self.found[row] = self.source.error(
+            code, problem, line=self.start + row, value=value, hint=hint
+        )
 
     def tell(self) -> None:
         """Tell the tally. Raises DataErrors as it does."""
@@ -161,9 +196,13 @@ class _Faults:
 
 def _slices(source: Source, form: Form) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The columns of a form in slices, and the row each begins at."""
-    with open_parquet(source.path, None, [*form.text, *([form.labels] if form.named else [])]) as file:
+    with open_parquet(
+        source.path, None, [*form.text, *([form.labels] if form.named else [])]
+    ) as file:
         footer, start = footer_of(source.path), 0
-        check_grown(footer.grown(form.columns), source.name, source.options, source.path.stat().st_size)
+        check_grown(
+            footer.grown(form.columns), source.name, source.options, source.path.stat().st_size
+        )
         rows = int(min(SLICE, max(1, SLICE_BYTES // footer.largest(form.columns))))
         with told(source.name):
             batches = file.iter_batches(rows, columns=form.columns, use_threads=False)
@@ -183,7 +222,13 @@ def _form(schema: pa.Schema, options: ReadOptions, file: str) -> Form:
     there = schema.names
     twice = next((name for i, name in enumerate(there) if name in there[:i]), None)
     if twice is not None:
-        raise DataError("PARQUET_COLUMN", f"two columns are called '{twice}'", file=file, value=twice, hint="rename one of them")
+        raise DataError(
+            "PARQUET_COLUMN",
+            f"two columns are called '{twice}'",
+            file=file,
+            value=twice,
+            hint="rename one of them",
+        )
     text = set(options.text_fields) <= set(there)
     if not text and "values" not in there:
         raise _lacking(options.text_fields[0], there, file)
@@ -192,7 +237,14 @@ def _form(schema: pa.Schema, options: ReadOptions, file: str) -> Form:
             raise _lacking(name, there, file)
     indices = "indices" if not text and "indices" in there else None
     fields = tuple(options.text_fields) if text else ()
-    form = Form(fields, indices, None if text else "values", options.label_field, True, options.id_field if text else None)
+    form = Form(
+        fields,
+        indices,
+        None if text else "values",
+        options.label_field,
+        True,
+        options.id_field if text else None,
+    )
     for name in form.columns:
         _check_kind(name, schema.field(name).type, form, file)
     labels = schema.field(form.labels).type
@@ -202,9 +254,19 @@ def _form(schema: pa.Schema, options: ReadOptions, file: str) -> Form:
 def _lacking(name: str, there: list[str], file: str) -> DataError:
     """The error for a column that is not there."""
     near = next((other for other in there if other.lower() == name.lower()), None)
-    hint = f"is it '{near}'? rename it, or" if near else "give text, or indices and values, or values; and labels;"
+    hint = (
+        f"is it '{near}'? rename it, or"
+        if near
+        else "give text, or indices and values, or values; and labels;"
+    )
     problem = f"there is no column '{name}'; there are: {', '.join(there[:LISTED]) or 'none'}"
-    return DataError("PARQUET_COLUMN", problem, file=file, value=name, hint=f"{hint} name columns by text_fields, label_field")
+    return DataError(
+        "PARQUET_COLUMN",
+        problem,
+        file=file,
+        value=name,
+        hint=f"{hint} name columns by text_fields, label_field",
+    )
 
 
 def _check_kind(name: str, kind: pa.DataType, form: Form, file: str) -> None:
@@ -214,30 +276,43 @@ def _check_kind(name: str, kind: pa.DataType, form: Form, file: str) -> None:
     if name in form.text:
         sound, wanted = is_string(kind), "strings"
     elif name == form.labels:
-        sound, wanted = whole or is_string(kind) or (entry is not None and is_string(entry)), "lists of strings or of whole numbers"
+        sound, wanted = (
+            whole or is_string(kind) or (entry is not None and is_string(entry)),
+            "lists of strings or of whole numbers",
+        )
     elif name == form.id:
         sound, wanted = is_string(kind) or pa.types.is_integer(kind), "strings or whole numbers"
     elif name == form.indices:
         sound, wanted = whole, "lists of whole numbers"
     else:
-        sound = whole or (entry is not None and (pa.types.is_float32(entry) or pa.types.is_float64(entry)))
+        sound = whole or (
+            entry is not None and (pa.types.is_float32(entry) or pa.types.is_float64(entry))
+        )
         wanted = "lists of numbers (float32, float64 or whole)"
     if not sound:
         shown = str(kind)[:60]
         raise DataError(
-            "PARQUET_TYPE", f"column '{name}' is {shown}, {wanted} are expected", file=file, value=shown, hint="cast it"
+            "PARQUET_TYPE",
+            f"column '{name}' is {shown}, {wanted} are expected",
+            file=file,
+            value=shown,
+            hint="cast it",
         )
 
 
 def is_string(kind: pa.DataType) -> bool:
     """Whether values are strings, however they are stored."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether values are lists."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def _scalar(source: Source, column: pa.Array, row: int, at: int, name: str) -> Any:
@@ -246,7 +321,9 @@ def _scalar(source: Source, column: pa.Array, row: int, at: int, name: str) -> A
         limit = source.options.max_field_bytes
         if _n_bytes(column[at]) > limit:
             problem = f"column '{name}' is longer than {limit} bytes"
-            raise source.error("FIELD_TOO_LONG", problem, line=row, hint="raise max_field_bytes, if that is meant")
+            raise source.error(
+                "FIELD_TOO_LONG", problem, line=row, hint="raise max_field_bytes, if that is meant"
+            )
         value = column[at].as_py()
     except UnicodeDecodeError as error:
         problem = f"column '{name}' is not UTF-8 at byte {error.start}"
@@ -269,21 +346,31 @@ def _n_bytes(value: pa.Scalar) -> int:
             lengths = pc.binary_length(entries)
         return int(pc.sum(lengths).as_py() or 0)
     held = value.value if isinstance(value, pa.DictionaryScalar) else value
-    return int(held.as_buffer().size) if held is not None and held.is_valid and is_string(held.type) else 0
+    return (
+        int(held.as_buffer().size)
+        if held is not None and held.is_valid and is_string(held.type)
+        else 0
+    )
 
 
-def _features(batch: pa.RecordBatch, form: Form, options: ReadOptions, tally: Tally, fault: _Faults) -> tuple[CSR, Mask]:
+def _features(
+    batch: pa.RecordBatch, form: Form, options: ReadOptions, tally: Tally, fault: _Faults
+) -> tuple[CSR, Mask]:
     """The rows of a slice, and which are sound."""
     values = batch.column(form.values)
     if form.indices is not None:
-        return sparse_rows(batch.column(form.indices), values, options.n_features or options.max_features, fault)
+        return sparse_rows(
+            batch.column(form.indices), values, options.n_features or options.max_features, fault
+        )
     width = options.n_features or tally.n_features
     if not width:
         lengths = lists_of(values)[0]
         width = max(1, int(lengths[np.argmax(lengths > 0)]))  # that of the first row which has any
     if width > options.max_features:
         problem = f"rows have {width} values, more than the limit of {options.max_features}"
-        raise fault.source.error("DIM_LIMIT", problem, line=fault.start, hint="if that is meant, raise max_features")
+        raise fault.source.error(
+            "DIM_LIMIT", problem, line=fault.start, hint="if that is meant, raise max_features"
+        )
     tally.n_features = max(tally.n_features, width)
     return dense_rows(values, width, fault)
 
@@ -305,21 +392,30 @@ def _labels(
     kept, rows = np.ones(len(column), np.bool_), []
     for i in range(len(column)):
         try:
-            found = maker.labels(fault.start + i, _scalar(fault.source, column, fault.start + i, i, form.labels))
+            found = maker.labels(
+                fault.start + i, _scalar(fault.source, column, fault.start + i, i, form.labels)
+            )
         except DataError as error:
             kept[i], found = False, ()
             fault(i, error.code, error.problem, error.value)
         unknown = [name for name in found if name not in numbers]
         if unknown and all_known:
             kept[i] = False
-            fault(i, "LABEL_UNKNOWN", f"label '{unknown[0][:60]}' is not in the file of names", unknown[0])
+            fault(
+                i,
+                "LABEL_UNKNOWN",
+                f"label '{unknown[0][:60]}' is not in the file of names",
+                unknown[0],
+            )
         tally.warnings["labels_unseen_in_train"] += 0 if all_known else len(unknown)
         rows.append(sorted(numbers[name] for name in found if name in numbers))
     starts = np.cumsum([0, *map(len, rows)])
     return pattern(starts, np.array([k for row in rows for k in row], np.int32), len(numbers)), kept
 
 
-def _label_ids(column: pa.Array, options: ReadOptions, tally: Tally, fault: _Faults) -> tuple[Pattern, Mask]:
+def _label_ids(
+    column: pa.Array, options: ReadOptions, tally: Tally, fault: _Faults
+) -> tuple[Pattern, Mask]:
     """Label sets of whole numbers; a repeated one is kept once and counted."""
     kept = np.ones(len(column), np.bool_)
     lengths, ids, null = lists_of(column)
@@ -350,11 +446,17 @@ def _counted(tally: Tally, X: CSR, Y: Pattern) -> Chunk:
     tally.n_labels = max(tally.n_labels, int(Y.indices.max(initial=-1)) + 1)
     tally.warnings["rows_without_features"] += int(np.count_nonzero(np.diff(X.indptr) == 0))
     tally.warnings["rows_without_labels"] += int(np.count_nonzero(np.diff(Y.indptr) == 0))
-    return csr(X.indptr, X.indices, X.data, tally.n_features), pattern(Y.indptr, Y.indices, tally.n_labels)
+    return csr(X.indptr, X.indices, X.data, tally.n_features), pattern(
+        Y.indptr, Y.indices, tally.n_labels
+    )
 
 
 def _close(source: Source, tally: Tally) -> None:
     """The end of the file: errors that are not to be skipped, and at least one row."""
     tally.close()
     if not tally.n_rows:
-        raise DataErrors(tally.errors) if tally.errors else source.error("EMPTY_FILE", "no rows in it")
+        raise (
+            DataErrors(tally.errors)
+            if tally.errors
+            else source.error("EMPTY_FILE", "no rows in it")
+        )

@@ -31,7 +31,12 @@ MAX_STRING: Final = 16 << 20  # bytes of one string in the footer
 MAGIC, SEALED = b"PAR1", b"PARE"
 KINDS: Final = (  # words of Arrow -> code, sentence, mend; the first that fits
     (("decrypt", "encrypt"), "PARQUET_ENCRYPTED", "it is encrypted", "write it without encryption"),
-    (("codec", "compression"), "PARQUET_CODEC", "its compression is not known here", "write it with zstd, snappy or none"),
+    (
+        ("codec", "compression"),
+        "PARQUET_CODEC",
+        "its compression is not known here",
+        "write it with zstd, snappy or none",
+    ),
     (
         ("deeply nested", "exceeded size limit", "MaxMessageSize"),
         "PARQUET_LIMIT",
@@ -41,7 +46,9 @@ KINDS: Final = (  # words of Arrow -> code, sentence, mend; the first that fits
 )
 
 
-def open_parquet(path: Path | str, options: ReadOptions | None = None, strings: Sequence[str] = ()) -> pq.ParquetFile:
+def open_parquet(
+    path: Path | str, options: ReadOptions | None = None, strings: Sequence[str] = ()
+) -> pq.ParquetFile:
     """The file, its footer read and found within the limits; memory follows the bytes that are there.
 
     strings: columns that shall be read as dictionaries, where a string that is there a million times is held once.
@@ -61,7 +68,11 @@ def open_parquet(path: Path | str, options: ReadOptions | None = None, strings: 
             return file
         with file:
             leaves = [file.metadata.schema.column(i) for i in range(file.metadata.num_columns)]
-            kept = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.path.split(".")[0] in strings]
+            kept = [
+                leaf.path
+                for leaf in leaves
+                if leaf.physical_type == "BYTE_ARRAY" and leaf.path.split(".")[0] in strings
+            ]
         return _opened(path, kept)
 
 
@@ -85,7 +96,10 @@ def told(name: str) -> Iterator[None]:
             if any(mark.lower() in words.lower() for mark in marks):
                 raise DataError(code, sentence, file=name, value=_bare(words), hint=hint) from None
         raise DataError(
-            "PARQUET_CORRUPT", f"can't be read: {excerpt(_bare(words))}", file=name, hint=mend("PARQUET_INVALID") or ""
+            "PARQUET_CORRUPT",
+            f"can't be read: {excerpt(_bare(words))}",
+            file=name,
+            hint=mend("PARQUET_INVALID") or "",
         ) from None
 
 
@@ -96,10 +110,16 @@ def check_slice(batch: pa.RecordBatch) -> None:
     """
     batch.validate(full=False)
     for column in batch.columns:
-        values = column.flatten() if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) else column
+        values = (
+            column.flatten()
+            if pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+            else column
+        )
         if isinstance(values, pa.DictionaryArray) and len(values):
             ends = pc.min_max(values.indices).as_py()
-            if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < len(values.dictionary):
+            if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < len(
+                values.dictionary
+            ):
                 raise pa.ArrowIndexError("a value lies beyond its dictionary")
 
 
@@ -113,11 +133,17 @@ def footer_of(path: Path) -> Footer:
     try:
         footer = read_footer(data, MAX_NODES)
     except ValueError as error:
-        raise DataError("PARQUET_CORRUPT", str(error), file=path.name, hint=mend("PARQUET_CORRUPT")) from None
+        raise DataError(
+            "PARQUET_CORRUPT", str(error), file=path.name, hint=mend("PARQUET_CORRUPT")
+        ) from None
     except OverflowError as error:
-        raise DataError("PARQUET_LIMIT", str(error), file=path.name, hint=mend("PARQUET_LIMIT")) from None
+        raise DataError(
+            "PARQUET_LIMIT", str(error), file=path.name, hint=mend("PARQUET_LIMIT")
+        ) from None
     if footer.encrypted:
-        raise DataError("PARQUET_ENCRYPTED", "it is encrypted", file=path.name, hint=mend("PARQUET_ENCRYPTED"))
+        raise DataError(
+            "PARQUET_ENCRYPTED", "it is encrypted", file=path.name, hint=mend("PARQUET_ENCRYPTED")
+        )
     return footer
 
 
@@ -156,19 +182,37 @@ def _check_ends(path: Path) -> None:
         tail = handle.read(8)
     if head not in (MAGIC, SEALED):
         if size < 12:
-            raise error("PARQUET_INVALID", f"{size} bytes are no Parquet file", mend("PARQUET_INVALID") or "")
-        raise error("FORMAT_MISMATCH", "is no Parquet file: it does not begin with PAR1", "name the format that it has")
+            raise error(
+                "PARQUET_INVALID",
+                f"{size} bytes are no Parquet file",
+                mend("PARQUET_INVALID") or "",
+            )
+        raise error(
+            "FORMAT_MISMATCH",
+            "is no Parquet file: it does not begin with PAR1",
+            "name the format that it has",
+        )
     if head == SEALED or tail.endswith(SEALED):
         raise error("PARQUET_ENCRYPTED", "it is encrypted", "write it without encryption")
     if size < 12:
-        raise error("PARQUET_INVALID", f"{size} bytes are no Parquet file", mend("PARQUET_INVALID") or "")
+        raise error(
+            "PARQUET_INVALID", f"{size} bytes are no Parquet file", mend("PARQUET_INVALID") or ""
+        )
     if not tail.endswith(MAGIC):
-        raise error("PARQUET_TRUNCATED", "the file ends before its footer", mend("PARQUET_INVALID") or "")
+        raise error(
+            "PARQUET_TRUNCATED", "the file ends before its footer", mend("PARQUET_INVALID") or ""
+        )
     footer = struct.unpack("<I", tail[:4])[0]
     if footer > size - 12:
-        raise error("PARQUET_INVALID", f"the footer claims {footer} bytes, the file has {size}", mend("PARQUET_INVALID") or "")
+        raise error(
+            "PARQUET_INVALID",
+            f"the footer claims {footer} bytes, the file has {size}",
+            mend("PARQUET_INVALID") or "",
+        )
     if footer > MAX_FOOTER:
-        raise error("PARQUET_LIMIT", f"the footer has {footer} bytes, {MAX_FOOTER} are read", KINDS[-1][3])
+        raise error(
+            "PARQUET_LIMIT", f"the footer has {footer} bytes, {MAX_FOOTER} are read", KINDS[-1][3]
+        )
 
 
 def _bare(words: str) -> str:

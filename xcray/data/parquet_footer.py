@@ -41,14 +41,20 @@ class Footer(NamedTuple):
         """Bytes a row when read, on average, in the row group where they are most: of the columns named."""
         wanted, most = set(columns), 1.0
         for group in self.groups:
-            size = sum(max(chunk.n_bytes, 8 * chunk.n_values) for chunk in group.chunks if chunk.column in wanted)
+            size = sum(
+                max(chunk.n_bytes, 8 * chunk.n_values)
+                for chunk in group.chunks
+                if chunk.column in wanted
+            )
             most = max(most, size / max(1, group.n_rows))
         return most
 
     def grown(self, columns: Sequence[str]) -> int:
         """Bytes that the columns named take when read, at least."""
         wanted = set(columns)
-        chunks = [chunk for group in self.groups for chunk in group.chunks if chunk.column in wanted]
+        chunks = [
+            chunk for group in self.groups for chunk in group.chunks if chunk.column in wanted
+        ]
         return sum(max(chunk.n_bytes, 4 * chunk.n_values) for chunk in chunks)
 
 
@@ -81,14 +87,21 @@ class _Reader:
     """Values of the compact protocol, one after the other. Structs are dicts by the number of the field."""
 
     def __init__(self, data: bytes, most: int) -> None:
-        self.data, self.most, self.at, self.longest = data, most, 0, 0
+        self.data = data
+        self.most = most
+        self.at = 0
+        self.longest = 0
 
     def struct(self, level: int) -> dict[int, Any]:
         """A struct up to its end."""
         out, number = {}, 0
         while (head := self.byte()) & 15 != STOP:
             number = number + (head >> 4) if head >> 4 else self.whole()
-            out[number] = head & 15 == TRUE if head & 15 in (TRUE, FALSE) else self.value(head & 15, level + 1)
+            out[number] = (
+                head & 15 == TRUE
+                if head & 15 in (TRUE, FALSE)
+                else self.value(head & 15, level + 1)
+            )
         return out
 
     def value(self, kind: int, level: int) -> Any:

@@ -17,7 +17,11 @@ class DataErrors(DataError):
         """errors: at least one, in file order; more: whether reading stopped before the end of the file."""
         first = errors[0]
         places = "lines" if first.row is None else "rows"
-        others = f" (and {len(errors) - 1} more bad {places}{', reading stopped there' if more else ''})" if len(errors) > 1 else ""
+        others = (
+            f" (and {len(errors) - 1} more bad {places}{', reading stopped there' if more else ''})"
+            if len(errors) > 1
+            else ""
+        )
         super().__init__(
             first.code,
             first.problem + others,
@@ -42,7 +46,8 @@ class Tally:
     """
 
     def __init__(self, keep: int = 20, skip: bool = False) -> None:
-        self.keep, self.skip = keep, skip
+        self.keep = keep
+        self.skip = skip
         self.file: str | None = None
         self.errors: list[DataError] = []
         self.warnings: Counter[str] = Counter()

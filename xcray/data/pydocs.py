@@ -46,7 +46,9 @@ SPELT_OUT = (  # code abbreviates and names its agents; people who ask do not
 TEXT_PARAMS = TextParams(
     split_identifiers=True,
     fold_plurals=True,
-    aliases=tuple((short, word) for short, _, word in (pair.partition("=") for pair in SPELT_OUT.split())),
+    aliases=tuple(
+        (short, word) for short, _, word in (pair.partition("=") for pair in SPELT_OUT.split())
+    ),
     min_df=2,
     max_df=0.2,
     sublinear_tf=True,
@@ -57,13 +59,44 @@ DOCSTRING = re.compile(rb'"""|\'\'\'')
 COMMENT = re.compile(r"(?:^\s*|\s\s)#+[: ]\s*(.*)$")
 SKIPPED_FOLDERS = frozenset(
     (
-        *("_bundled", "_vendor", "_vendored", "dist-packages", "extern", "external", "externals", "idle_test", "pydoc_data"),
-        *("site-packages", "test", "testing_data", "tests", "third_party", "thirdparty", "thirdparty_files", "vendor", "vendored"),
+        *(
+            "_bundled",
+            "_vendor",
+            "_vendored",
+            "dist-packages",
+            "extern",
+            "external",
+            "externals",
+            "idle_test",
+            "pydoc_data",
+        ),
+        *(
+            "site-packages",
+            "test",
+            "testing_data",
+            "tests",
+            "third_party",
+            "thirdparty",
+            "thirdparty_files",
+            "vendor",
+            "vendored",
+        ),
     )
 )
 SKIPPED_FILES = re.compile(r"(?:test_.*|.*_test|.*_pb2(?:_grpc)?|conftest|setup)\.py")
 TOOLS = (  # they package, check and debug programs; programs are not written with them
-    *("_distutils_hack", "debugpy", "distlib", "distutils", "ensurepip", "idlelib", "lib2to3", "mypy", "mypyc", "pip"),
+    *(
+        "_distutils_hack",
+        "debugpy",
+        "distlib",
+        "distutils",
+        "ensurepip",
+        "idlelib",
+        "lib2to3",
+        "mypy",
+        "mypyc",
+        "pip",
+    ),
     *("pkg_resources", "setuptools", "turtledemo", "virtualenv"),
 )
 PUBLIC_NAME = {  # private modules of the standard library whose public name is another word
@@ -123,7 +156,9 @@ class Corpus(NamedTuple):
     n_repeated: int
 
 
-def documents(roots: Sequence[Path] | None = None, params: PydocsParams | None = None) -> Iterator[Document]:
+def documents(
+    roots: Sequence[Path] | None = None, params: PydocsParams | None = None
+) -> Iterator[Document]:
     """The documents of `read`, one by one."""
     yield from read(roots, params).documents
 
@@ -145,7 +180,9 @@ def read(roots: Sequence[Path] | None = None, params: PydocsParams | None = None
             try:
                 module = _Module(path, Path(root), params.min_words, from_code=Path(root) == stdlib)
             except (SyntaxError, ValueError, RecursionError, OSError) as error:
-                unreadable.append(f"{path.relative_to(root).as_posix()}: {type(error).__name__}: {error}")
+                unreadable.append(
+                    f"{path.relative_to(root).as_posix()}: {type(error).__name__}: {error}"
+                )
                 continue
             for document, digest in module.documents():
                 if digest in seen:
@@ -159,7 +196,10 @@ def read(roots: Sequence[Path] | None = None, params: PydocsParams | None = None
 def default_roots() -> tuple[Path, ...]:
     """The standard library and the site-packages of the running Python."""
     paths = sysconfig.get_paths()
-    return tuple(Path(path) for path in dict.fromkeys(paths[name] for name in ("stdlib", "purelib", "platlib")))
+    return tuple(
+        Path(path)
+        for path in dict.fromkeys(paths[name] for name in ("stdlib", "purelib", "platlib"))
+    )
 
 
 def _sources(root: Path, params: PydocsParams) -> Iterator[Path]:
@@ -168,11 +208,17 @@ def _sources(root: Path, params: PydocsParams) -> Iterator[Path]:
         raise NotFound(f"there is no directory {root.name} to read Python sources from")
     for folder, folders, files in os.walk(root):
         top = Path(folder) == root
-        folders[:] = sorted(name for name in folders if name.isidentifier() and name not in SKIPPED_FOLDERS)
+        folders[:] = sorted(
+            name for name in folders if name.isidentifier() and name not in SKIPPED_FOLDERS
+        )
         if top:
             folders[:] = [name for name in folders if _wanted(name, params)]
         for name in sorted(files):
-            if name.endswith(".py") and not SKIPPED_FILES.fullmatch(name) and (not top or _wanted(name[:-3], params)):
+            if (
+                name.endswith(".py")
+                and not SKIPPED_FILES.fullmatch(name)
+                and (not top or _wanted(name[:-3], params))
+            ):
                 yield Path(folder, name)
 
 
@@ -188,12 +234,17 @@ class _Module:
         source = path.read_bytes()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            self.tree = ast.parse(source if from_code or DOCSTRING.search(source) else b"")  # parsing is most of the time
+            self.tree = ast.parse(
+                source if from_code or DOCSTRING.search(source) else b""
+            )  # parsing is most of the time
         parts = path.relative_to(root).with_suffix("").parts
         self.name = ".".join(parts).removesuffix(".__init__")
-        self.public = public_name([part for part in parts if part not in ("__init__", "__main__")] or parts)
+        self.public = public_name(
+            [part for part in parts if part not in ("__init__", "__main__")] or parts
+        )
         self.lines = source.decode("utf-8", "replace").split("\n") if from_code else []
-        self.min_words, self.from_code = min_words, from_code
+        self.min_words = min_words
+        self.from_code = from_code
 
     def documents(self) -> Iterator[tuple[Document, bytes]]:
         """The module's documents, each with the digest of its description."""
@@ -208,7 +259,9 @@ class _Module:
         times: Counter[str] = Counter()
         for node in _definitions(body):
             times[node.name] += 1
-            identity = prefix + node.name + (f"#{times[node.name]}" if times[node.name] > 1 else "")  # setters, overloads
+            identity = (
+                prefix + node.name + (f"#{times[node.name]}" if times[node.name] > 1 else "")
+            )  # setters, overloads
             inner, own = (*scope, node.name), labels
             if isinstance(node, ast.ClassDef):
                 own = [*labels, ".".join(inner)]
@@ -219,7 +272,9 @@ class _Module:
             if isinstance(node, ast.ClassDef):
                 yield from self._members(node.body, identity + ".", inner, own)
 
-    def _document(self, identity: str, names: str, description: str, labels: list[str]) -> Iterator[tuple[Document, bytes]]:
+    def _document(
+        self, identity: str, names: str, description: str, labels: list[str]
+    ) -> Iterator[tuple[Document, bytes]]:
         """The document, when its description has enough words."""
         words = WORD.findall(description.lower())
         if len(words) >= self.min_words:
@@ -233,11 +288,17 @@ class _Module:
         """Comments and the names used in a function; of a class, its module's first line and the names of its members."""
         if isinstance(node, ast.ClassDef):
             summary = _docstring(self.tree).strip().partition("\n")[0]
-            return " ".join([summary, *dict.fromkeys(_signature(member) for member in _definitions(node.body))])
+            return " ".join(
+                [summary, *dict.fromkeys(_signature(member) for member in _definitions(node.body))]
+            )
         lines = self.lines[node.lineno - 1 : node.end_lineno]
         comments = " ".join(found.group(1) for found in map(COMMENT.search, lines) if found)
-        used = dict.fromkeys(_identifier(inner) for statement in node.body for inner in ast.walk(statement))
-        return " ".join([comments, *(name for name in used if name not in ("", "self", "cls", *scope))])
+        used = dict.fromkeys(
+            _identifier(inner) for statement in node.body for inner in ast.walk(statement)
+        )
+        return " ".join(
+            [comments, *(name for name in used if name not in ("", "self", "cls", *scope))]
+        )
 
 
 def public_name(parts: Sequence[str]) -> tuple[str, ...]:
@@ -253,7 +314,9 @@ def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
             if not node.name.startswith("_") or node.name.endswith("__"):
                 yield node
         elif isinstance(node, ast.If | ast.Try | ast.With):
-            yield from _definitions([*node.body, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])])
+            yield from _definitions(
+                [*node.body, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
+            )
 
 
 def _signature(node: Definition) -> str:
@@ -279,5 +342,8 @@ def _identifier(node: ast.AST) -> str:
 def _frequent(found: list[Document], least: int) -> list[Document]:
     """Documents with the labels that occur often enough; documents left without a label go."""
     times = Counter(label for document in found for label in document.labels)
-    kept = (document._replace(labels=tuple(label for label in document.labels if times[label] >= least)) for document in found)
+    kept = (
+        document._replace(labels=tuple(label for label in document.labels if times[label] >= least))
+        for document in found
+    )
     return [document for document in kept if document.labels]

@@ -34,7 +34,9 @@ class Record(NamedTuple):
     row: int | None = None
 
 
-def read_records(format: str, path: Path | str, options: ReadOptions, tally: Tally) -> Iterator[Record]:
+def read_records(
+    format: str, path: Path | str, options: ReadOptions, tally: Tally
+) -> Iterator[Record]:
     """Records of a file of `FORMATS`, one by one; `tally` is filled on the way.
 
     Raises DataErrors for bad records (unless they are skipped), DataError for a file that is not of this format, EMPTY_FILE
@@ -43,7 +45,11 @@ def read_records(format: str, path: Path | str, options: ReadOptions, tally: Tal
     if format not in FORMATS:
         raise ParameterError(f"{format!r} is no text format; there are {', '.join(FORMATS)}")
     source = Source(path, options, text=True)
-    parts = _json_parts(source, tally) if format == "jsonl" else _table_parts(source, tally, format == "csv")
+    parts = (
+        _json_parts(source, tally)
+        if format == "jsonl"
+        else _table_parts(source, tally, format == "csv")
+    )
     maker = RecordMaker(source, tally)
     tally.file = source.name
     with tally.collected():
@@ -59,25 +65,38 @@ def read_records(format: str, path: Path | str, options: ReadOptions, tally: Tal
             yield record
         tally.close()
         if not tally.n_rows:
-            raise DataErrors(tally.errors) if tally.errors else source.error("EMPTY_FILE", "no records; the file is empty")
+            raise (
+                DataErrors(tally.errors)
+                if tally.errors
+                else source.error("EMPTY_FILE", "no records; the file is empty")
+            )
 
 
 class RecordMaker:
     """Turns the named values of a line into a record, or says what they lack."""
 
     def __init__(self, source: Source, tally: Tally) -> None:
-        self.source, self.tally, self.options = source, tally, source.options
+        self.source = source
+        self.tally = tally
+        self.options = source.options
 
     def __call__(self, line: int, found: dict[str, Any]) -> Record:
         """The record of a line (or row). Raises DataError."""
         text = " ".join(self._string(line, found, name) for name in self.options.text_fields)
         if not text.strip():
-            raise self.source.error("EMPTY_TEXT", "the text is empty", line=line, hint="remove the record, or skip bad ones")
+            raise self.source.error(
+                "EMPTY_TEXT",
+                "the text is empty",
+                line=line,
+                hint="remove the record, or skip bad ones",
+            )
         labels = self.labels(line, self._get(line, found, self.options.label_field))
         name = self.options.id_field
         row = self.tally.n_rows + self.tally.n_bad
         place = (None, line) if self.source.by_row else (line, None)
-        return Record(str(row) if name is None else str(self._get(line, found, name)), text, labels, *place)
+        return Record(
+            str(row) if name is None else str(self._get(line, found, name)), text, labels, *place
+        )
 
     def labels(self, line: int, value: Any) -> tuple[str, ...]:
         """Distinct labels, from a list or a string with separators. Raises DataError."""
@@ -97,7 +116,11 @@ class RecordMaker:
             names = ", ".join(list(found)[:20])
             problem = f"there is no field '{name}'; there are: {names}"
             raise self.source.error(
-                "FIELD_MISSING", problem, line=line, value=name, hint="name the fields with text_fields, label_field"
+                "FIELD_MISSING",
+                problem,
+                line=line,
+                value=name,
+                hint="name the fields with text_fields, label_field",
             )
         return found[name]
 
@@ -113,17 +136,34 @@ class RecordMaker:
         """One label: a string, or a whole number as its digits."""
         if isinstance(item, bool) or not isinstance(item, str | int):
             raise self.source.error(
-                "FIELD_TYPE", f"a label is {_kind(item)} where a string is expected", line=line, value=str(item)
+                "FIELD_TYPE",
+                f"a label is {_kind(item)} where a string is expected",
+                line=line,
+                value=str(item),
             )
         label = unicodedata.normalize("NFC", str(item)).strip()
         if not label:
-            raise self.source.error("LABEL_EMPTY", "an empty label", line=line, hint="is the label separator right?")
+            raise self.source.error(
+                "LABEL_EMPTY", "an empty label", line=line, hint="is the label separator right?"
+            )
         if has_half_surrogate(label):
             hint = "write whole characters: \\ud83d\\ude00, not \\ud83d"
-            raise self.source.error("ENCODING", "a label with half of a surrogate pair", line=line, value=label, hint=hint)
+            raise self.source.error(
+                "ENCODING",
+                "a label with half of a surrogate pair",
+                line=line,
+                value=label,
+                hint=hint,
+            )
         if self.options.label_ids and not WHOLE.fullmatch(label):
             problem = f"label '{label[:60]}' is not a whole number"
-            raise self.source.error("LABEL_NOT_INT", problem, line=line, value=label, hint="turn label_ids off if labels are names")
+            raise self.source.error(
+                "LABEL_NOT_INT",
+                problem,
+                line=line,
+                value=label,
+                hint="turn label_ids off if labels are names",
+            )
         return str(int(label)) if self.options.label_ids else label
 
 
@@ -132,14 +172,18 @@ def has_half_surrogate(text: str) -> bool:
     return not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def _table_parts(source: Source, tally: Tally, quoted: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+def _table_parts(
+    source: Source, tally: Tally, quoted: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and named fields of each row of a CSV or TSV."""
     names: list[str] | None = None
     options = source.options
     delimiter = options.delimiter or ("," if quoted else "\t")
     if not options.header:
         if not options.columns:
-            raise ParameterError("a file without header needs the names of its fields; give them as columns")
+            raise ParameterError(
+                "a file without header needs the names of its fields; give them as columns"
+            )
         names = list(options.columns)
     for fields in read_fields(source, tally, delimiter, quoted):
         if names is None:
@@ -161,11 +205,17 @@ def _header(source: Source, fields: Fields, delimiter: str) -> list[str]:
         raise crossed
     options = source.options
     if len(names) == 1:
-        other = next((mark for mark in (";", "\t", ",", "|") if mark in names[0] and mark != delimiter), None)
+        other = next(
+            (mark for mark in (";", "\t", ",", "|") if mark in names[0] and mark != delimiter), None
+        )
         if other:
             hint = f"read it with delimiter={other!r}"
             raise source.error(
-                "CSV_ONE_COLUMN", f"one column by the delimiter {delimiter!r}", line=fields.line, value=names[0], hint=hint
+                "CSV_ONE_COLUMN",
+                f"one column by the delimiter {delimiter!r}",
+                line=fields.line,
+                value=names[0],
+                hint=hint,
             )
     for column, name in enumerate(names):
         if not name or name in names[:column]:
@@ -175,7 +225,11 @@ def _header(source: Source, fields: Fields, delimiter: str) -> list[str]:
                 else f"field {column + 1} of the header has no name"
             )
             raise source.error("CSV_HEADER", problem, line=fields.line, value=name)
-    wanted = [*options.text_fields, options.label_field, *([options.id_field] if options.id_field else [])]
+    wanted = [
+        *options.text_fields,
+        options.label_field,
+        *([options.id_field] if options.id_field else []),
+    ]
     for name in wanted:
         if name not in names:
             problem = f"the header has no field '{name}'; it has: {', '.join(names[:20])}"
@@ -191,9 +245,18 @@ def _json_parts(source: Source, tally: Tally) -> Iterator[tuple[int, dict[str, A
         if not line.text.strip():
             continue
         if first and not line.text.lstrip().startswith("{"):
-            hint = "one object a line: jq -c '.[]' file.json" if line.text.lstrip().startswith("[") else "format=csv?"
+            hint = (
+                "one object a line: jq -c '.[]' file.json"
+                if line.text.lstrip().startswith("[")
+                else "format=csv?"
+            )
             raise source.error(
-                "FORMAT_MISMATCH", "JSON lines begin with '{'", line=line.number, column=1, value=line.text[:100], hint=hint
+                "FORMAT_MISMATCH",
+                "JSON lines begin with '{'",
+                line=line.number,
+                column=1,
+                value=line.text[:100],
+                hint=hint,
             )
         first = False
         try:
@@ -209,15 +272,23 @@ def json_object(source: Source, line: TextLine) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         found = line.text[error.pos : error.pos + 40]
         crossed = lone_cr(source, line.number, line.text)
-        raise crossed or source.error("JSON_INVALID", error.msg, line=line.number, column=error.pos + 1, value=found) from None
+        raise crossed or source.error(
+            "JSON_INVALID", error.msg, line=line.number, column=error.pos + 1, value=found
+        ) from None
     except RecursionError:
         raise source.error("JSON_DEPTH", "nested too deeply", line=line.number) from None
     except _Repeated as error:
-        raise source.error("JSON_DUP_KEY", f"the name '{error}' is given twice", line=line.number, value=str(error)) from None
+        raise source.error(
+            "JSON_DUP_KEY", f"the name '{error}' is given twice", line=line.number, value=str(error)
+        ) from None
     except ValueError as error:
         raise source.error("JSON_INVALID", str(error), line=line.number) from None
     if not isinstance(value, dict):
-        raise source.error("FIELD_TYPE", f"the line is {_kind(value)} where an object is expected", line=line.number)
+        raise source.error(
+            "FIELD_TYPE",
+            f"the line is {_kind(value)} where an object is expected",
+            line=line.number,
+        )
     return value
 
 
@@ -241,5 +312,12 @@ def _no_constant(name: str) -> Any:
 
 def _kind(value: Any) -> str:
     """What a JSON value is, for people."""
-    kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number"}
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+    }
     return kinds.get(type(value), "null")

@@ -32,7 +32,18 @@ COMPRESSED = {
     b"\x1f\x9d": "compress",
 }
 ARCHIVES = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar"}
-ARCHIVE_NAMES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".tar.gz", ".tar.xz", ".tar.bz2", ".tbz2", ".txz")
+ARCHIVE_NAMES = (
+    ".zip",
+    ".tar",
+    ".tgz",
+    ".7z",
+    ".rar",
+    ".tar.gz",
+    ".tar.xz",
+    ".tar.bz2",
+    ".tbz2",
+    ".txz",
+)
 ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 BOM = b"\xef\xbb\xbf"
 
@@ -54,8 +65,13 @@ class Source:
     by_row: whether places are told as rows from 0, because there are no lines.
     """
 
-    def __init__(self, path: Path | str, options: ReadOptions, text: bool = False, by_row: bool = False) -> None:
-        self.path, self.options, self.text, self.by_row = Path(path), options, text, by_row
+    def __init__(
+        self, path: Path | str, options: ReadOptions, text: bool = False, by_row: bool = False
+    ) -> None:
+        self.path = Path(path)
+        self.options = options
+        self.text = text
+        self.by_row = by_row
         self.name = self.path.name
         self.too_long = "FIELD_TOO_LONG" if text else "LINE_TOO_LONG"
 
@@ -102,7 +118,9 @@ class Source:
                 chunk = head.removeprefix(BOM)
                 while head:
                     total += len(head)
-                    if opener and total > min(self.options.max_decompressed, max(FREE, size * self.options.max_expansion)):
+                    if opener and total > min(
+                        self.options.max_decompressed, max(FREE, size * self.options.max_expansion)
+                    ):
                         raise self._bomb(total, size)
                     if chunk:
                         yield chunk
@@ -122,48 +140,86 @@ class Source:
             raise NotFound(f"there is no file {self.name}")
         lower = self.name.lower()
         if lower.endswith(ARCHIVE_NAMES):
-            raise self.error("ARCHIVE_REFUSED", "archives are not read", hint="unpack it and give one file")
+            raise self.error(
+                "ARCHIVE_REFUSED", "archives are not read", hint="unpack it and give one file"
+            )
         if lower.endswith((".zst", ".lz4", ".z")):
-            raise self.error("COMPRESSED", "this compression is not read", hint="decompress it, or use .gz, .xz or .bz2")
+            raise self.error(
+                "COMPRESSED",
+                "this compression is not read",
+                hint="decompress it, or use .gz, .xz or .bz2",
+            )
         self.check_declared()
 
     def check_declared(self) -> None:
         """Compare the file with the size and checksum that its sender declared. Raises DataError UPLOAD_TRUNCATED."""
         wanted, size = self.options.expected_bytes, self.path.stat().st_size
         if wanted is not None and size != wanted:
-            raise self.error("UPLOAD_TRUNCATED", f"the file has {size} bytes, {wanted} were declared", hint="send it again")
-        if self.options.expected_sha256 not in (None, sha256_file(self.path) if self.options.expected_sha256 else None):
-            raise self.error("UPLOAD_TRUNCATED", "the file's SHA-256 is not the declared one", hint="send it again")
+            raise self.error(
+                "UPLOAD_TRUNCATED",
+                f"the file has {size} bytes, {wanted} were declared",
+                hint="send it again",
+            )
+        if self.options.expected_sha256 not in (
+            None,
+            sha256_file(self.path) if self.options.expected_sha256 else None,
+        ):
+            raise self.error(
+                "UPLOAD_TRUNCATED",
+                "the file's SHA-256 is not the declared one",
+                hint="send it again",
+            )
 
     def _sniff(self, head: bytes) -> None:
         """Refuse what is not UTF-8 text with line feeds, by its first bytes."""
         if head.startswith(ZIP):
             raise self._zip(head)
         if head.startswith(b"PAR1\x15"):
-            raise self.error("FORMAT_MISMATCH", "looks like Parquet", hint="read it with format=parquet")
+            raise self.error(
+                "FORMAT_MISMATCH", "looks like Parquet", hint="read it with format=parquet"
+            )
         for magic, kind in COMPRESSED.items():
             if head.startswith(magic):
                 raise self.error(
-                    "COMPRESSED", f"looks like {kind}, but its name does not say so", hint="decompress it, or use .gz, .xz or .bz2"
+                    "COMPRESSED",
+                    f"looks like {kind}, but its name does not say so",
+                    hint="decompress it, or use .gz, .xz or .bz2",
                 )
-        kind = next((k for magic, k in ARCHIVES.items() if head.startswith(magic)), "tar" if head[257:262] == b"ustar" else "")
+        kind = next(
+            (k for magic, k in ARCHIVES.items() if head.startswith(magic)),
+            "tar" if head[257:262] == b"ustar" else "",
+        )
         if kind:
-            raise self.error("ARCHIVE_REFUSED", f"looks like a {kind} archive", hint="unpack it and give one file")
+            raise self.error(
+                "ARCHIVE_REFUSED",
+                f"looks like a {kind} archive",
+                hint="unpack it and give one file",
+            )
         if head.startswith((b"\xff\xfe", b"\xfe\xff")) or _every_other_zero(head):
-            raise self.error("ENCODING", "looks like UTF-16", line=1, column=1, hint="save it as UTF-8")
+            raise self.error(
+                "ENCODING", "looks like UTF-16", line=1, column=1, hint="save it as UTF-8"
+            )
         self._check_binary(head, 1, 0)
         if b"\r" in head and b"\n" not in head:
             at = head.index(b"\r")
             raise self.error(
-                "LINE_ENDING", "lines end with CR alone", line=1, column=at + 1, hint="convert line ends to LF: tr '\\r' '\\n'"
+                "LINE_ENDING",
+                "lines end with CR alone",
+                line=1,
+                column=at + 1,
+                hint="convert line ends to LF: tr '\\r' '\\n'",
             )
 
     def _zip(self, head: bytes) -> DataError:
         """The error for zip bytes: a spreadsheet, an archive, or just compressed, by the format that was asked for."""
         if b"[Content_Types].xml" in head or b"xl/" in head:
-            return self.error("FORMAT_MISMATCH", "looks like a spreadsheet (zip/xlsx)", hint="export it as CSV")
+            return self.error(
+                "FORMAT_MISMATCH", "looks like a spreadsheet (zip/xlsx)", hint="export it as CSV"
+            )
         if self.text:
-            return self.error("ARCHIVE_REFUSED", "looks like a zip archive", hint="unpack it and give one file")
+            return self.error(
+                "ARCHIVE_REFUSED", "looks like a zip archive", hint="unpack it and give one file"
+            )
         return self.error("COMPRESSED", "looks like zip", hint="unpack it and give one file")
 
     def _bomb(self, total: int, size: int) -> DataError:
@@ -198,7 +254,11 @@ class Source:
             line += data.count(b"\n", 0, at)
             column = at - data.rfind(b"\n", 0, at)
             raise self.error(
-                "BINARY_DATA", f"a zero byte at offset {offset + at}", line=line, column=column, hint="is this a text file?"
+                "BINARY_DATA",
+                f"a zero byte at offset {offset + at}",
+                line=line,
+                column=column,
+                hint="is this a text file?",
             )
 
     def _check_lines(self, data: bytes, line: int) -> None:

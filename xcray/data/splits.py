@@ -20,21 +20,32 @@ class HashSplit:
     """
 
     def __init__(self, fraction: float, seed: int = 0) -> None:
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
-            raise ParameterError(f"test_fraction is {fraction!r}; it must be at least 0 and below 1")
-        self.fraction, self.seed = fraction, seed
+        if (
+            isinstance(fraction, bool)
+            or not isinstance(fraction, int | float)
+            or not 0 <= fraction < 1
+        ):
+            raise ParameterError(
+                f"test_fraction is {fraction!r}; it must be at least 0 and below 1"
+            )
+        self.fraction = fraction
+        self.seed = seed
         self._limit = int(fraction * 2**64)
 
     def held_out(self, id: str) -> bool:
         """Whether the document with this id belongs to the test part."""
         if not self._limit:
             return False
-        digest = hashlib.blake2b(f"{self.seed}|{id}".encode("utf-8", "backslashreplace"), digest_size=8).digest()
+        digest = hashlib.blake2b(
+            f"{self.seed}|{id}".encode("utf-8", "backslashreplace"), digest_size=8
+        ).digest()
         return int.from_bytes(digest, "big") < self._limit
 
     def mask(self, start: int, stop: int) -> Any:
         """`held_out` of the row numbers start..stop-1: (stop - start,) bool."""
-        return np.fromiter((self.held_out(str(row)) for row in range(start, stop)), bool, stop - start)
+        return np.fromiter(
+            (self.held_out(str(row)) for row in range(start, stop)), bool, stop - start
+        )
 
 
 class RowSplit:
@@ -55,7 +66,12 @@ class RowSplit:
         if not word:
             return
         if not word.isdigit() or len(word) > 18 or int(word) < 1:
-            raise self._error("is not a row number from 1", line, word, "one number a line; cut -f1 takes one column")
+            raise self._error(
+                "is not a row number from 1",
+                line,
+                word,
+                "one number a line; cut -f1 takes one column",
+            )
         if int(word) in self.lines:
             raise self._error("is given twice", line, word, None)
         self.lines[int(word)] = line
@@ -63,7 +79,9 @@ class RowSplit:
     def _error(self, problem: str, line: int, word: bytes, hint: str | None) -> DataError:
         """A SPLIT_RANGE error."""
         shown = word[:60].decode("utf-8", "backslashreplace")
-        return self.source.error("SPLIT_RANGE", f"row '{shown}' {problem}", line=line, value=shown, hint=hint)
+        return self.source.error(
+            "SPLIT_RANGE", f"row '{shown}' {problem}", line=line, value=shown, hint=hint
+        )
 
     def mask(self, start: int, stop: int) -> Any:
         """Which of the row numbers start..stop-1 (from 0) are listed: (stop - start,) bool."""
@@ -76,4 +94,6 @@ class RowSplit:
         """Raise SPLIT_RANGE when a listed row is beyond the last one."""
         last = int(self._rows[-1])
         if last > n_rows:
-            raise self._error(f"is beyond the last row, {n_rows}", self.lines[last], str(last).encode(), None)
+            raise self._error(
+                f"is beyond the last row, {n_rows}", self.lines[last], str(last).encode(), None
+            )

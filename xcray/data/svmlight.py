@@ -45,15 +45,22 @@ def read_svmlight(path: Path | str, options: ReadOptions, tally: Tally) -> Itera
             yield from reader.read(block)
         reader.close()
         if not tally.n_rows:
-            raise source.error("EMPTY_FILE", "no rows; the file is empty, or holds only comments and blank lines")
+            raise source.error(
+                "EMPTY_FILE", "no rows; the file is empty, or holds only comments and blank lines"
+            )
 
 
 class BlockReader:
     """Blocks of lines to chunks of rows: the kernel for the plain lines, the parser for the others."""
 
-    def __init__(self, source: Source, parser: LineParser, tally: Tally, expected: int | None = None) -> None:
+    def __init__(
+        self, source: Source, parser: LineParser, tally: Tally, expected: int | None = None
+    ) -> None:
         """expected: the number of rows that a header claims, if one did."""
-        self.source, self.parser, self.tally, self.expected = source, parser, tally, expected
+        self.source = source
+        self.parser = parser
+        self.tally = tally
+        self.expected = expected
         tally.file = source.name
         self.blank: list[Line] = []
         self.n_blank = 0
@@ -62,7 +69,9 @@ class BlockReader:
         """At most one chunk: the rows of a block."""
         data = block.data if block.ended else block.data + b"\n"
         text = frozen(np.frombuffer(data, np.uint8), np.uint8)
-        stop = len(data) if block.ended else data.rfind(b"\n", 0, len(data) - 1) + 1  # an unfinished line is read with care
+        stop = (
+            len(data) if block.ended else data.rfind(b"\n", 0, len(data) - 1) + 1
+        )  # an unfinished line is read with care
         plain = text[:stop]
         rows, out = _room(text)
         pos = row = slow = 0
@@ -75,7 +84,9 @@ class BlockReader:
             self._flush_blank(row > before)
             if pos < len(data):
                 end = data.index(b"\n", pos)
-                line = Line(data[pos:end].removesuffix(b"\r"), number, block.ended or end + 1 < len(data))
+                line = Line(
+                    data[pos:end].removesuffix(b"\r"), number, block.ended or end + 1 < len(data)
+                )
                 row += self._strange(line, row, out)
                 pos, number = end + 1, number + 1
         if row:
@@ -110,7 +121,9 @@ class BlockReader:
         self._flush_blank(True)
         if not self._missing(row):
             problem = f"more rows than the {self.expected} that the header tells"
-            raise self.source.error("XC_ROW_COUNT", problem, line=line.number, hint="correct the header 'N D K'")
+            raise self.source.error(
+                "XC_ROW_COUNT", problem, line=line.number, hint="correct the header 'N D K'"
+            )
         try:
             _put(self.parser(line), row, out)
         except DataError as error:
@@ -125,7 +138,11 @@ class BlockReader:
         more, self.n_blank = self.n_blank - len(self.blank), 0
         for line in self.blank:
             hint = "remove it; a row without labels and features is not kept"
-            self.tally.bad(self.source.error("SVM_BLANK_LINE", "a blank line between rows", line=line.number, hint=hint))
+            self.tally.bad(
+                self.source.error(
+                    "SVM_BLANK_LINE", "a blank line between rows", line=line.number, hint=hint
+                )
+            )
         self.blank.clear()
         self.tally.n_bad += more
 
@@ -133,7 +150,9 @@ class BlockReader:
         """The rows read, with the left-over values filled in, and the tally brought up to date."""
         if slow:
             data, places = text.tobytes(), out.slow[:slow]
-            out.x_value[places[:, 0]] = np.array([float(data[start:stop]) for _, start, stop in places.tolist()])
+            out.x_value[places[:, 0]] = np.array(
+                [float(data[start:stop]) for _, start, stop in places.tolist()]
+            )
         features, labels = out.x_index[: out.x_ptr[row]], out.y_index[: out.y_ptr[row]]
         tally = self.tally
         tally.n_rows += row
@@ -141,8 +160,12 @@ class BlockReader:
         tally.n_positives += len(labels)
         tally.n_features = max(tally.n_features, int(features.max(initial=-1)) + 1)
         tally.n_labels = max(tally.n_labels, int(labels.max(initial=-1)) + 1)
-        tally.warnings["rows_without_features"] += int(np.count_nonzero(np.diff(out.x_ptr[: row + 1]) == 0))
-        tally.warnings["rows_without_labels"] += int(np.count_nonzero(np.diff(out.y_ptr[: row + 1]) == 0))
+        tally.warnings["rows_without_features"] += int(
+            np.count_nonzero(np.diff(out.x_ptr[: row + 1]) == 0)
+        )
+        tally.warnings["rows_without_labels"] += int(
+            np.count_nonzero(np.diff(out.y_ptr[: row + 1]) == 0)
+        )
         X = csr(out.x_ptr[: row + 1], features, out.x_value[: len(features)], tally.n_features)
         return X, pattern(out.y_ptr[: row + 1], labels, tally.n_labels)
 
@@ -152,13 +175,38 @@ def check_svmlight(source: Source, head: bytes) -> None:
     lines = [line.strip(b"\r") for line in head[: 1 << 16].split(b"\n")[:4]]
     lines = [line for line in lines if line and not line.startswith(b"#")]
     first = lines[0] if lines else b""
-    if b":" not in first and len(first.split()) == 3 and all(word.isdigit() for word in first.split()):
+    if (
+        b":" not in first
+        and len(first.split()) == 3
+        and all(word.isdigit() for word in first.split())
+    ):
         hint = "read it with format=xc, the XC repository format"
-        raise source.error("FORMAT_MISMATCH", "begins with an XC header 'N D K'", line=1, column=1, value=_text(first), hint=hint)
+        raise source.error(
+            "FORMAT_MISMATCH",
+            "begins with an XC header 'N D K'",
+            line=1,
+            column=1,
+            value=_text(first),
+            hint=hint,
+        )
     if first.lstrip().startswith((b"{", b"[")):
-        raise source.error("FORMAT_MISMATCH", "looks like JSON", line=1, column=1, value=_text(first), hint="format=jsonl?")
+        raise source.error(
+            "FORMAT_MISMATCH",
+            "looks like JSON",
+            line=1,
+            column=1,
+            value=_text(first),
+            hint="format=jsonl?",
+        )
     if looks_like_table(lines):
-        raise source.error("FORMAT_MISMATCH", "looks like CSV", line=1, column=1, value=_text(first), hint="format=csv?")
+        raise source.error(
+            "FORMAT_MISMATCH",
+            "looks like CSV",
+            line=1,
+            column=1,
+            value=_text(first),
+            hint="format=csv?",
+        )
 
 
 def looks_like_table(lines: list[bytes]) -> bool:
@@ -168,7 +216,11 @@ def looks_like_table(lines: list[bytes]) -> bool:
         counts = [line.count(mark) for line in lines]
         if counts and counts[0] and not any(b":" in line for line in lines):
             words = any(c.isalpha() for c in first.decode("utf-8", "replace"))
-            if words or (len(lines) > 2 and len(set(counts[:3])) == 1 and not any(b" " in line for line in lines)):
+            if words or (
+                len(lines) > 2
+                and len(set(counts[:3])) == 1
+                and not any(b" " in line for line in lines)
+            ):
                 return True
     return False
 

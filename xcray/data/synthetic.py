@@ -17,7 +17,9 @@ import numpy as np
 from xcray.arrays import CSR, Float64, Pattern, csr, pattern
 from xcray.errors import ParameterError
 
-BLOCK = 4096  # rows that share a random stream; part of the definition: another number makes other data
+BLOCK = (
+    4096  # rows that share a random stream; part of the definition: another number makes other data
+)
 
 
 def _ranged(default: float, help: str, low: float, high: float) -> Any:
@@ -32,19 +34,29 @@ class SyntheticParams:
     rows: int = _ranged(10_000, "rows", 0, 10**9)
     features: int = _ranged(5_000, "features, D", 1, 2**31 - 1)
     labels: int = _ranged(1_000, "labels, K", 1, 2**31 - 1)
-    nnz_per_row: float = _ranged(30.0, "mean draws of features per row; repeats become weight", 1, 10_000)
-    labels_per_row: float = _ranged(2.0, "mean draws of labels per row, at least one each", 1, 1_000)
+    nnz_per_row: float = _ranged(
+        30.0, "mean draws of features per row; repeats become weight", 1, 10_000
+    )
+    labels_per_row: float = _ranged(
+        2.0, "mean draws of labels per row, at least one each", 1, 1_000
+    )
     feature_exponent: float = _ranged(1.0, "frequency of the r-th feature ~ r^-exponent", 0, 5)
     label_exponent: float = _ranged(1.0, "frequency of the r-th label ~ r^-exponent", 0, 5)
     own_features: int = _ranged(5, "characteristic features per label", 1, 1_000)
     signal: float = _ranged(0.5, "share of a row's features drawn from those of its labels", 0, 1)
-    label_noise: float = _ranged(0.05, "share of label draws replaced by a uniformly random label", 0, 1)
+    label_noise: float = _ranged(
+        0.05, "share of label draws replaced by a uniformly random label", 0, 1
+    )
     seed: int = _ranged(0, "random seed", 0, 2**63 - 1)
 
     def __post_init__(self) -> None:
         """Raise ParameterError for values out of range."""
         for name, described in self.__dataclass_fields__.items():
-            value, low, high = getattr(self, name), described.metadata["low"], described.metadata["high"]
+            value, low, high = (
+                getattr(self, name),
+                described.metadata["low"],
+                described.metadata["high"],
+            )
             whole = described.type != "int" or isinstance(value, int)
             if isinstance(value, bool) or not whole or not low <= value <= high:
                 raise ParameterError(
@@ -78,11 +90,19 @@ def chunks(params: SyntheticParams, rows_per_chunk: int) -> Iterator[tuple[CSR, 
     tables = _tables(params)
     for start in range(0, params.rows, rows_per_chunk):
         stop = min(start + rows_per_chunk, params.rows)
-        pieces = [_piece(params, tables, block, start, stop) for block in range(start // BLOCK, (stop - 1) // BLOCK + 1)]
-        x_cells, x_values, y_cells = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        pieces = [
+            _piece(params, tables, block, start, stop)
+            for block in range(start // BLOCK, (stop - 1) // BLOCK + 1)
+        ]
+        x_cells, x_values, y_cells = (
+            np.concatenate(column) for column in zip(*pieces, strict=True)
+        )
         x_ptr, x_columns = _split(x_cells, params.features, start, stop)
         y_ptr, y_columns = _split(y_cells, params.labels, start, stop)
-        yield csr(x_ptr, x_columns, x_values, params.features), pattern(y_ptr, y_columns, params.labels)
+        yield (
+            csr(x_ptr, x_columns, x_values, params.features),
+            pattern(y_ptr, y_columns, params.labels),
+        )
 
 
 def _tables(params: SyntheticParams) -> _Tables:
@@ -90,10 +110,16 @@ def _tables(params: SyntheticParams) -> _Tables:
     rng = stream(params.seed, 0)
     shape = (params.labels, min(params.own_features, params.features))
     own = rng.integers(0, params.features, shape)
-    return _Tables(_cumulative(params.features, params.feature_exponent), _cumulative(params.labels, params.label_exponent), own)
+    return _Tables(
+        _cumulative(params.features, params.feature_exponent),
+        _cumulative(params.labels, params.label_exponent),
+        own,
+    )
 
 
-def _piece(params: SyntheticParams, tables: _Tables, block: int, start: int, stop: int) -> tuple[Any, Any, Any]:
+def _piece(
+    params: SyntheticParams, tables: _Tables, block: int, start: int, stop: int
+) -> tuple[Any, Any, Any]:
     """The rows of a block that lie in [start, stop): cells of X (row * D + feature), their values, cells of Y."""
     x_cells, x_values, y_cells = _block(params, tables, block)
     x_lo, x_hi = np.searchsorted(x_cells, [start * params.features, stop * params.features])
@@ -107,7 +133,9 @@ def _block(params: SyntheticParams, tables: _Tables, block: int) -> tuple[Any, A
     rows = block * BLOCK + np.arange(BLOCK, dtype=np.int64)
     n_labels = 1 + rng.poisson(params.labels_per_row - 1.0, BLOCK)
     true = _draw(rng, tables.labels, int(n_labels.sum()))
-    noisy = np.where(rng.random(len(true)) < params.label_noise, rng.integers(0, params.labels, len(true)), true)
+    noisy = np.where(
+        rng.random(len(true)) < params.label_noise, rng.integers(0, params.labels, len(true)), true
+    )
     y_cells = np.unique(np.repeat(rows, n_labels) * params.labels + noisy)
 
     n_draws = 1 + rng.poisson(params.nnz_per_row - 1.0, BLOCK)
@@ -123,7 +151,9 @@ def _block(params: SyntheticParams, tables: _Tables, block: int) -> tuple[Any, A
 
 def _unit(values: Float64, row_of: Any) -> Any:
     """Rows scaled to length 1."""
-    return (values / np.sqrt(np.bincount(row_of, values * values, minlength=BLOCK))[row_of]).astype(np.float32)
+    return (values / np.sqrt(np.bincount(row_of, values * values, minlength=BLOCK))[row_of]).astype(
+        np.float32
+    )
 
 
 def _split(cells: Any, n_cols: int, start: int, stop: int) -> tuple[Any, Any]:

@@ -41,7 +41,10 @@ def read_fields(source: Source, tally: Tally, delimiter: str, quoted: bool) -> I
                 row = None
                 if len(line.text) > limit and max(map(len, values)) > limit:
                     raise source.error(
-                        "FIELD_TOO_LONG", f"a field is longer than {limit} bytes", line=start, hint="raise max_field_bytes"
+                        "FIELD_TOO_LONG",
+                        f"a field is longer than {limit} bytes",
+                        line=start,
+                        hint="raise max_field_bytes",
                     )
                 yield Fields(values, start)
         except DataError as error:
@@ -57,9 +60,13 @@ class _Row:
     """A row in the making: fields that are complete, and the pieces of a quoted one that is still open."""
 
     def __init__(self, source: Source, delimiter: str, start: int) -> None:
-        self.source, self.delimiter, self.start = source, delimiter, start
+        self.source = source
+        self.delimiter = delimiter
+        self.start = start
         self.values: list[str] = []
-        self.open: io.StringIO | None = None  # its pieces; as strings of their own they would take twenty times the memory
+        self.open: io.StringIO | None = (
+            None  # its pieces; as strings of their own they would take twenty times the memory
+        )
         self.opened = (start, 1)
         self.held = 0
 
@@ -84,7 +91,11 @@ class _Row:
         """The error for a quote that is never closed."""
         line, column = self.opened
         return self.source.error(
-            "CSV_QUOTE", "the quote opened here is never closed", line=line, column=column, hint='close it with "'
+            "CSV_QUOTE",
+            "the quote opened here is never closed",
+            line=line,
+            column=column,
+            hint='close it with "',
         )
 
     def _plain(self, line: TextLine, pos: int) -> int | None:
@@ -92,9 +103,17 @@ class _Row:
         end = line.text.find(self.delimiter, pos)
         field = line.text[pos:] if end < 0 else line.text[pos:end]
         if '"' in field:
-            at, hint = pos + field.index('"') + 1, 'put the field in quotes and double the quotes inside: "5"" disk"'
+            at, hint = (
+                pos + field.index('"') + 1,
+                'put the field in quotes and double the quotes inside: "5"" disk"',
+            )
             raise self.source.error(
-                "CSV_QUOTE", "a quote inside a field without quotes", line=line.number, column=at, value=field, hint=hint
+                "CSV_QUOTE",
+                "a quote inside a field without quotes",
+                line=line.number,
+                column=at,
+                value=field,
+                hint=hint,
             )
         self.values.append(field)
         return None if end < 0 else end + 1
@@ -112,7 +131,11 @@ class _Row:
             limit, (number, column) = self.source.options.max_field_bytes, self.opened
             hint = "is the quote that opens it closed? else raise max_field_bytes"
             raise self.source.error(
-                "FIELD_TOO_LONG", f"a field is longer than {limit} bytes", line=number, column=column, hint=hint
+                "FIELD_TOO_LONG",
+                f"a field is longer than {limit} bytes",
+                line=number,
+                column=column,
+                hint=hint,
             )
         if end < 0:
             return None
@@ -120,5 +143,7 @@ class _Row:
         self.open = None
         if end + 1 < len(text) and not text.startswith(self.delimiter, end + 1):
             problem = "text after the closing quote of a field"
-            raise self.source.error("CSV_QUOTE", problem, line=line.number, column=end + 2, value=text[end : end + 40])
+            raise self.source.error(
+                "CSV_QUOTE", problem, line=line.number, column=end + 2, value=text[end : end + 40]
+            )
         return end + 2

@@ -10,10 +10,16 @@ from typing import Any
 
 from xcray.errors import ParameterError
 
-UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff\ud800-\udfff]")  # invisible to readers, so invisible to terms
+UNSEEN = re.compile(
+    "[\u00ad\u200b-\u200f\u2060\ufeff\ud800-\udfff]"
+)  # invisible to readers, so invisible to terms
 LONE = re.compile("[\ud800-\udfff]")
-PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")  # HTTPError2 -> HTTP Error 2; DictReader -> Dict Reader
-SIBILANT = re.compile(r"(?:ss|sh|x|tch|nch|rch)es$")  # classes, hashes, boxes, matches, branches, searches
+PARTS = re.compile(
+    r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+"
+)  # HTTPError2 -> HTTP Error 2; DictReader -> Dict Reader
+SIBILANT = re.compile(
+    r"(?:ss|sh|x|tch|nch|rch)es$"
+)  # classes, hashes, boxes, matches, branches, searches
 
 
 @dataclass(frozen=True)
@@ -46,19 +52,46 @@ class TextParams:
 
     def __post_init__(self) -> None:
         """Raise ParameterError for values out of range."""
-        _require(_is_int(self.ngram_max) and 1 <= self.ngram_max <= 5, "ngram_max", self.ngram_max, "a whole number from 1 to 5")
-        _require(_is_int(self.min_df) and self.min_df >= 1, "min_df", self.min_df, "a whole number of texts, at least 1")
         _require(
-            _is_number(self.max_df) and 0 < self.max_df <= 1, "max_df", self.max_df, "a share of the texts: above 0, at most 1"
+            _is_int(self.ngram_max) and 1 <= self.ngram_max <= 5,
+            "ngram_max",
+            self.ngram_max,
+            "a whole number from 1 to 5",
+        )
+        _require(
+            _is_int(self.min_df) and self.min_df >= 1,
+            "min_df",
+            self.min_df,
+            "a whole number of texts, at least 1",
+        )
+        _require(
+            _is_number(self.max_df) and 0 < self.max_df <= 1,
+            "max_df",
+            self.max_df,
+            "a share of the texts: above 0, at most 1",
         )
         limit = self.max_features
-        _require(limit is None or (_is_int(limit) and limit >= 1), "max_features", limit, "a whole number of at least 1, or null")
+        _require(
+            limit is None or (_is_int(limit) and limit >= 1),
+            "max_features",
+            limit,
+            "a whole number of at least 1, or null",
+        )
         for name in ("lowercase", "split_identifiers", "fold_plurals", "sublinear_tf"):
-            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
-        pairs = all(len(pair) == 2 and all(isinstance(word, str) for word in pair) for pair in self.aliases)
+            _require(
+                isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false"
+            )
+        pairs = all(
+            len(pair) == 2 and all(isinstance(word, str) for word in pair) for pair in self.aliases
+        )
         _require(pairs, "aliases", self.aliases, "pairs of strings")
         sound = not any(LONE.search(word) for pair in self.aliases for word in pair)
-        _require(sound, "aliases", self.aliases, "pairs of strings without lone surrogates, which no file can hold")
+        _require(
+            sound,
+            "aliases",
+            self.aliases,
+            "pairs of strings without lone surrogates, which no file can hold",
+        )
         _compiled(self.token_pattern)
 
     @classmethod
@@ -66,9 +99,13 @@ class TextParams:
         """Parameters from JSON. Raises ParameterError for unknown names and values out of range."""
         unknown = sorted(set(values) - set(cls.__dataclass_fields__))
         if unknown:
-            raise ParameterError(f"text has no parameter {unknown[0]!r}; it has {', '.join(cls.__dataclass_fields__)}")
+            raise ParameterError(
+                f"text has no parameter {unknown[0]!r}; it has {', '.join(cls.__dataclass_fields__)}"
+            )
         aliases = values.get("aliases", ())
-        _require(isinstance(aliases, list | tuple), "aliases", aliases, "a list of pairs of strings")
+        _require(
+            isinstance(aliases, list | tuple), "aliases", aliases, "a list of pairs of strings"
+        )
         return cls(**{**values, "aliases": tuple(tuple(pair) for pair in aliases)})
 
 
@@ -140,7 +177,11 @@ def _ngrams(tokens: list[str], longest: int) -> list[str]:
     """Runs of 1 to `longest` tokens, joined by blanks."""
     if longest == 1:
         return tokens
-    return [" ".join(run) for n in range(1, longest + 1) for run in zip(*(tokens[i:] for i in range(n)), strict=False)]
+    return [
+        " ".join(run)
+        for n in range(1, longest + 1)
+        for run in zip(*(tokens[i:] for i in range(n)), strict=False)
+    ]
 
 
 def _compiled(token_pattern: str) -> re.Pattern[str]:
@@ -148,9 +189,13 @@ def _compiled(token_pattern: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(token_pattern)
     except (re.error, TypeError) as error:
-        raise ParameterError(f"token_pattern {token_pattern!r} is not a regular expression: {error}") from None
+        raise ParameterError(
+            f"token_pattern {token_pattern!r} is not a regular expression: {error}"
+        ) from None
     if pattern.groups > 1:
-        raise ParameterError(f"token_pattern {token_pattern!r} has {pattern.groups} groups; use one, and (?: ) for the others")
+        raise ParameterError(
+            f"token_pattern {token_pattern!r} has {pattern.groups} groups; use one, and (?: ) for the others"
+        )
     return pattern
 
 

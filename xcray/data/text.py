@@ -43,7 +43,9 @@ class TextPipeline:
         self.params = params
         self.n_texts = int(n_texts)
         self.df: Int64 = frozen(df, np.int64)
-        self.terms: pa.LargeStringArray = terms if isinstance(terms, pa.Array) else pa.array(terms, pa.large_string())
+        self.terms: pa.LargeStringArray = (
+            terms if isinstance(terms, pa.Array) else pa.array(terms, pa.large_string())
+        )
 
     @cached_property
     def idf(self) -> Float64:
@@ -78,7 +80,9 @@ class TextPipeline:
         return counts.select(params)[0]
 
     @classmethod
-    def fit_transform(cls, texts: Iterable[str], params: TextParams | None = None) -> tuple[TextPipeline, CSR]:
+    def fit_transform(
+        cls, texts: Iterable[str], params: TextParams | None = None
+    ) -> tuple[TextPipeline, CSR]:
         """The fitted pipeline and its rows of the same texts, splitting each text once; errors as `fit`."""
         params = params or TextParams()
         counts = _Counts(tokenizer(params))
@@ -96,7 +100,11 @@ class TextPipeline:
         Raises DataError when `texts` is one string, or holds something that is not a string.
         """
         if isinstance(texts, str):
-            raise DataError("NOT_A_LIST", "a list of texts was expected, this is one text; wrap it in [ ]", value=texts)
+            raise DataError(
+                "NOT_A_LIST",
+                "a list of texts was expected, this is one text; wrap it in [ ]",
+                value=texts,
+            )
         return self.transform_stream(texts)
 
     def transform_stream(self, texts: Iterable[str]) -> CSR:
@@ -121,15 +129,28 @@ class TextPipeline:
         lengths = pc.utf8_length(self.terms).to_numpy()
         text = letters[offsets[0] : offsets[-1]]
         return sha256_arrays(
-            {"params": _canonical(self.params), "terms": text, "lengths": lengths, "df": self.df, "n": str(self.n_texts)}
+            {
+                "params": _canonical(self.params),
+                "terms": text,
+                "lengths": lengths,
+                "df": self.df,
+                "n": str(self.n_texts),
+            }
         )
 
     def save(self, directory: Path) -> None:
         """Write text.json, vocabulary.arrow (term, df, idf) and lookup.arrow into a directory, made when missing."""
         directory.mkdir(parents=True, exist_ok=True)
-        write_table(directory / "vocabulary.arrow", pa.table({"term": self.terms, "df": self.df, "idf": self.idf}))
+        write_table(
+            directory / "vocabulary.arrow",
+            pa.table({"term": self.terms, "df": self.df, "idf": self.idf}),
+        )
         write_lookup(directory, self.vocabulary)
-        head: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "n_texts": self.n_texts, "n_features": self.n_features}
+        head: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "n_texts": self.n_texts,
+            "n_features": self.n_features,
+        }
         head |= {"params": asdict(self.params), "fingerprint": self.fingerprint}
         write_json(directory / "text.json", {**head, "seal": _seal(head)})
 
@@ -145,20 +166,33 @@ class TextPipeline:
         table = read_table(directory / "vocabulary.arrow")
         try:
             if head["schema_version"] != SCHEMA_VERSION:
-                raise Corrupt(f"text.json has schema version {head['schema_version']}, this xcray reads {SCHEMA_VERSION}")
+                raise Corrupt(
+                    f"text.json has schema version {head['schema_version']}, this xcray reads {SCHEMA_VERSION}"
+                )
             terms, df, idf = (_column(table, name, kind) for name, kind in COLUMNS.items())
             out = cls(TextParams.from_dict(head["params"]), terms, df.to_numpy(), head["n_texts"])
             seal, fingerprint = head.pop("seal", None), head["fingerprint"]
             n_features = head["n_features"]
         except (KeyError, TypeError, AttributeError, ParameterError) as error:
-            raise Corrupt(f"the text pipeline in {directory.name} is not readable: {error}") from error
+            raise Corrupt(
+                f"the text pipeline in {directory.name} is not readable: {error}"
+            ) from error
         idf, found = frozen(idf.to_numpy(), np.float64), read_lookup(directory, terms, verify)
         same = len(terms) == n_features and (seal is None or seal == _seal(head))
         if verify or seal is None:
-            same = same and out.fingerprint == fingerprint and np.allclose(idf, out.idf, rtol=1e-12, atol=0)
+            same = (
+                same
+                and out.fingerprint == fingerprint
+                and np.allclose(idf, out.idf, rtol=1e-12, atol=0)
+            )
         if not same:
-            raise Corrupt(f"the text pipeline in {directory.name} is not what was written (its fingerprint differs)")
-        vars(out).update({"idf": idf, "fingerprint": fingerprint} | ({} if found is None else {"vocabulary": found}))
+            raise Corrupt(
+                f"the text pipeline in {directory.name} is not what was written (its fingerprint differs)"
+            )
+        vars(out).update(
+            {"idf": idf, "fingerprint": fingerprint}
+            | ({} if found is None else {"vocabulary": found})
+        )
         return out
 
 
@@ -173,7 +207,8 @@ class _Counts:
     def __init__(self, split: Callable[[str], list[str]]) -> None:
         self.split = split
         self.ids: dict[str, int] = {}
-        self.df, self.tf = array("q"), array("q")
+        self.df = array("q")
+        self.tf = array("q")
         self.n_texts = 0
 
     def rows(self, texts: Iterable[str]) -> Iterator[dict[int, int]]:
@@ -196,7 +231,9 @@ class _Counts:
         """The pipeline over the terms that the parameters keep, and the new number of each counted term (-1: left out)."""
         df, tf = (np.array(counts, np.int64) for counts in (self.df, self.tf))
         names = list(self.ids)
-        kept: Sequence[int] = np.flatnonzero((df >= params.min_df) & (df <= params.max_df * self.n_texts)).tolist()
+        kept: Sequence[int] = np.flatnonzero(
+            (df >= params.min_df) & (df <= params.max_df * self.n_texts)
+        ).tolist()
         if params.max_features is not None and len(kept) > params.max_features:
             kept = sorted(kept, key=lambda j: (-tf[j], names[j]))[: params.max_features]
         kept = sorted(kept, key=names.__getitem__)
@@ -210,7 +247,9 @@ class _Counts:
         return TextPipeline(params, [names[j] for j in kept], df[kept], self.n_texts), new_id
 
 
-def _renumbered(indptr: array[int], ids: array[int], values: array[int], new_id: Int64) -> tuple[Any, Any, Any]:
+def _renumbered(
+    indptr: array[int], ids: array[int], values: array[int], new_id: Int64
+) -> tuple[Any, Any, Any]:
     """Rows with new term numbers, left-out terms dropped, columns ascending."""
     columns, counts = new_id[_int32(ids)], _int32(values)
     starts = np.array(indptr, np.int64)
@@ -239,7 +278,9 @@ def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
     """A column as one mapped array. Raises Corrupt when it has another type, or holes."""
     column = table.column(name)
     if column.type != kind or column.null_count or column.num_chunks > 1:
-        raise Corrupt(f"vocabulary.arrow holds {name!r} as {column.type}, or with holes; {kind} was written")
+        raise Corrupt(
+            f"vocabulary.arrow holds {name!r} as {column.type}, or with holes; {kind} was written"
+        )
     return column.chunk(0) if column.num_chunks else pa.array([], kind)
 
 

@@ -39,7 +39,12 @@ def lone_cr(source: Source, number: int, text: str) -> DataError | None:
         return None
     hint = "convert line ends to LF: tr '\\r' '\\n'"
     return source.error(
-        "LINE_ENDING", "a CR inside the line", line=number, column=at + 1, value=text[max(0, at - 20) : at + 20], hint=hint
+        "LINE_ENDING",
+        "a CR inside the line",
+        line=number,
+        column=at + 1,
+        value=text[max(0, at - 20) : at + 20],
+        hint=hint,
     )
 
 
@@ -48,8 +53,19 @@ def _decoded(source: Source, line: bytes, number: int, offset: int, tally: Tally
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        found = line[error.start : error.start + 8].decode("latin-1").encode("unicode_escape").decode()
+        found = (
+            line[error.start : error.start + 8].decode("latin-1").encode("unicode_escape").decode()
+        )
         column = len(line[: error.start].decode("utf-8")) + 1
         problem = f"not UTF-8 at offset {offset + error.start}"
-        tally.bad(source.error("ENCODING", problem, line=number, column=column, value=found, hint="save the file as UTF-8"))
+        tally.bad(
+            source.error(
+                "ENCODING",
+                problem,
+                line=number,
+                column=column,
+                value=found,
+                hint="save the file as UTF-8",
+            )
+        )
         return None

@@ -21,9 +21,16 @@ from xcray.kernels.text import END, OUTSIDE, Rules, Weighing, rows_of_texts, unn
 from xcray.kernels.vocabulary import Vocabulary
 
 PLAIN = (r"\b\w\w+\b", r"(?u)\b\w\w+\b")  # token patterns that compiled code knows
-TEXTS, LETTERS = 1024, 1 << 20  # of one compiled call, which takes milliseconds, so that a batch can be interrupted
-COUNTS = 256  # of one term in one text: enough for most; a longer table is made when a text needs one
-AFTER_WORD, AFTER_WORDS = (chr(0xDC00 + byte) for byte in (END, OUTSIDE))  # become these bytes by "surrogateescape"
+TEXTS, LETTERS = (
+    1024,
+    1 << 20,
+)  # of one compiled call, which takes milliseconds, so that a batch can be interrupted
+COUNTS = (
+    256  # of one term in one text: enough for most; a longer table is made when a text needs one
+)
+AFTER_WORD, AFTER_WORDS = (
+    chr(0xDC00 + byte) for byte in (END, OUTSIDE)
+)  # become these bytes by "surrogateescape"
 
 
 class Vectoriser:
@@ -31,7 +38,8 @@ class Vectoriser:
 
     def __init__(self, params: TextParams, vocabulary: Vocabulary, idf: Float64) -> None:
         """vocabulary: of D terms; idf: (D,) float64."""
-        self._vocabulary, self._cut = unnamed(vocabulary), cutter(params)
+        self._vocabulary = unnamed(vocabulary)
+        self._cut = cutter(params)
         self._compiled = params.token_pattern in PLAIN
         aliases = dict(params.aliases)
         rules = Rules(
@@ -51,7 +59,9 @@ class Vectoriser:
         if len(parts) != 1:
             return csr(*_stacked(parts), len(self._weighing.idf))
         for array in parts[0]:
-            array.flags.writeable = False  # what `csr` does, which for one short text is half of all work
+            array.flags.writeable = (
+                False  # what `csr` does, which for one short text is half of all work
+            )
         return CSR(*parts[0], len(self._weighing.idf))
 
     def _batches(self, texts: Iterable[str]) -> Iterator[tuple[list[bytes], bytearray]]:
@@ -83,7 +93,9 @@ class Vectoriser:
         starts = np.array([*accumulate(map(len, pieces), initial=0)], np.int64)
         starts.flags.writeable = False  # as all arrays that kernels take
         marks, weighing = np.frombuffer(bytes(cut), np.uint8), self._weighing
-        indptr, indices, values, most = rows_of_texts(text, starts, marks, self._vocabulary, self._rules, (*weighing,))
+        indptr, indices, values, most = rows_of_texts(
+            text, starts, marks, self._vocabulary, self._rules, (*weighing,)
+        )
         if 0 < len(weighing.tf) < most:
             self._weighing = Weighing(weighing.idf, _logarithms(2 * most))
             return self._compute(pieces, cut)
@@ -92,7 +104,11 @@ class Vectoriser:
 
 def not_text(found: Any, i: int) -> DataError:
     """The error for text number i that is no string."""
-    return DataError("TEXT_NOT_STRING", f"text {i} is a {type(found).__name__} where a string was expected", value=repr(found))
+    return DataError(
+        "TEXT_NOT_STRING",
+        f"text {i} is a {type(found).__name__} where a string was expected",
+        value=repr(found),
+    )
 
 
 def _logarithms(n: int) -> Float64:
@@ -104,5 +120,7 @@ def _stacked(parts: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
     """Rows of several batches below each other."""
     lengths = np.concatenate([[0], *(np.diff(indptr) for indptr, _, _ in parts)])
     nothing: list[Any] = [np.empty(0, np.int32)]
-    indices, values = (np.concatenate([part[which] for part in parts] or nothing) for which in (1, 2))
+    indices, values = (
+        np.concatenate([part[which] for part in parts] or nothing) for which in (1, 2)
+    )
     return np.cumsum(lengths), indices, values

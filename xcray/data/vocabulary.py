@@ -25,17 +25,23 @@ def words_of(terms: pa.LargeStringArray) -> Words:
     starts: Int64 = np.zeros(1, np.int64)
     if len(terms):
         starts = np.frombuffer(offsets, np.int64)[terms.offset : terms.offset + len(terms) + 1]
-    return Words(frozen(starts, np.int64), frozen(np.frombuffer(letters or b"", np.uint8), np.uint8))
+    return Words(
+        frozen(starts, np.int64), frozen(np.frombuffer(letters or b"", np.uint8), np.uint8)
+    )
 
 
 def table_of(terms: pa.LargeStringArray) -> Vocabulary:
     """The table of terms, built: a pass over them. Raises Refused when they were made to collide."""
     words = words_of(terms)
     for seed in range(SEEDS):
-        slots = np.zeros(2 * len(terms) + 1, np.uint64)  # half full: a term is found after 1.5 looks, a stranger after 2.5
+        slots = np.zeros(
+            2 * len(terms) + 1, np.uint64
+        )  # half full: a term is found after 1.5 looks, a stranger after 2.5
         if fill(words, seed, slots):
             return Vocabulary(words, frozen(slots, np.uint64), seed)
-    raise Refused(f"{len(terms)} terms collide under {SEEDS} different hashes: they were made to; leave some out")
+    raise Refused(
+        f"{len(terms)} terms collide under {SEEDS} different hashes: they were made to; leave some out"
+    )
 
 
 def write_lookup(directory: Path, vocabulary: Vocabulary) -> None:
@@ -55,10 +61,22 @@ def read_lookup(directory: Path, terms: pa.LargeStringArray, verify: bool) -> Vo
     try:
         column, seed = table.column("slot"), int(table.schema.metadata[b"seed"])
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"{LOOKUP} in {directory.name} is not a table of terms: {error!r}", file=LOOKUP) from None
-    if column.type != pa.uint64() or len(column) != 2 * len(terms) + 1 or column.num_chunks != 1 or column.null_count:
-        raise Corrupt(f"{LOOKUP} in {directory.name} is not a table of {len(terms)} terms", file=LOOKUP)
+        raise Corrupt(
+            f"{LOOKUP} in {directory.name} is not a table of terms: {error!r}", file=LOOKUP
+        ) from None
+    if (
+        column.type != pa.uint64()
+        or len(column) != 2 * len(terms) + 1
+        or column.num_chunks != 1
+        or column.null_count
+    ):
+        raise Corrupt(
+            f"{LOOKUP} in {directory.name} is not a table of {len(terms)} terms", file=LOOKUP
+        )
     out = Vocabulary(words_of(terms), frozen(column.chunk(0).to_numpy(), np.uint64), seed)
     if verify and (lost := first_lost(out)) >= 0:
-        raise Corrupt(f"{LOOKUP} in {directory.name} does not lead to term {lost}; the file is not what was written", file=LOOKUP)
+        raise Corrupt(
+            f"{LOOKUP} in {directory.name} does not lead to term {lost}; the file is not what was written",
+            file=LOOKUP,
+        )
     return out

@@ -64,7 +64,9 @@ def read_weights(path: Path) -> Any:
             try:
                 out.append(float(line))
             except ValueError:
-                raise InputError(f"{path.name}, line {number}: {line[:60]!r} is not a number", code="BAD_WEIGHTS") from None
+                raise InputError(
+                    f"{path.name}, line {number}: {line[:60]!r} is not a number", code="BAD_WEIGHTS"
+                ) from None
     return np.array(out)
 
 
@@ -78,14 +80,20 @@ def _array(path: Path) -> Any:
         wide = start[6:7] != b"\x01"  # from version 2.0 on the header's length has 4 bytes
         length = int.from_bytes(start[8:12] if wide else start[8:10], "little")
         handle.seek(12 if wide else 10)
-        found = HEADER.fullmatch(handle.read(length)) if start.startswith(b"\x93NUMPY") and length < 1 << 16 else None
+        found = (
+            HEADER.fullmatch(handle.read(length))
+            if start.startswith(b"\x93NUMPY") and length < 1 << 16
+            else None
+        )
         if found is None or int(found[1][2:]) not in (1, 2, 4, 8):
             told = f"{path.name} is not an array of numbers, one a row: give numpy.save one, of shape (rows,)"
             raise InputError(told, code="BAD_WEIGHTS")
         kind, count = found[1].decode(), int(found[2])
         held = path.stat().st_size - handle.tell()
         if held < count * int(kind[2:]):
-            told = f"{path.name} tells of {count} numbers, its {held} bytes are fewer: write it again"
+            told = (
+                f"{path.name} tells of {count} numbers, its {held} bytes are fewer: write it again"
+            )
             raise InputError(told, code="BAD_WEIGHTS")
         return np.fromfile(handle, _dtype(path, kind), count)
 
@@ -95,16 +103,22 @@ def _dtype(path: Path, kind: str) -> Any:
     try:
         return np.dtype(kind)
     except TypeError:
-        raise InputError(f"{path.name} holds numbers of type {kind!r}; give float64", code="BAD_WEIGHTS") from None
+        raise InputError(
+            f"{path.name} holds numbers of type {kind!r}; give float64", code="BAD_WEIGHTS"
+        ) from None
 
 
 def checked(weights: Any, n_rows: int) -> Float32:
     """Weights as they are stored: (n_rows,) float32, finite, above 0."""
     array = np.asarray(weights)
     if array.shape != (n_rows,):
-        raise ShapeMismatch(f"there are {array.shape} weights and {n_rows} training rows; give one weight for each row")
+        raise ShapeMismatch(
+            f"there are {array.shape} weights and {n_rows} training rows; give one weight for each row"
+        )
     with np.errstate(over="ignore"):
-        out = frozen(array.astype(np.float32), np.float32)  # what is too large becomes infinite, and is refused as such
+        out = frozen(
+            array.astype(np.float32), np.float32
+        )  # what is too large becomes infinite, and is refused as such
     if not (bad := ~(np.isfinite(out) & (out > 0.0))).any():
         return out
     row = int(bad.argmax())

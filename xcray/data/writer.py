@@ -16,13 +16,28 @@ import pyarrow as pa
 
 import xcray.files as files
 from xcray.arrays import CSR, Float32, Pattern, csr, pattern
-from xcray.data.dataset import FEATURES, LABELS, MANIFEST, PARTS, SCHEMA_VERSION, TEXT, Dataset, default_names
+from xcray.data.dataset import (
+    FEATURES,
+    LABELS,
+    MANIFEST,
+    PARTS,
+    SCHEMA_VERSION,
+    TEXT,
+    Dataset,
+    default_names,
+)
 from xcray.data.text import TextPipeline
 from xcray.data.weights import weighted_hash, write_weights
 from xcray.errors import Conflict, ShapeMismatch
 from xcray.kernels.sparse import transpose, transpose_pattern
 
-SPILL = {"x_counts": np.int64, "x_indices": np.int32, "x_data": np.float32, "y_counts": np.int64, "y_indices": np.int32}
+SPILL = {
+    "x_counts": np.int64,
+    "x_indices": np.int32,
+    "x_data": np.float32,
+    "y_counts": np.int64,
+    "y_indices": np.int32,
+}
 
 
 class _Spill:
@@ -56,7 +71,9 @@ class _Spill:
         """One raw file as an array; a file of no bytes can't be mapped."""
         path = self.folder / name
         size = path.stat().st_size if path.exists() else 0
-        return np.asarray(np.memmap(path, SPILL[name], mode="r")) if size else np.empty(0, SPILL[name])
+        return (
+            np.asarray(np.memmap(path, SPILL[name], mode="r")) if size else np.empty(0, SPILL[name])
+        )
 
     def _pointers(self, name: str) -> Any:
         """Row pointers from row lengths."""
@@ -73,11 +90,20 @@ class DatasetWriter:
     otherwise the largest `n_cols` of the chunks decides.
     """
 
-    def __init__(self, path: Path | str, *, name: str, n_features: int | None = None, n_labels: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        name: str,
+        n_features: int | None = None,
+        n_labels: int | None = None,
+    ) -> None:
         self.path = Path(path)
         self.name = files.check_name(name, "data set name")
         if self.path.exists():
-            raise Conflict(f"{self.path.name} exists already; choose another name or remove it first")
+            raise Conflict(
+                f"{self.path.name} exists already; choose another name or remove it first"
+            )
         self._fixed = (n_features, n_labels)
         self._seen = [0, 0]
         self.staged = files.staging_directory(self.path)
@@ -87,7 +113,12 @@ class DatasetWriter:
     def __enter__(self) -> DatasetWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.discard()
 
     def rows(self, split: str) -> int:
@@ -110,7 +141,9 @@ class DatasetWriter:
         if split not in PARTS:
             raise ShapeMismatch(f"a data set has the parts {' and '.join(PARTS)}, not {split!r}")
         if X.n_rows != Y.n_rows:
-            raise ShapeMismatch(f"X has {X.n_rows} rows, Y has {Y.n_rows}; give both for the same rows")
+            raise ShapeMismatch(
+                f"X has {X.n_rows} rows, Y has {Y.n_rows}; give both for the same rows"
+            )
         for axis, (what, width) in enumerate((("features", X.n_cols), ("labels", Y.n_cols))):
             limit = self._fixed[axis]
             if limit is not None and width > limit:
@@ -138,7 +171,9 @@ class DatasetWriter:
         Raises ShapeMismatch when names do not fit, or there is no training row; Conflict when the path is taken meanwhile.
         """
         if not self.rows("train"):
-            raise ShapeMismatch(f"data set {self.name} has no training rows; add some before finishing it")
+            raise ShapeMismatch(
+                f"data set {self.name} has no training rows; add some before finishing it"
+            )
         D = self._width(0, feature_names, "feature")
         K = self._width(1, label_names, "label")
         splits, counts = {}, np.zeros(K, np.int64)
@@ -147,7 +182,10 @@ class DatasetWriter:
             counts = rows_of_label if part == "train" else counts
         files.discard_directory(self.staged / "spill")
         tables = self._write_tables(
-            _names(label_names, K), counts, None if feature_names is None else _names(feature_names, D), text
+            _names(label_names, K),
+            counts,
+            None if feature_names is None else _names(feature_names, D),
+            text,
         )
         if weights is not None:
             write_weights(self.staged, weights)
@@ -181,12 +219,18 @@ class DatasetWriter:
             width = self._seen[axis] if names is None else len(names)
         if width < self._seen[axis] or (names is not None and len(names) != width):
             wanted = max(width, self._seen[axis])
-            raise ShapeMismatch(f"there are {len(names)} {what} names for {wanted} {what}s; give one name for each")
+            raise ShapeMismatch(
+                f"there are {len(names)} {what} names for {wanted} {what}s; give one name for each"
+            )
         return width
 
-    def _write_tables(self, labels: Any, counts: Any, features: Any, text: TextPipeline | None) -> dict[str, str]:
+    def _write_tables(
+        self, labels: Any, counts: Any, features: Any, text: TextPipeline | None
+    ) -> dict[str, str]:
         """Write names, training counts and the text pipeline; their hashes."""
-        files.write_table(self.staged / LABELS, pa.table({"name": labels, "train_rows": pa.array(counts)}))
+        files.write_table(
+            self.staged / LABELS, pa.table({"name": labels, "train_rows": pa.array(counts)})
+        )
         if features is not None:
             files.write_table(self.staged / FEATURES, pa.table({"name": features}))
         if text is not None:
@@ -207,7 +251,12 @@ class DatasetWriter:
         files.write_matrix(folder / "y_rows.arrow", Y)
         YT = transpose_pattern(Y)
         files.write_matrix(folder / "y_columns.arrow", YT)
-        entry = {"n_rows": X.n_rows, "x_nnz": X.nnz, "y_nnz": Y.nnz, "content_hash": content_hash(X, Y)}
+        entry = {
+            "n_rows": X.n_rows,
+            "x_nnz": X.nnz,
+            "y_nnz": Y.nnz,
+            "content_hash": content_hash(X, Y),
+        }
         return entry, np.diff(YT.indptr)
 
 
@@ -243,4 +292,6 @@ def _names_hash(names: pa.LargeStringArray) -> str:
     """SHA-256 over names and their lengths."""
     words = [name.encode() for name in names.to_pylist()]
     lengths = np.fromiter(map(len, words), np.int64, len(words))
-    return files.sha256_arrays({"lengths": lengths, "bytes": np.frombuffer(b"".join(words), np.uint8)})
+    return files.sha256_arrays(
+        {"lengths": lengths, "bytes": np.frombuffer(b"".join(words), np.uint8)}
+    )

@@ -47,7 +47,9 @@ def _read_one(source: Source, tally: Tally, fields: int) -> Iterator[Chunk]:
             n_labels = sizes[2] if fields == 3 else 1
             tally.n_features, tally.n_labels = sizes[1], n_labels if fields == 3 else 0
             bounds = Bounds(base=0, n_features=sizes[1], n_labels=n_labels, labels=fields == 3)
-            reader = BlockReader(source, LineParser(source, bounds, tally, xc=True), tally, expected=sizes[0])
+            reader = BlockReader(
+                source, LineParser(source, bounds, tally, xc=True), tally, expected=sizes[0]
+            )
         if block.data:
             yield from reader.read(block)
     if reader is None:
@@ -73,27 +75,52 @@ def parse_header(source: Source, first: bytes, fields: int = 3) -> tuple[int, ..
 
     if b":" in first or b"," in first:
         raise error(
-            "XC_NO_HEADER", f"the first line is no header '{form}'", 0, first, "read it with format=svmlight, or add the header"
+            "XC_NO_HEADER",
+            f"the first line is no header '{form}'",
+            0,
+            first,
+            "read it with format=svmlight, or add the header",
         )
     if len(words) != fields:
-        raise error("XC_HEADER_FIELDS", f"the header has {len(words)} fields where {fields} are expected: {form}", 0, first)
+        raise error(
+            "XC_HEADER_FIELDS",
+            f"the header has {len(words)} fields where {fields} are expected: {form}",
+            0,
+            first,
+        )
     options = source.options
     sizes = []
     for word, name, limit in zip(words, names, _limits(options, fields), strict=True):
         if not re.fullmatch(rb"[+-]?[0-9]+", word[0]):
-            raise error("XC_HEADER_NOT_INT", f"the number of {name} is not a whole number", word.start(), word[0])
+            raise error(
+                "XC_HEADER_NOT_INT",
+                f"the number of {name} is not a whole number",
+                word.start(),
+                word[0],
+            )
         digits = word[0].lstrip(b"+-").lstrip(b"0") or b"0"
         if word[0].startswith(b"-") or digits == b"0":
-            raise error("XC_HEADER_RANGE", f"the number of {name} must be at least 1", word.start(), word[0])
+            raise error(
+                "XC_HEADER_RANGE", f"the number of {name} must be at least 1", word.start(), word[0]
+            )
         if len(digits) > DIGITS or int(digits) > limit:
             raise error(
-                "XC_HEADER_LIMIT", f"more {name} than the limit of {limit}", word.start(), word[0], f"raise max_{name} if so many"
+                "XC_HEADER_LIMIT",
+                f"more {name} than the limit of {limit}",
+                word.start(),
+                word[0],
+                f"raise max_{name} if so many",
             )
         sizes.append(int(digits))
-    for name, wanted, size in zip(("features", "labels"), (options.n_features, options.n_labels), sizes[1:], strict=False):
+    for name, wanted, size in zip(
+        ("features", "labels"), (options.n_features, options.n_labels), sizes[1:], strict=False
+    ):
         if fields == 3 and wanted not in (None, size):
             raise source.error(
-                "DIM_MISMATCH", f"the header tells {size} {name}, {wanted} are expected", line=1, hint=f"n_{name}={size}?"
+                "DIM_MISMATCH",
+                f"the header tells {size} {name}, {wanted} are expected",
+                line=1,
+                hint=f"n_{name}={size}?",
             )
     return tuple(sizes)
 
@@ -107,7 +134,9 @@ def _limits(options: ReadOptions, fields: int) -> tuple[int, ...]:
 def _read_pair(path: Path | str, options: ReadOptions, tally: Tally) -> Iterator[Chunk]:
     """Rows whose labels are in a file of their own; the labels are read first, whole."""
     if options.skip_bad:
-        raise ParameterError("labels_file can't be read with skip_bad: leaving a line out of one file would shift the other")
+        raise ParameterError(
+            "labels_file can't be read with skip_bad: leaving a line out of one file would shift the other"
+        )
     source, label_source = Source(path, options), Source(str(options.labels_file), options)
     Y = _label_sets(label_source, Tally(tally.keep))
     start = 0

@@ -66,11 +66,24 @@ class DSMLR(LinearEstimator):
         n_jobs: int | None = None,
     ) -> None:
         """Keep the parameters; they are checked in `fit`."""
-        self.lam, self.bias, self.epochs, self.tolerance, self.patience = lam, bias, epochs, tolerance, patience
-        self.finish, self.pairs = finish, pairs
-        self.mode, self.order, self.steps, self.rate, self.rest_every = mode, order, steps, rate, rest_every
-        self.shards, self.blocks, self.prune, self.prune_keep = shards, blocks, prune, prune_keep
-        self.seed, self.n_jobs = seed, n_jobs
+        self.lam = lam
+        self.bias = bias
+        self.epochs = epochs
+        self.tolerance = tolerance
+        self.patience = patience
+        self.finish = finish
+        self.pairs = pairs
+        self.mode = mode
+        self.order = order
+        self.steps = steps
+        self.rate = rate
+        self.rest_every = rest_every
+        self.shards = shards
+        self.blocks = blocks
+        self.prune = prune
+        self.prune_keep = prune_keep
+        self.seed = seed
+        self.n_jobs = n_jobs
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train all labels together.
@@ -79,7 +92,10 @@ class DSMLR(LinearEstimator):
         (N,) one class a row. sample_weight: (N,) numbers, what each row's loss is multiplied by; rows of weight 0 are left out.
         Raises ParameterError for a parameter out of its range, ValueError for X or y that scikit-learn's checks refuse.
         """
-        solver = make_parameters(DSMLRSolver, {name: value for name, value in self.get_params().items() if name != "n_jobs"})
+        solver = make_parameters(
+            DSMLRSolver,
+            {name: value for name, value in self.get_params().items() if name != "n_jobs"},
+        )
         rows, labels, weights = weighted(*self._validated(X, y), sample_weight)
         if not labels.nnz:
             raise ValueError("no row has a label: there is nothing to learn")
@@ -104,7 +120,9 @@ class DSMLR(LinearEstimator):
         best = np.argsort(-p, axis=1, kind="stable")
         m = np.arange(1, p.shape[1] + 1)
         # |p - u|^2 for u = 1/m on the m best is |p|^2 - (2 S_m - 1) / m, S_m the sum of these m probabilities
-        counts = 1 + np.argmax((2.0 * np.cumsum(np.take_along_axis(p, best, axis=1), axis=1) - 1.0) / m, axis=1)
+        counts = 1 + np.argmax(
+            (2.0 * np.cumsum(np.take_along_axis(p, best, axis=1), axis=1) - 1.0) / m, axis=1
+        )
         out = np.zeros(p.shape, bool)
         np.put_along_axis(out, best, m <= counts[:, None], axis=1)
         return out
@@ -117,7 +135,9 @@ def softmax(scores: Float64) -> Float64:
     return out
 
 
-def _trained(solver: DSMLRSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int) -> tuple[Descent, Block]:
+def _trained(
+    solver: DSMLRSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
+) -> tuple[Descent, Block]:
     """How the training ended, and all labels; on threads of this process."""
     n_features = X.n_cols + bool(solver.bias)
     grid = solver.grid(X.n_rows, Y.n_cols, n_features, WORKERS)
@@ -137,6 +157,10 @@ def _trained(solver: DSMLRSolver, X: CSR, Y: Pattern, weights: Float32 | None, w
     blocks: list[Block] = []
     team = ThreadTeam(work, min(workers, grid.shards))
     with tempfile.TemporaryDirectory(prefix="xcray-dsmlr-") as folder, one_core_each():
-        how: dict[str, Any] = {"fingerprint": {"of": "fit"}, "deliver": blocks.append, "stop": StopFlag()}
+        how: dict[str, Any] = {
+            "fingerprint": {"of": "fit"},
+            "deliver": blocks.append,
+            "stop": StopFlag(),
+        }
         found = descend(solver, team, rows, plan, directory=Path(folder), **how)
     return found, joined(blocks)

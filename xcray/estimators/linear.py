@@ -41,14 +41,20 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not self.multilabel_:
             return self.classes_[self._index.query(rows, 1, threads=self._workers()).labels[:, 0]]
         out = [sp.csr_matrix(self._given(scores), dtype=np.int64) for scores in self._scores(rows)]
-        found = sp.vstack(out, "csr") if out else sp.csr_matrix((0, len(self.classes_)), dtype=np.int64)
+        found = (
+            sp.vstack(out, "csr") if out else sp.csr_matrix((0, len(self.classes_)), dtype=np.int64)
+        )
         return found if self.sparse_labels_ else found.toarray()
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """All scores, dense: (N, K), or (N,) score differences where there are two classes. Needs 8 N K bytes: for few labels."""
         rows = self._rows(X)
         scores = np.vstack([np.empty((0, len(self.classes_))), *self._scores(rows)])
-        return scores[:, 1] - scores[:, 0] if not self.multilabel_ and len(self.classes_) == 2 else scores
+        return (
+            scores[:, 1] - scores[:, 0]
+            if not self.multilabel_ and len(self.classes_) == 2
+            else scores
+        )
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """P@1: the share of rows whose best label is true; for one class a row, accuracy."""
@@ -97,17 +103,23 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
             labels = pattern_from(Y)
             if labels.n_rows != X.shape[0]:
-                raise ValueError(f"X has {X.shape[0]} rows, Y has {labels.n_rows}; give one row of labels for each row of X")
+                raise ValueError(
+                    f"X has {X.shape[0]} rows, Y has {labels.n_rows}; give one row of labels for each row of X"
+                )
             self.classes_ = np.arange(labels.n_cols)
             return csr_from(X), labels
         self.multilabel_ = False
         X, y = validate_data(self, X, Y, accept_sparse="csr", dtype=np.float32)
         check_classification_targets(y)
         if type_of_target(y) not in ("binary", "multiclass"):
-            raise ValueError(f"y is {type_of_target(y)}; give one class a row, or a 0/1 matrix of labels")
+            raise ValueError(
+                f"y is {type_of_target(y)}; give one class a row, or a 0/1 matrix of labels"
+            )
         self.classes_, number = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class only ({self.classes_[0]!r}); a classifier needs at least two")
+            raise ValueError(
+                f"y has one class only ({self.classes_[0]!r}); a classifier needs at least two"
+            )
         return csr_from(X), pattern(np.arange(len(number) + 1), number, len(self.classes_))
 
     def _rows(self, X: Any) -> CSR:
@@ -132,6 +144,8 @@ def weighted(X: CSR, Y: Pattern, sample_weight: Any) -> tuple[CSR, Pattern, Floa
     """The rows of a weight above 0, with their weights; all of them, and None, where there are no weights."""
     if sample_weight is None:
         return X, Y, None
-    weights = _check_sample_weight(sample_weight, X.to_scipy(), dtype=np.float32, ensure_non_negative=True)
+    weights = _check_sample_weight(
+        sample_weight, X.to_scipy(), dtype=np.float32, ensure_non_negative=True
+    )
     kept = np.flatnonzero(weights)
     return take_rows(X, kept), take_pattern_rows(Y, kept), weights[kept]

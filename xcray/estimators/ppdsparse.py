@@ -52,10 +52,21 @@ class PPDSparse(LinearEstimator):
         n_jobs: int | None = None,
     ) -> None:
         """Keep the parameters; they are checked in `fit`."""
-        self.lam, self.tau, self.C, self.loss, self.eps = lam, tau, C, loss, eps
-        self.positives, self.positive_weight = positives, positive_weight
-        self.prune, self.prune_keep, self.prune_loss = prune, prune_keep, prune_loss
-        self.max_rounds, self.max_sweeps, self.growth, self.seed, self.n_jobs = max_rounds, max_sweeps, growth, seed, n_jobs
+        self.lam = lam
+        self.tau = tau
+        self.C = C
+        self.loss = loss
+        self.eps = eps
+        self.positives = positives
+        self.positive_weight = positive_weight
+        self.prune = prune
+        self.prune_keep = prune_keep
+        self.prune_loss = prune_loss
+        self.max_rounds = max_rounds
+        self.max_sweeps = max_sweeps
+        self.growth = growth
+        self.seed = seed
+        self.n_jobs = n_jobs
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train one linear model a label.
@@ -64,18 +75,25 @@ class PPDSparse(LinearEstimator):
         sample_weight: (N,) numbers, what each row's losses are multiplied by; rows of weight 0 are left out.
         Raises ParameterError for a parameter out of its range, ValueError for X or y that scikit-learn's checks refuse.
         """
-        solver = make_parameters(PPDSparseSolver, {name: value for name, value in self.get_params().items() if name != "n_jobs"})
+        solver = make_parameters(
+            PPDSparseSolver,
+            {name: value for name, value in self.get_params().items() if name != "n_jobs"},
+        )
         rows, labels = self._validated(X, y)
         rows, labels, weights = weighted(rows, labels, sample_weight)
         self._keep(_solve(solver, rows, labels, weights, self._workers()))
         return self
 
 
-def _solve(solver: PPDSparseSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int) -> Block:
+def _solve(
+    solver: PPDSparseSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
+) -> Block:
     """All labels, on threads of this process."""
     XT, YT = transpose(X), transpose_pattern(Y)
     local, terms = solver.load(X, XT, YT, weights), solver.cost_terms(X, XT, YT)
-    schedule = Scatter(range(Y.n_cols), terms, solver.cost_rates, workers=workers, joint=solver.joint)
+    schedule = Scatter(
+        range(Y.n_cols), terms, solver.cost_rates, workers=workers, joint=solver.joint
+    )
     pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
     results: list[Result] = []
     drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)

@@ -38,7 +38,9 @@ from xcray.files import (
 
 NOTE: Final = "rest.json"
 FORMAT: Final = 1
-BUSY: Final = 0.1  # of the time, at most, that checkpoints may take, unless one is wanted at each rest
+BUSY: Final = (
+    0.1  # of the time, at most, that checkpoints may take, unless one is wanted at each rest
+)
 KEPT: Final = 2  # checkpoints on disk: the newest, and one to go back to should it be damaged
 
 Arrays = dict[str, np.ndarray]
@@ -58,7 +60,10 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     """Write arrays of numbers durably, each as a list in a table of one row; the SHA-256 of their content. Nothing is copied."""
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     flat = {name: pa.array(array.reshape(-1)) for name, array in whole.items()}
-    lists = {name: pa.LargeListArray.from_arrays([0, len(values)], values) for name, values in flat.items()}
+    lists = {
+        name: pa.LargeListArray.from_arrays([0, len(values)], values)
+        for name, values in flat.items()
+    }
     shapes = {name: list(array.shape) for name, array in whole.items()}
     write_table(path, pa.table(lists).replace_schema_metadata({"shapes": json.dumps(shapes)}))
     return sha256_arrays(whole)
@@ -69,9 +74,20 @@ def read_arrays(path: Path, digest: str) -> Arrays:
     try:
         table = read_table(path)
         shapes = json.loads(table.schema.metadata[b"shapes"])
-        arrays = {name: table.column(name).chunk(0).values.to_numpy().reshape(shapes[name]) for name in table.column_names}
+        arrays = {
+            name: table.column(name).chunk(0).values.to_numpy().reshape(shapes[name])
+            for name in table.column_names
+        }
         sound = sha256_arrays(arrays) == digest
-    except (XcrayError, pa.ArrowException, KeyError, ValueError, TypeError, AttributeError, IndexError):
+    except (
+        XcrayError,
+        pa.ArrowException,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        IndexError,
+    ):
         sound = False
     if not sound:
         raise Corrupt(f"{path.parent.name}/{path.name} is not what was written", file=path.name)
@@ -99,7 +115,10 @@ class Checkpoints:
         claim(directory, fingerprint)
         for left in directory.glob(".rest-*.part"):  # of a driver that died while it wrote
             discard_directory(left)
-        self._directory, self._seconds, self._last, self._took = directory, seconds, time.monotonic(), 0.0
+        self._directory = directory
+        self._seconds = seconds
+        self._last = time.monotonic()
+        self._took = 0.0
         self.damaged: list[str] = []
 
     @property
@@ -114,7 +133,12 @@ class Checkpoints:
         return self._took
 
     def write(
-        self, team: Team, number: int, note: Mapping[str, Any], blocks: Sequence[tuple[str, Handle]], homes: Sequence[str]
+        self,
+        team: Team,
+        number: int,
+        note: Mapping[str, Any],
+        blocks: Sequence[tuple[str, Handle]],
+        homes: Sequence[str],
     ) -> None:
         """Make rest `number` durable; older ones go after it is, but for the one before.
 
@@ -153,7 +177,9 @@ class Checkpoints:
             return Found(path, told["note"], tuple(told["blocks"]), tuple(told["shards"]))
         return None
 
-    def load(self, team: Team, found: Found, homes: Sequence[str], n_blocks: int) -> list[tuple[str, Handle]]:
+    def load(
+        self, team: Team, found: Found, homes: Sequence[str], n_blocks: int
+    ) -> list[tuple[str, Handle]]:
         """Give shards back what they kept, and have each block at some worker: its name, and the handle.
 
         homes: who holds each shard now; n_blocks: of labels, so that what a block remembers goes where the block does. Raises
@@ -161,12 +187,18 @@ class Checkpoints:
         """
         where, shards, blocks = str(found.path), range(len(homes)), range(len(found.blocks))
         owners = [homes[block % n_blocks * len(homes) // n_blocks] for block in blocks]
-        asks = [Errand(homes[s], "load_shard", s, where, shard_file(s), found.shards[s]) for s in shards]
-        unseen = [shard for shard, answer in enumerate(list(errands(team, asks))) if not answer.told]
+        asks = [
+            Errand(homes[s], "load_shard", s, where, shard_file(s), found.shards[s]) for s in shards
+        ]
+        unseen = [
+            shard for shard, answer in enumerate(list(errands(team, asks))) if not answer.told
+        ]
         for shard in unseen:
             arrays = team.put(read_arrays(found.path / shard_file(shard), found.shards[shard]))
             run(team, Errand(homes[shard], "take", shard, arrays))
-        asks = [Errand(owners[j], "load_block", where, block_file(j), found.blocks[j]) for j in blocks]
+        asks = [
+            Errand(owners[j], "load_block", where, block_file(j), found.blocks[j]) for j in blocks
+        ]
         handles = [answer.bulk for answer in errands(team, asks)]
         for block in blocks:
             if handles[block] is None:
@@ -183,9 +215,14 @@ class Checkpoints:
         for path in self._paths():
             discard_directory(path)
 
-    def _write_blocks(self, team: Team, staged: Path, blocks: Sequence[tuple[str, Handle]]) -> list[str]:
+    def _write_blocks(
+        self, team: Team, staged: Path, blocks: Sequence[tuple[str, Handle]]
+    ) -> list[str]:
         """Have every block written; the SHA-256 of each."""
-        asks = [Errand(worker, "save_block", handle, str(staged), block_file(j)) for j, (worker, handle) in enumerate(blocks)]
+        asks = [
+            Errand(worker, "save_block", handle, str(staged), block_file(j))
+            for j, (worker, handle) in enumerate(blocks)
+        ]
         digests = [answer.told for answer in errands(team, asks)]
         for block, (worker, handle) in enumerate(blocks):
             if digests[block] is None:  # its node does not see the directory
@@ -195,7 +232,10 @@ class Checkpoints:
 
     def _write_shards(self, team: Team, staged: Path, homes: Sequence[str]) -> list[str]:
         """Have what every shard keeps written; the SHA-256 of each."""
-        asks = [Errand(home, "save_shard", shard, str(staged), shard_file(shard)) for shard, home in enumerate(homes)]
+        asks = [
+            Errand(home, "save_shard", shard, str(staged), shard_file(shard))
+            for shard, home in enumerate(homes)
+        ]
         digests = [answer.told for answer in errands(team, asks)]
         for shard, home in enumerate(homes):
             if digests[shard] is None:

@@ -25,7 +25,8 @@ class Crew:
     data set's directory. moved: shards that went to another home at a rest."""
 
     def __init__(self, team: Team, rows: Rows, shards: int) -> None:
-        self._team, self._rows = team, rows
+        self._team = team
+        self._rows = rows
         self.names = list(team.present)
         self.homes: tuple[str, ...] = ()
         self.costs = np.ones(shards)
@@ -39,7 +40,10 @@ class Crew:
 
     def place(self, homes: Sequence[str], stop: StopFlag | None = None) -> None:
         """Have each shard held by its home, and nobody else."""
-        asks = [Errand(worker, "hold", [s for s, home in enumerate(homes) if home == worker]) for worker in self.names]
+        asks = [
+            Errand(worker, "hold", [s for s, home in enumerate(homes) if home == worker])
+            for worker in self.names
+        ]
         unseen, facts = [], []
         for answer in list(errands(self._team, asks, stop)):
             opened, not_opened = answer.told
@@ -78,7 +82,9 @@ class Crew:
     def recover(self, lost: WorkerLost) -> None:
         """New workers in the places of lost ones, where they can be had at once; else the others do their work. Raises Unavailable
         when nobody is left."""
-        why: Unavailable | None = None  # there is no room: where one asked in vain, the others of its node need not
+        why: Unavailable | None = (
+            None  # there is no room: where one asked in vain, the others of its node need not
+        )
         for worker in lost.workers:
             self._speeds.forget(worker)
             others = any(each not in lost.workers for each in self.names)
@@ -96,7 +102,11 @@ class Crew:
     def leaving(self) -> dict[str, float]:
         """Those whose node is about to go while others stay, and seconds until it does; nobody when all are to go: somebody works
         to the last."""
-        going = {worker: seconds for worker, seconds in self._team.leaving().items() if worker in self.names}
+        going = {
+            worker: seconds
+            for worker, seconds in self._team.leaving().items()
+            if worker in self.names
+        }
         return going if len(going) < len(self.names) else {}
 
     def leave(self, workers: Sequence[str]) -> None:
@@ -109,8 +119,13 @@ class Crew:
     def _move(self, homes: Sequence[str]) -> None:
         """Have shards at other homes, with what they kept at the last rest."""
         moving = [shard for shard, home in enumerate(homes) if home != self.homes[shard]]
-        kept = [made(run(self._team, Errand(self.homes[shard], "kept", shard)).bulk) for shard in moving]
+        kept = [
+            made(run(self._team, Errand(self.homes[shard], "kept", shard)).bulk) for shard in moving
+        ]
         self.place(homes)
-        asks = [Errand(homes[shard], "take", shard, handle) for shard, handle in zip(moving, kept, strict=True)]
+        asks = [
+            Errand(homes[shard], "take", shard, handle)
+            for shard, handle in zip(moving, kept, strict=True)
+        ]
         list(errands(self._team, asks))
         self.moved += len(moving)

@@ -36,7 +36,9 @@ from xcray.solvers.dsmlr import DSMLRSolver
 ENDED: Final = "descent.json"  # how a training ended whose blocks were all delivered
 LOSSES: Final = 5  # workers that may be lost, for each worker
 LEAVE: Final = "LEAVE"  # code of the Stopped that says a node goes before the stretch would end
-LEAVE_SECONDS: Final = 5.0  # beyond what writing a checkpoint took last, to be away from a node in time
+LEAVE_SECONDS: Final = (
+    5.0  # beyond what writing a checkpoint took last, to be away from a node in time
+)
 BACKS: Final = 25  # rests in a row from which the solver may go back: then no rate is small enough
 
 
@@ -68,10 +70,14 @@ def descend(
     ended = directory / ENDED
     if ended.is_file():
         return Descent(**read_json(ended))
-    checkpoints = Checkpoints(directory, {**fingerprint, "grid": list(plan.grid)}, seconds=plan.checkpoint_seconds)
+    checkpoints = Checkpoints(
+        directory, {**fingerprint, "grid": list(plan.grid)}, seconds=plan.checkpoint_seconds
+    )
     try:
         team.open()
-        found = _Descent(solver, team, rows, plan, checkpoints, _Listeners(deliver, tell, record, stop)).run()
+        found = _Descent(
+            solver, team, rows, plan, checkpoints, _Listeners(deliver, tell, record, stop)
+        ).run()
     finally:
         team.stop()
         team.close()
@@ -96,20 +102,37 @@ class _NodesLeave(Exception):
 class _Descent:
     """A training under way. Where it stands is that of the last rest: `history`, `rate`, `epoch`, and the blocks kept there."""
 
-    def __init__(self, solver: DSMLRSolver, team: Team, rows: Rows, plan: Plan, checkpoints: Checkpoints, out: _Listeners) -> None:
-        self._solver, self._team, self._rows, self._plan, self._checkpoints, self._out = solver, team, rows, plan, checkpoints, out
+    def __init__(
+        self,
+        solver: DSMLRSolver,
+        team: Team,
+        rows: Rows,
+        plan: Plan,
+        checkpoints: Checkpoints,
+        out: _Listeners,
+    ) -> None:
+        self._solver = solver
+        self._team = team
+        self._rows = rows
+        self._plan = plan
+        self._checkpoints = checkpoints
+        self._out = out
         self._history: list[dict[str, Any]] = []
-        self._epoch, self._rate = 0, 1.0
+        self._epoch = 0
+        self._rate = 1.0
         self._reason: str | None = None
         self._blocks: list[tuple[str, Handle]] = []  # who made each, and its handle
         self._memories: list[tuple[str, Handle]] = []  # the same of what blocks remember
-        self._trial: exact.Trial | None = None  # where blocks are when exact gradients have taken over
+        self._trial: exact.Trial | None = (
+            None  # where blocks are when exact gradients have taken over
+        )
         self._crew = Crew(team, rows, plan.grid.shards)
         self._delivered = self._lost = self._visits = 0
         self._going = False  # whether this attempt has begun: from then on its own clock counts, and shards may be in the middle
         self._took = 0.0  # seconds of the last stretch
         self._durable = 0  # rests in the newest checkpoint
-        self._began, self._before = 0.0, 0.0  # when this attempt did, and the seconds of those before
+        self._began = 0.0
+        self._before = 0.0  # when this attempt did, and the seconds of those before
         self._note = ""
 
     def run(self) -> Descent:
@@ -156,7 +179,9 @@ class _Descent:
         """Be where the newest good checkpoint says, or at the start."""
         while (found := self._checkpoints.newest()) is not None:
             try:
-                held = self._checkpoints.load(self._team, found, self._crew.homes, self._plan.grid.blocks)
+                held = self._checkpoints.load(
+                    self._team, found, self._crew.homes, self._plan.grid.blocks
+                )
             except Corrupt as error:
                 self._checkpoints.set_aside(found)
                 self._note = f"{error.message}; going on from the checkpoint before"
@@ -173,7 +198,9 @@ class _Descent:
             self._crew.begin_anew()
         self._going = True
         blocks = range(self._plan.grid.blocks)
-        owners = [self._crew.homes[block * len(self._crew.homes) // len(blocks)] for block in blocks]
+        owners = [
+            self._crew.homes[block * len(self._crew.homes) // len(blocks)] for block in blocks
+        ]
         asks = [Errand(owners[block], "start", *self._plan.ends_of(block)) for block in blocks]
         self._blocks = [(answer.worker, made(answer.bulk)) for answer in errands(self._team, asks)]
         self._history, self._epoch, self._rate, self._reason, self._durable = [], 0, 1.0, None, 0
@@ -186,7 +213,13 @@ class _Descent:
         nodes = self._team.nodes if plan.hybrid else None
         seed, since = plan.seed + len(self._history), time.monotonic()
         schedule = Circulate(
-            self._crew.homes, plan.grid.blocks, len(steps), order=plan.order, ahead=plan.ahead, seed=seed, nodes=nodes
+            self._crew.homes,
+            plan.grid.blocks,
+            len(steps),
+            order=plan.order,
+            ahead=plan.ahead,
+            seed=seed,
+            nodes=nodes,
         )
         try:
             stretch = rotate(
@@ -205,7 +238,9 @@ class _Descent:
             return
         self._visits, self._took = self._visits + stretch.visits, time.monotonic() - since
         if self._trial == exact.ENTERING:
-            self._at(exact.enter(self._team, list(zip(stretch.makers, stretch.blocks, strict=True))))
+            self._at(
+                exact.enter(self._team, list(zip(stretch.makers, stretch.blocks, strict=True)))
+            )
         else:
             self._rest(stretch, steps)
 
@@ -236,7 +271,8 @@ class _Descent:
             raise stopped
         if not self._history:
             raise Refused(
-                f"no epoch was done in {self._plan.max_seconds} s; give it more time, or go on without a limit", code="NO_TIME"
+                f"no epoch was done in {self._plan.max_seconds} s; give it more time, or go on without a limit",
+                code="NO_TIME",
             ) from stopped
         self._reason = f"the time of {self._plan.max_seconds:g} s was up"
         self._settle()
@@ -246,7 +282,12 @@ class _Descent:
         """Everything is in its place: look at it, judge, keep it, and go on from there or from the rest before."""
         epoch, squared = steps[-1].epoch, [value for value in stretch.squared if value is not None]
         figures = [stretch.figures[shard] for shard in range(self._plan.grid.shards)]
-        entry = {"epoch": epoch, "seconds": round(self._seconds(), 3), "rate": self._rate, "back": False}
+        entry = {
+            "epoch": epoch,
+            "seconds": round(self._seconds(), 3),
+            "rate": self._rate,
+            "back": False,
+        }
         entry |= observed(squared, figures, self._solver.lam, self._plan.truth)
         entry |= {} if self._trial is None else self._trial._asdict()
         self._history.append(entry)
@@ -255,7 +296,10 @@ class _Descent:
         if decision.back:
             self._crew.everywhere("back")
         else:
-            self._blocks, self._epoch = list(zip(stretch.makers, stretch.blocks, strict=True)), epoch
+            self._blocks, self._epoch = (
+                list(zip(stretch.makers, stretch.blocks, strict=True)),
+                epoch,
+            )
             self._crew.everywhere("keep")
         self._rate, self._reason = decision.rate, decision.stop
         self._turn(decision)
@@ -298,7 +342,9 @@ class _Descent:
             "trial": self._trial,
             "seconds": self._seconds(),
         }
-        self._checkpoints.write(self._team, len(self._history), note, self._blocks + self._memories, self._crew.homes)
+        self._checkpoints.write(
+            self._team, len(self._history), note, self._blocks + self._memories, self._crew.homes
+        )
         self._durable = len(self._history)
 
     def _regroup(self, stretch: Stretch, laps: int) -> None:
@@ -373,6 +419,8 @@ class _Descent:
     def _told(self) -> Descent:
         """How it ended."""
         objectives = [each["objective"] for each in self._history if not each["back"]]
-        objective = objectives[-1] if objectives else math.log(self._plan.n_labels)  # that of W = 0: it went back to the start
+        objective = (
+            objectives[-1] if objectives else math.log(self._plan.n_labels)
+        )  # that of W = 0: it went back to the start
         facts = self._checkpoints.damaged, self._lost, self._crew.moved
         return Descent(self._epoch, objective, self._reason or "", self._history, *facts)

@@ -40,7 +40,9 @@ def drive(
     closed in every case; what was committed stays.
     """
     loop = _Loop(schedule, pool, commit, record, sync)
-    bell = Timer(GRACE + (seconds or 0.0), pool.stop)  # also for a pool whose `wait` works in this thread
+    bell = Timer(
+        GRACE + (seconds or 0.0), pool.stop
+    )  # also for a pool whose `wait` works in this thread
     bell.daemon = True
     try:
         ends = None if seconds is None else time.monotonic() + seconds
@@ -52,7 +54,9 @@ def drive(
             loop.look_ahead()
             reports = pool.wait(PATIENCE)
             if stop.is_set():
-                raise Stopped("stopped on request; finished batches are kept, the next run does the rest")
+                raise Stopped(
+                    "stopped on request; finished batches are kept, the next run does the rest"
+                )
             late = -math.inf if ends is None else time.monotonic() - ends
             loop.obey(schedule.on(Drain() if late >= 0.0 else Tick(), pool.now()))
             loop.hear(reports, overdue=late > GRACE)
@@ -75,7 +79,11 @@ class _Loop:
         record: Callable[[Span], None],
         sync: Callable[[], None],
     ) -> None:
-        self._schedule, self._pool, self._commit, self._record, self._sync = schedule, pool, commit, record, sync
+        self._schedule = schedule
+        self._pool = pool
+        self._commit = commit
+        self._record = record
+        self._sync = sync
         self.finished = False
         self._looked = -math.inf
 
@@ -106,7 +114,10 @@ class _Loop:
             elif isinstance(command, Cancel):
                 self._pool.cancel(command.worker, command.task_id)
             elif command.reason is not None:
-                raise Unavailable(f"{command.reason}; look at the workers' memory and logs, then resume", code="WORKERS_LOST")
+                raise Unavailable(
+                    f"{command.reason}; look at the workers' memory and logs, then resume",
+                    code="WORKERS_LOST",
+                )
             else:
                 self.finished = True
 
@@ -129,7 +140,15 @@ class _Loop:
             wanted = self._schedule.expects(report.worker, report.task.id)
             if wanted:
                 self._commit(report)
-            self._record(Span(report.worker, report.task, report.started, report.seconds, DONE if wanted else DUPLICATE))
+            self._record(
+                Span(
+                    report.worker,
+                    report.task,
+                    report.started,
+                    report.seconds,
+                    DONE if wanted else DUPLICATE,
+                )
+            )
             return self._schedule.on(Done(report.worker, report.task.id, report.seconds), now)
         if isinstance(report, Lost):
             self._record_lost(report.worker, now)

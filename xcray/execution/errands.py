@@ -21,7 +21,9 @@ class WorkerLost(Unavailable):
     code = "WORKERS_LOST"
 
     def __init__(self, *workers: str) -> None:
-        super().__init__(f"{', '.join(workers) or 'a node'} was lost: going on from the last checkpoint")
+        super().__init__(
+            f"{', '.join(workers) or 'a node'} was lost: going on from the last checkpoint"
+        )
         self.workers = workers
 
 
@@ -29,7 +31,9 @@ class Errand:
     """A verb for a worker, with its arguments."""
 
     def __init__(self, worker: str, verb: str, *args: Any) -> None:
-        self.worker, self.verb, self.args = worker, verb, args
+        self.worker = worker
+        self.verb = verb
+        self.args = args
 
 
 def errands(team: Team, asks: Sequence[Errand], stop: StopFlag | None = None) -> Iterator[Answer]:

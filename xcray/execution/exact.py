@@ -42,7 +42,13 @@ def enter(team: Team, blocks: Held) -> Turn:
 def accept(team: Team, memories: Held, blocks: Held) -> Turn:
     """Remember the point that blocks are at, with the gradients they have gathered there, and go on from it."""
     pairs = zip(memories, blocks, strict=True)
-    return _turned(team, _made(team, [Errand(worker, "remember", memory, block) for (worker, memory), (_, block) in pairs]))
+    return _turned(
+        team,
+        _made(
+            team,
+            [Errand(worker, "remember", memory, block) for (worker, memory), (_, block) in pairs],
+        ),
+    )
 
 
 def retry(team: Team, memories: Held, trial: Trial, length: float) -> Turn:

@@ -82,7 +82,10 @@ def rows_of(
         return Rows(how, X, Y, weights)
     every = -(-other[0].n_rows // watch)
     labelled = np.diff(other[1].indptr) > 0
-    seen = [labelled[_watched_rows(other[0].n_rows, grid, seed, every, number)].sum() for number in range(grid.shards)]
+    seen = [
+        labelled[_watched_rows(other[0].n_rows, grid, seed, every, number)].sum()
+        for number in range(grid.shards)
+    ]
     return Rows(how._replace(every=every, watched=float(sum(seen))), X, Y, weights, other)
 
 
@@ -124,7 +127,9 @@ class ShardWork:
         if dataset is None:
             return None
         train, test = dataset.train, dataset.test
-        return Rows(self.how, train.X, train.Y, train.weights, None if test is None else (test.X, test.Y))
+        return Rows(
+            self.how, train.X, train.Y, train.weights, None if test is None else (test.X, test.Y)
+        )
 
 
 class ShardHand:
@@ -135,7 +140,9 @@ class ShardHand:
     """
 
     def __init__(self, work: ShardWork, stopped: Callable[[], bool]) -> None:
-        self._work, self._solver, self._stopped = work, work.made, stopped
+        self._work = work
+        self._solver = work.made
+        self._stopped = stopped
         self._locals: dict[int, Any] = {}
         self._kept: dict[int, Arrays] = {}
 
@@ -168,7 +175,9 @@ class ShardHand:
         for shard in shards:
             began = time.monotonic()
             mine = (owned or after is not block) and after.W.flags.writeable
-            after, news = self._solver.step(self._locals[shard], after, step, owned=mine, stopped=self._stopped)
+            after, news = self._solver.step(
+                self._locals[shard], after, step, owned=mine, stopped=self._stopped
+            )
             told.append((shard, news, time.monotonic() - began))
         changed = step.verb in CHANGING
         return after if changed else None, told
@@ -235,12 +244,18 @@ class ShardHand:
     def begin(self, block: Weights) -> tuple[Weights, None]:
         """Made: the memory of a block that has gathered its first exact gradient, with C; see `solvers.quasi_newton`."""
         G, C = block.state
-        return as_weights(quasi_newton.begin(block.lo, block.hi, block.W, G, C, self._solver.lam)), None
+        return as_weights(
+            quasi_newton.begin(block.lo, block.hi, block.W, G, C, self._solver.lam)
+        ), None
 
     def remember(self, memory: Weights, block: Weights) -> tuple[Weights, None]:
         """Made: the memory after the step to where the block is, which has gathered its gradient."""
         solver = self._solver
-        return as_weights(quasi_newton.remember(memory_of(memory), block.W, block.state[0], solver.lam, solver.pairs)), None
+        return as_weights(
+            quasi_newton.remember(
+                memory_of(memory), block.W, block.state[0], solver.lam, solver.pairs
+            )
+        ), None
 
     def products(self, memory: Weights) -> tuple[None, Float64]:
         """Told: the memory's inner products."""
@@ -252,7 +267,9 @@ class ShardHand:
 
     def move(self, memory: Weights, length: float) -> tuple[Weights, None]:
         """Made: the block at so much of the direction."""
-        return Weights(memory.lo, memory.hi, quasi_newton.moved(memory_of(memory), length), ()), None
+        return Weights(
+            memory.lo, memory.hi, quasi_newton.moved(memory_of(memory), length), ()
+        ), None
 
     def export(self, block: Weights, positives: Int64) -> tuple[Block, None]:
         """Made: finished labels; positives: (hi-lo,) training rows of each."""
@@ -273,7 +290,9 @@ def packed(block: Weights) -> Arrays:
 def unpacked(arrays: Mapping[str, np.ndarray]) -> Weights:
     """The block that `packed` took apart; shares memory."""
     lo, hi = (int(end) for end in arrays["range"])
-    return Weights(lo, hi, arrays["W"], tuple(arrays[f"state.{number}"] for number in range(len(arrays) - 2)))
+    return Weights(
+        lo, hi, arrays["W"], tuple(arrays[f"state.{number}"] for number in range(len(arrays) - 2))
+    )
 
 
 def _copied(arrays: Mapping[str, np.ndarray]) -> Arrays:

@@ -21,9 +21,12 @@ class _Bench:
     """Where tasks are solved in this process: the work, the clock, and what was called off."""
 
     def __init__(self, work: Work) -> None:
-        self.work, self.stop = work, StopFlag()
+        self.work = work
+        self.stop = StopFlag()
         self.opened = time.monotonic()
-        self.off: set[tuple[str, int]] = set()  # worker and task; added by the pool's thread, looked up by the worker's
+        self.off: set[tuple[str, int]] = (
+            set()
+        )  # worker and task; added by the pool's thread, looked up by the worker's
 
     def now(self) -> float:
         """Seconds since the pool opened."""
@@ -33,7 +36,11 @@ class _Bench:
         """Solve one task here and now; whatever it raises becomes a Failed, but for a task called off."""
         started, key = self.now(), (worker, task.id)
         try:
-            block = self.work.solve(local, np.array(task.labels, np.int32), lambda: self.stop.is_set() or key in self.off)
+            block = self.work.solve(
+                local,
+                np.array(task.labels, np.int32),
+                lambda: self.stop.is_set() or key in self.off,
+            )
         except Stopped as error:
             if key in self.off:
                 return GaveUp(worker, task, started, self.now() - started)
@@ -49,7 +56,8 @@ class _LocalPool:
     """What the pools of this process share: a bench, and workers that are this process."""
 
     def __init__(self, work: Work, local: Local) -> None:
-        self._bench, self._local = _Bench(work), local
+        self._bench = _Bench(work)
+        self._local = local
 
     def cancel(self, worker: str, task_id: int) -> None:
         """A task under way is given up at its next slice, a queued one when its turn comes."""
@@ -189,7 +197,9 @@ class ThreadPool(_LocalPool):
         while self._is_open and len(self._staying()) < self._workers:
             name = f"thread-{len(self._queues)}"
             self._queues[name] = queue.SimpleQueue()
-            self._threads[name] = threading.Thread(target=self._work, args=(name,), name=f"xcray-{name}", daemon=True)
+            self._threads[name] = threading.Thread(
+                target=self._work, args=(name,), name=f"xcray-{name}", daemon=True
+            )
             self._threads[name].start()
 
     def _work(self, name: str) -> None:

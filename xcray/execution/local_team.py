@@ -13,7 +13,18 @@ from weakref import WeakSet
 
 from xcray.execution.memory import Footprint
 from xcray.execution.pool import Muster, StopFlag
-from xcray.execution.team import Answer, Handle, HandWork, Raised, Reply, check_replace, do, taken_apart, team_names, thing_lost
+from xcray.execution.team import (
+    Answer,
+    Handle,
+    HandWork,
+    Raised,
+    Reply,
+    check_replace,
+    do,
+    taken_apart,
+    team_names,
+    thing_lost,
+)
 from xcray.schedule.messages import Lost
 
 HERE: Final = "here"  # the one node there is
@@ -34,9 +45,13 @@ class _Life:
     """One worker, from its start to its end: a replacement of the same name is another life."""
 
     def __init__(self, worker: str, work: HandWork, stop: StopFlag) -> None:
-        self.worker, self.hand = worker, None
-        self._work, self._team_stop, self.ended = work, stop, StopFlag()
-        self._ticket, self._off = 0, -1  # what it is at; tickets up to this one are to end
+        self.worker = worker
+        self.hand = None
+        self._work = work
+        self._team_stop = stop
+        self.ended = StopFlag()
+        self._ticket = 0
+        self._off = -1  # what it is at; tickets up to this one are to end
 
     def begin(self) -> None:
         """Make the hand, in the thread that will use it."""
@@ -67,12 +82,15 @@ class _LocalTeam(ABC):
     """What teams of this process share: workers that are this process, and things that are passed as they are."""
 
     def __init__(self, work: HandWork, workers: int) -> None:
-        self._work, self._names, self._stop = work, team_names(workers), StopFlag()
+        self._work = work
+        self._names = team_names(workers)
+        self._stop = StopFlag()
         self._lives: dict[str, _Life] = {}
         self._due: dict[int, str] = {}  # ticket -> the worker it was given for
         self._told: list[Reply] = []
         self._made: dict[str, WeakSet[Handle]] = {}
-        self._tickets, self._opened = 0, 0.0
+        self._tickets = 0
+        self._opened = 0.0
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -237,7 +255,12 @@ class ThreadTeam(_LocalTeam):
         for life in lives:
             asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
             self._queues[life.worker] = asked
-            thread = threading.Thread(target=self._work_life, args=(life, asked, ready), name=f"xcray-{life.worker}", daemon=True)
+            thread = threading.Thread(
+                target=self._work_life,
+                args=(life, asked, ready),
+                name=f"xcray-{life.worker}",
+                daemon=True,
+            )
             self._threads.append(thread)
             thread.start()
         errors = [error for _ in lives if (error := ready.get()) is not None]
@@ -246,7 +269,10 @@ class ThreadTeam(_LocalTeam):
             raise errors[0]
 
     def _work_life(
-        self, life: _Life, asked: queue.SimpleQueue[_Asked | None], ready: queue.SimpleQueue[BaseException | None]
+        self,
+        life: _Life,
+        asked: queue.SimpleQueue[_Asked | None],
+        ready: queue.SimpleQueue[BaseException | None],
     ) -> None:
         """A thread's life: make the hand, then verbs until None."""
         try:
@@ -257,7 +283,9 @@ class ThreadTeam(_LocalTeam):
         ready.put(None)
         while (each := asked.get()) is not None:
             self._found.put(life.answer(each, self.now))
-            del each  # its handles: what it was asked with is freed now, not when something else is asked
+            del (
+                each
+            )  # its handles: what it was asked with is freed now, not when something else is asked
 
     def _queue(self, asked: _Asked) -> None:
         """Give a verb to its thread."""

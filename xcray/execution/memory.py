@@ -32,7 +32,12 @@ def footprint(pid: int | None = None) -> Footprint | None:
     found = _fields(PROC / str(pid or os.getpid()) / "smaps_rollup")
     if not {"Rss", "Anonymous", "Pss", "Private_Clean", "Private_Dirty"} <= found.keys():
         return None
-    return Footprint(found["Rss"], found["Anonymous"], found["Pss"], found["Private_Clean"] + found["Private_Dirty"])
+    return Footprint(
+        found["Rss"],
+        found["Anonymous"],
+        found["Pss"],
+        found["Private_Clean"] + found["Private_Dirty"],
+    )
 
 
 def anonymous() -> int | None:
@@ -68,7 +73,9 @@ def _cgroup() -> int | None:
     left = []
     for folder, limit, used, clean in _groups():
         most, now = _number(folder / limit), _number(folder / used)
-        if most is not None and now is not None and most < 1 << 60:  # version 1 writes "no limit" as a huge number
+        if (
+            most is not None and now is not None and most < 1 << 60
+        ):  # version 1 writes "no limit" as a huge number
             left.append(max(0, most - now + _plain_fields(folder / "memory.stat").get(clean, 0)))
     return min(left, default=None)
 
@@ -81,7 +88,10 @@ def _groups() -> list[tuple[Path, str, str, str]]:
         if controllers == "":
             root, names = CGROUPS, ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            root, names = CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            root, names = (
+                CGROUPS / "memory",
+                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            )
         else:
             continue
         steps = [step for step in path.split("/") if step and step != ".."]
@@ -136,4 +146,8 @@ def human(size: float) -> str:
     step = 0
     while abs(size) >= 1024 and step < len(NAMES) - 1:
         size, step = size / 1024, step + 1
-    return f"{size:.0f} {NAMES[step]}" if step == 0 or abs(size) >= 100 else f"{size:.1f} {NAMES[step]}"
+    return (
+        f"{size:.0f} {NAMES[step]}"
+        if step == 0 or abs(size) >= 100
+        else f"{size:.1f} {NAMES[step]}"
+    )

@@ -9,7 +9,9 @@ from typing import Final
 from xcray.arrays import Float64
 from xcray.schedule.homes import homes_by_speed
 
-WORTH_MOVING: Final = 0.85  # the slowest worker must then take at most so much of the time it takes now
+WORTH_MOVING: Final = (
+    0.85  # the slowest worker must then take at most so much of the time it takes now
+)
 LEAST_SAVED: Final = 0.2  # seconds that a stretch must be shorter by: less is noise
 
 
@@ -26,7 +28,10 @@ class Speeds:
     def learn(self, measured: Mapping[str, float], crew: Sequence[str]) -> None:
         """What the workers of a crew did in a stretch, as far as they did anything."""
         best = max([*self._known.values()] or [*measured.values()] or [1.0])
-        self._known = {worker: math.sqrt(self._known.get(worker, best) * measured.get(worker, best)) for worker in crew}
+        self._known = {
+            worker: math.sqrt(self._known.get(worker, best) * measured.get(worker, best))
+            for worker in crew
+        }
 
     def forget(self, worker: str) -> None:
         """Another worker has this name now, perhaps on another machine."""

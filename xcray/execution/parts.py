@@ -31,8 +31,12 @@ class Parts:
     damaged: names of the parts that were set aside.
     """
 
-    def __init__(self, directory: Path, fingerprint: Mapping[str, Any], *, n_labels: int, n_features: int) -> None:
-        self._directory, self._n_labels, self._n_features = directory, n_labels, n_features
+    def __init__(
+        self, directory: Path, fingerprint: Mapping[str, Any], *, n_labels: int, n_features: int
+    ) -> None:
+        self._directory = directory
+        self._n_labels = n_labels
+        self._n_features = n_features
         directory.mkdir(parents=True, exist_ok=True)
         claim(directory, fingerprint)
         self._names: list[str] = []
@@ -93,9 +97,17 @@ class Parts:
                 for labels, part in self._parts_of(first, stop):
                     W = read_csr(self._directory / part)
                     rows = self._row[labels].astype(np.int64)
-                    if W.n_rows <= rows.max() or not np.array_equal(np.diff(W.indptr)[rows], self._length[labels]):
+                    if W.n_rows <= rows.max() or not np.array_equal(
+                        np.diff(W.indptr)[rows], self._length[labels]
+                    ):
                         raise _changed(part)
-                    copy_rows(W, frozen(rows, np.int64), frozen(indptr[labels] - indptr[first], np.int64), indices, weights)
+                    copy_rows(
+                        W,
+                        frozen(rows, np.int64),
+                        frozen(indptr[labels] - indptr[first], np.int64),
+                        indices,
+                        weights,
+                    )
                 out.write(int(indptr[first]), indices, weights)
                 tick()
         bias, records = self._columns(missing, positives)
@@ -131,7 +143,9 @@ class Parts:
         try:
             block = _block(path)
             labels, named = block.labels, f"part-{block.digest()[:32]}.arrow" == path.name
-            sound = named and len(labels) > 0 and 0 <= labels.min() and labels.max() < self._n_labels
+            sound = (
+                named and len(labels) > 0 and 0 <= labels.min() and labels.max() < self._n_labels
+            )
         except (XcrayError, KeyError, ValueError, pa.ArrowException):
             sound = False
         if sound and block.W.n_cols == self._n_features:
@@ -144,7 +158,11 @@ class Parts:
         """Note where the block's labels lie, but for those that an earlier part holds."""
         lengths, new = np.diff(block.W.indptr), self._part[block.labels] < 0
         labels = block.labels[new]
-        self._part[labels], self._row[labels], self._length[labels] = len(self._names), np.flatnonzero(new), lengths[new]
+        self._part[labels], self._row[labels], self._length[labels] = (
+            len(self._names),
+            np.flatnonzero(new),
+            lengths[new],
+        )
         self._names.append(name)
 
 
@@ -164,7 +182,10 @@ def claim(directory: Path, fingerprint: Mapping[str, Any]) -> None:
 
 def _changed(part: str) -> Corrupt:
     """A part is not what it was when it was committed or adopted; opening the run again looks closer."""
-    return Corrupt(f"part file {part} was changed while the run was under way; run the training again", file=part)
+    return Corrupt(
+        f"part file {part} was changed while the run was under way; run the training again",
+        file=part,
+    )
 
 
 def _table(block: Block) -> pa.Table:
@@ -176,9 +197,16 @@ def _table(block: Block) -> pa.Table:
         "indices": pa.LargeListArray.from_arrays(offsets, pa.array(block.W.indices)),
         "values": pa.LargeListArray.from_arrays(offsets, pa.array(block.W.data)),
     }
-    records = {f"record.{name}": pa.array(np.ascontiguousarray(block.records[name])) for name in block.records.dtype.names or ()}
-    dtype = json.dumps([[name, block.records.dtype[name].str] for name in block.records.dtype.names or ()])
-    return pa.table({**columns, **records}).replace_schema_metadata({"n_cols": str(block.W.n_cols), "records": dtype})
+    records = {
+        f"record.{name}": pa.array(np.ascontiguousarray(block.records[name]))
+        for name in block.records.dtype.names or ()
+    }
+    dtype = json.dumps(
+        [[name, block.records.dtype[name].str] for name in block.records.dtype.names or ()]
+    )
+    return pa.table({**columns, **records}).replace_schema_metadata(
+        {"n_cols": str(block.W.n_cols), "records": dtype}
+    )
 
 
 def _block(path: Path) -> Block:
@@ -188,8 +216,15 @@ def _block(path: Path) -> Block:
         raise Corrupt(f"{path.name} does not hold one batch of labels")
     indices, values = table.column("indices").chunk(0), table.column("values").chunk(0)
     indptr = indices.offsets.to_numpy()
-    W = csr(indptr, indices.values.to_numpy(), values.values.to_numpy(), int(table.schema.metadata[b"n_cols"]))
-    dtype = np.dtype([(name, kind) for name, kind in json.loads(table.schema.metadata[b"records"])], align=True)
+    W = csr(
+        indptr,
+        indices.values.to_numpy(),
+        values.values.to_numpy(),
+        int(table.schema.metadata[b"n_cols"]),
+    )
+    dtype = np.dtype(
+        [(name, kind) for name, kind in json.loads(table.schema.metadata[b"records"])], align=True
+    )
     records = np.zeros(table.num_rows, dtype)
     for name in dtype.names or ():
         records[name] = table.column(f"record.{name}").to_numpy()

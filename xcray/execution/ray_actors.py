@@ -21,7 +21,10 @@ from xcray.schedule.demand import Thrift
 from xcray.schedule.placement import A_CPU, Need
 
 REPLACEMENTS: Final = 5  # actors that may take a lost one's place, for each worker
-BUSY: Final = ("xcray_busy_seconds", "Seconds that this worker was at work, whether or not it counted")
+BUSY: Final = (
+    "xcray_busy_seconds",
+    "Seconds that this worker was at work, whether or not it counted",
+)
 BEAT_SECONDS: Final = 5.0  # between two looks at who still answers
 
 
@@ -33,7 +36,8 @@ class WorkerActor:
     """
 
     def __init__(self, job: str, worker: str, counter: tuple[str, str], *tags: str) -> None:
-        self._stop, self._is = StopFlag(), f"{worker} of {job}"
+        self._stop = StopFlag()
+        self._is = f"{worker} of {job}"
         self._counter = _counter(job, worker, counter, *tags)
         self._busy = _counter(job, worker, BUSY)
 
@@ -70,7 +74,9 @@ def _counter(job: str, worker: str, counter: tuple[str, str], *tags: str) -> Any
     return made
 
 
-def start_actor(kind: type[WorkerActor], job: str, worker: str, *args: Any, need: Need = A_CPU, **options: Any) -> Any:
+def start_actor(
+    kind: type[WorkerActor], job: str, worker: str, *args: Any, need: Need = A_CPU, **options: Any
+) -> Any:
     """An actor named `xcray:JOB:WORKER`, `xcray:JOB:WORKER.2` and so on while dead ones still have the names before; it takes the
     CPUs and the memory that `need` says.
 
@@ -177,7 +183,9 @@ class RayWorkers:
     """
 
     def __init__(self, session: AbstractContextManager[Any]) -> None:
-        self._session, self._is_open, self._opened = session, False, 0.0
+        self._session = session
+        self._is_open = False
+        self._opened = 0.0
         self._actors: dict[str, Any] = {}
         self._footprints = Footprints()
         self._around = Surroundings()
@@ -244,7 +252,8 @@ class Pulse:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._next = seconds, 0.0
+        self._seconds = seconds
+        self._next = 0.0
         self._asked: dict[str, tuple[Any, float]] = {}  # worker -> reference, and when it was asked
 
     def gone(self, actors: Mapping[str, Any]) -> dict[str, str]:

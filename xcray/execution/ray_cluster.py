@@ -27,7 +27,14 @@ from typing import Final, NamedTuple, Protocol
 from xcray.cores import cores
 from xcray.errors import NotFound, Unavailable
 from xcray.execution.ray_keeper import Keeper
-from xcray.execution.ray_session import TOKEN_HEADER, auth_environment, check_dashboard, connect, local_ray, reachable
+from xcray.execution.ray_session import (
+    TOKEN_HEADER,
+    auth_environment,
+    check_dashboard,
+    connect,
+    local_ray,
+    reachable,
+)
 from xcray.files import read_json
 
 __all__ = ["Cluster", "ClusterInfo", "JoinedCluster", "LocalCluster", "connect", "local_ray"]
@@ -49,12 +56,19 @@ class ClusterInfo(NamedTuple):
     @property
     def environment(self) -> dict[str, str]:
         """Settings with which a child process may join."""
-        return {**(auth_environment(self.token_path) if self.token_path else {}), "RAY_ADDRESS": self.address}
+        return {
+            **(auth_environment(self.token_path) if self.token_path else {}),
+            "RAY_ADDRESS": self.address,
+        }
 
     @property
     def headers(self) -> dict[str, str]:
         """Headers for the dashboard's API, for a process that must not become part of Ray. Never print them."""
-        return {TOKEN_HEADER: f"Bearer {self.token_path.read_text().strip()}"} if self.token_path else {}
+        return (
+            {TOKEN_HEADER: f"Bearer {self.token_path.read_text().strip()}"}
+            if self.token_path
+            else {}
+        )
 
 
 class Cluster(Protocol):
@@ -86,12 +100,16 @@ class JoinedCluster:
     def ensure(self) -> ClusterInfo:
         """Where it is. Raises Unavailable when its head, or its dashboard, does not answer or refuses us."""
         if not reachable(self._info.address):
-            raise Unavailable(f"no Ray answers at {self._info.address}: is the cluster up?", code="RAY_UNREACHABLE")
+            raise Unavailable(
+                f"no Ray answers at {self._info.address}: is the cluster up?",
+                code="RAY_UNREACHABLE",
+            )
         try:
             headers = self._info.headers
         except OSError as error:
             raise Unavailable(
-                f"the file with Ray's token can't be read ({error.strerror}): is the Secret mounted?", code="RAY_REFUSED"
+                f"the file with Ray's token can't be read ({error.strerror}): is the Secret mounted?",
+                code="RAY_REFUSED",
             ) from error
         check_dashboard(self._info.dashboard, headers)
         return self._info
@@ -121,7 +139,11 @@ class LocalCluster:
         grace: float = GRACE_SECONDS,
     ) -> None:
         self.directory = Path(directory).absolute()
-        self._options = {"cpus": num_cpus or cores(), "object-store": object_store_memory, "grace": grace}
+        self._options = {
+            "cpus": num_cpus or cores(),
+            "object-store": object_store_memory,
+            "grace": grace,
+        }
 
     def ensure(self, seconds: float = START_SECONDS) -> ClusterInfo:
         """The living Ray of this directory, started when there is none. Raises Unavailable when it is not ready in time.
@@ -140,7 +162,10 @@ class LocalCluster:
                     raise Unavailable(self._reason(), code="RAY_START")
         if info is None:
             self.stop()
-            raise Unavailable(f"Ray was not ready within {seconds:.0f} s; is the machine busy? Try again", code="RAY_START")
+            raise Unavailable(
+                f"Ray was not ready within {seconds:.0f} s; is the machine busy? Try again",
+                code="RAY_START",
+            )
         self.touch()
         return info
 
@@ -158,7 +183,9 @@ class LocalCluster:
             found = read_json(self.directory / "ray.json")
         except NotFound:
             return None
-        return ClusterInfo(found["address"], found["dashboard"], Path(found["token_path"]), found["pid"])
+        return ClusterInfo(
+            found["address"], found["dashboard"], Path(found["token_path"]), found["pid"]
+        )
 
     def touch(self) -> None:
         """Say that somebody needs this Ray; to be repeated within the grace."""
@@ -173,7 +200,10 @@ class LocalCluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
             if time.monotonic() > deadline:
-                raise Unavailable(f"the keeper of Ray (process {pid}) does not end: end it by hand", code="RAY_STOP")
+                raise Unavailable(
+                    f"the keeper of Ray (process {pid}) does not end: end it by hand",
+                    code="RAY_STOP",
+                )
             time.sleep(0.1)
 
     def _held(self) -> bool:
@@ -188,10 +218,18 @@ class LocalCluster:
 
     def _spawn(self, seconds: float) -> None:
         """Start a keeper; the child detaches itself and is nobody's zombie."""
-        options = [f"--{name}={value}" for name, value in {**self._options, "start": seconds}.items()]
+        options = [
+            f"--{name}={value}" for name, value in {**self._options, "start": seconds}.items()
+        ]
         with open(self.directory / "keeper.log", "ab") as log:
             subprocess.run(
-                [sys.executable, "-m", "xcray.execution.ray_cluster", f"--dir={self.directory}", *options],
+                [
+                    sys.executable,
+                    "-m",
+                    "xcray.execution.ray_cluster",
+                    f"--dir={self.directory}",
+                    *options,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -226,14 +264,19 @@ def _locked(path: Path, deadline: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Unavailable("another process has been starting Ray for too long: try again", code="RAY_START") from None
+                    raise Unavailable(
+                        "another process has been starting Ray for too long: try again",
+                        code="RAY_START",
+                    ) from None
                 time.sleep(0.1)
         yield
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Become the keeper of a directory's Ray; returns at once in the process that was started."""
-    parser = argparse.ArgumentParser(prog="xcray.execution.ray_cluster", description="hold a local Ray")
+    parser = argparse.ArgumentParser(
+        prog="xcray.execution.ray_cluster", description="hold a local Ray"
+    )
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--cpus", type=int, default=cores())
     parser.add_argument("--object-store", type=int, default=OBJECT_STORE)
@@ -243,7 +286,9 @@ def main(arguments: list[str] | None = None) -> int:
     lock = os.open(chosen.dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not _becomes_keeper(lock):
         return 0  # there is one
-    os.ftruncate(lock, 0)  # what stands there is the process of another keeper, which `stop` would end
+    os.ftruncate(
+        lock, 0
+    )  # what stands there is the process of another keeper, which `stop` would end
     if os.fork():
         os._exit(0)
     os.write(lock, str(os.getpid()).encode())

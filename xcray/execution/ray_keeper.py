@@ -22,22 +22,35 @@ from types import FrameType
 from typing import Any, Final
 
 from xcray.errors import Unavailable
-from xcray.execution.ray_session import SLOW, TOKEN_HEADER, free_port, own_environment, short_root, write_token
+from xcray.execution.ray_session import (
+    SLOW,
+    TOKEN_HEADER,
+    free_port,
+    own_environment,
+    short_root,
+    write_token,
+)
 from xcray.files import write_json
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 TICK: Final = 0.25  # seconds
 RUNNER: Final = b"xcray.jobs.runner"  # how a runner is known among our descendants
-PROC: Final = Path("/proc/self/stat")  # where it lacks, as on macOS, `ps` tells; a small Linux has no `ps`
+PROC: Final = Path(
+    "/proc/self/stat"
+)  # where it lacks, as on macOS, `ps` tells; a small Linux has no `ps`
 
 
 class Keeper:
     """One local Ray, from `start` to `end`. `directory` holds ray.json, token, ray.log and `wanted`."""
 
-    def __init__(self, directory: Path, num_cpus: int, object_store_memory: int, grace: float) -> None:
-        self.directory, self.grace = directory, grace
-        self.num_cpus, self.object_store_memory = num_cpus, object_store_memory
+    def __init__(
+        self, directory: Path, num_cpus: int, object_store_memory: int, grace: float
+    ) -> None:
+        self.directory = directory
+        self.grace = grace
+        self.num_cpus = num_cpus
+        self.object_store_memory = object_store_memory
         self.told = False
         self.root = short_root()
         self.ray: subprocess.Popen[bytes] | None = None
@@ -134,7 +147,15 @@ class Keeper:
             "object-store-memory": self.object_store_memory,
             "temp-dir": self.root / "r",
         }
-        start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+        start = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--head",
+            "--block",
+            "--disable-usage-stats",
+        ]
         return start + [f"--{name}={value}" for name, value in options.items()]
 
     def _wait(self, dashboard: int, token: Path, deadline: float) -> str:
@@ -148,11 +169,19 @@ class Keeper:
                     _tell_and_wait(descendants(os.getpid()), signal.SIGKILL, 10.0)
                     known.unlink(missing_ok=True)
                     return ""
-                raise Unavailable(f"Ray ended at its start with status {self.ray.returncode}: see ray.log beside ray.json")
-            if known.exists() and (address := known.read_text().strip()) and _answers(dashboard, token):
+                raise Unavailable(
+                    f"Ray ended at its start with status {self.ray.returncode}: see ray.log beside ray.json"
+                )
+            if (
+                known.exists()
+                and (address := known.read_text().strip())
+                and _answers(dashboard, token)
+            ):
                 return address
             time.sleep(0.1)
-        raise Unavailable("Ray was not ready in time: see ray.log beside ray.json; is the machine busy?")
+        raise Unavailable(
+            "Ray was not ready in time: see ray.log beside ray.json; is the machine busy?"
+        )
 
 
 def _answers(dashboard: int, token: Path) -> bool:
@@ -194,9 +223,15 @@ def _processes() -> list[tuple[int, int]]:
 
 def _processes_by_ps() -> list[tuple[int, int]]:
     """(pid, parent) of living processes where there is no /proc, without the `ps` that lists them."""
-    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
+    with subprocess.Popen(
+        ["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True
+    ) as ps:
         rows = [line.split(maxsplit=2) for line in ps.communicate()[0].splitlines()]
-    return [(int(pid), int(parent)) for pid, parent, state in rows if not state.startswith("Z") and int(pid) != ps.pid]
+    return [
+        (int(pid), int(parent))
+        for pid, parent, state in rows
+        if not state.startswith("Z") and int(pid) != ps.pid
+    ]
 
 
 def _tell_and_wait(pids: list[int], number: int, seconds: float) -> None:
@@ -224,7 +259,9 @@ def _reap(but: int | None = None) -> None:
 def _command_line(pid: int) -> bytes:
     """The command of a process, or nothing when it is gone or not ours to see."""
     if not PROC.exists():
-        return subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, check=False).stdout
+        return subprocess.run(
+            ["ps", "-o", "args=", "-p", str(pid)], capture_output=True, check=False
+        ).stdout
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""

@@ -17,9 +17,13 @@ from xcray.execution.ray_session import connect
 from xcray.schedule.placement import Need, Node, places, room
 
 LOOK_SECONDS: Final = 1.0  # between two looks at the cluster
-SUSPECT_SECONDS: Final = 15.0  # a node that lost a worker gets no new one so long: it may be dead, and nobody knows yet
+SUSPECT_SECONDS: Final = (
+    15.0  # a node that lost a worker gets no new one so long: it may be dead, and nobody knows yet
+)
 ANYWHERE: Final = "DEFAULT"  # Ray's own policy
-PLANNED_DEATHS: Final = frozenset({1, 4})  # of nodes, by Ray's NodeDeathInfo: told to end, or idle for the autoscaler
+PLANNED_DEATHS: Final = frozenset(
+    {1, 4}
+)  # of nodes, by Ray's NodeDeathInfo: told to end, or idle for the autoscaler
 
 
 class Told(NamedTuple):
@@ -62,13 +66,15 @@ class Surroundings:
     """
 
     def __init__(self) -> None:
-        self.stored, self.nodes_lost = 0, 0
+        self.stored = 0
+        self.nodes_lost = 0
         self.alive: dict[str, str] = {}  # node -> its address
         self.dead: set[str] = set()
         self.draining: dict[str, float] = {}
         self._stores: dict[str, float] = {}
         self._free: dict[str, dict[str, float]] = {}
-        self.looks, self._looked = 0, -LOOK_SECONDS
+        self.looks = 0
+        self._looked = -LOOK_SECONDS
 
     def look(self, seconds: float = 0.0) -> None:
         """Ask the head, unless the last look was less than `seconds` ago."""
@@ -81,9 +87,13 @@ class Surroundings:
         self.nodes_lost += sum(each.get("DeathReason", 0) not in PLANNED_DEATHS for each in gone)
         self.alive = {each["NodeID"]: each["NodeManagerAddress"] for each in nodes if each["Alive"]}
         self.dead = {each["NodeID"] for each in nodes if not each["Alive"]}
-        self.draining = {node: until / 1000.0 or inf for node, until in draining.items() if node in self.alive}
+        self.draining = {
+            node: until / 1000.0 or inf for node, until in draining.items() if node in self.alive
+        }
         name = "object_store_memory"
-        self._stores = {each["NodeID"]: each["Resources"].get(name, 0.0) for each in nodes if each["Alive"]}
+        self._stores = {
+            each["NodeID"]: each["Resources"].get(name, 0.0) for each in nodes if each["Alive"]
+        }
         free = sum(self._free.get(node, {}).get(name, 0.0) for node in self.alive)
         self.stored = max(0, int(sum(self._stores.values()) - free))
 
@@ -105,7 +115,11 @@ class Surroundings:
     def take(self, node: str, need: Need) -> None:
         """Count a seat on a node as taken, until the next look says so."""
         free = self._free.setdefault(node, {})
-        for name, amount in (("CPU", need.cpus), ("memory", need.memory), ("object_store_memory", need.store)):
+        for name, amount in (
+            ("CPU", need.cpus),
+            ("memory", need.memory),
+            ("object_store_memory", need.store),
+        ):
             free[name] = free.get(name, 0.0) - amount
 
 
@@ -115,7 +129,9 @@ class Whereabouts:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._node: dict[str, str] = {}  # of workers that are there
-        self._lost: dict[str, str] = {}  # of workers that were lost; "" for those that never had one
+        self._lost: dict[
+            str, str
+        ] = {}  # of workers that were lost; "" for those that never had one
         self._names: dict[str, str] = {}
         self._suspects: dict[str, float] = {}  # node -> until when
         self._cleared: set[str] = set()
@@ -162,14 +178,20 @@ class Whereabouts:
 
     def cleared(self) -> list[str]:
         """Lost workers whose node turned out to be dead since the last call."""
-        out = [worker for worker, node in self._lost.items() if node in self._around.dead and worker not in self._cleared]
+        out = [
+            worker
+            for worker, node in self._lost.items()
+            if node in self._around.dead and worker not in self._cleared
+        ]
         self._cleared.update(out)
         return out
 
     def on_draining(self) -> dict[str, float]:
         """Workers whose node is about to go, with the seconds until it does: infinity when that is not known."""
         now, draining = time.time(), self._around.draining
-        return {worker: draining[node] - now for worker, node in self._node.items() if node in draining}
+        return {
+            worker: draining[node] - now for worker, node in self._node.items() if node in draining
+        }
 
     def shun(self, nodes: Collection[str], seconds: float) -> None:
         """Nothing new is to go to some nodes for so long."""
@@ -182,7 +204,10 @@ class Whereabouts:
     def stayed(self, lost: Collection[str]) -> bool:
         """Whether one of these lost workers died on a node that lives on: its place there comes free."""
         last = {life.partition(".")[0]: node for life, node in self._lost.items()}
-        return any(last.get(worker) in self._around.alive.keys() - self._around.draining.keys() for worker in lost)
+        return any(
+            last.get(worker) in self._around.alive.keys() - self._around.draining.keys()
+            for worker in lost
+        )
 
     def strategies(self, need: Need, count: int) -> list[Any]:
         """Where `count` new workers go: nodes for those that have room, and Ray's own choice, when there is one, for the others."""

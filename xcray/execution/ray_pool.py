@@ -51,7 +51,9 @@ from xcray.schedule.placement import A_CPU, Need, room
 LOG: Final = logging.getLogger(__name__)
 STORE: Final = 256 << 20  # bytes
 MOST: Final = 256  # workers of a job on a cluster that does not say how many it wants
-SEAT_SECONDS: Final = 15.0  # who had a seat on a node and is not there after them waits like the others
+SEAT_SECONDS: Final = (
+    15.0  # who had a seat on a node and is not there after them waits like the others
+)
 QUIET_SECONDS: Final = 30.0  # of hearing nothing, before workers are asked whether they are there
 SILENT_SECONDS: Final = 300.0  # until one that does not answer that is given up
 
@@ -80,7 +82,8 @@ class WorkActor(WorkerActor):
 
     def __init__(self, work: RemoteWork, job: str, worker: str) -> None:
         super().__init__(job, worker, work.counter)
-        self._work, self._leaving = work, False
+        self._work = work
+        self._leaving = False
         self._off: set[int] = set()  # tasks called off
 
     def open(self) -> bool:
@@ -148,19 +151,31 @@ class RayPool(RayWorkers):
         thrift: Thrift | None = None,
     ) -> None:
         super().__init__(session)
-        self._work, self._n_workers, self._job, self._give = work, workers, job, shared
-        self._need, self._thrift, self._wanted = need, thrift, workers if thrift is None else 1
+        self._work = work
+        self._n_workers = workers
+        self._job = job
+        self._give = shared
+        self._need = need
+        self._thrift = thrift
+        self._wanted = workers if thrift is None else 1
         self._solve: dict[str, Any] = {}  # worker -> its method, under a name that can be read
-        self._waiting: dict[Any, tuple[str, Task | None]] = {}  # reference -> worker and its task; None: getting ready
+        self._waiting: dict[
+            Any, tuple[str, Task | None]
+        ] = {}  # reference -> worker and its task; None: getting ready
         self._finding: dict[Any, str] = {}  # reference of the node it gets to -> worker
-        self._asked: dict[str, float] = {}  # workers without a node so far, by when they were asked for
+        self._asked: dict[
+            str, float
+        ] = {}  # workers without a node so far, by when they were asked for
         self._seated: set[str] = set()  # of these, those that a node had room for
         self._idle: dict[str, float] = {}  # when workers became so
         self._told: list[Report] = []
         self._shared: tuple[Any, ...] | None = None
         self._leaving: set[str] = set()
-        self._started, self._most, self._seen = 0, 0, 0
-        self._patience, self._pulse = Patience(), Pulse(SILENT_SECONDS)
+        self._started = 0
+        self._most = 0
+        self._seen = 0
+        self._patience = Patience()
+        self._pulse = Pulse(SILENT_SECONDS)
         self._began = self._heard = self._watched = 0.0  # on a clock that never goes back
         self._awaits = ""
 
@@ -193,11 +208,15 @@ class RayPool(RayWorkers):
 
     def muster(self) -> Muster:
         """The actors that are ready, of those wanted."""
-        return self._mustered(self._target, self._ready(), self._where.lost)._replace(most=self._most, awaits=self._awaits)
+        return self._mustered(self._target, self._ready(), self._where.lost)._replace(
+            most=self._most, awaits=self._awaits
+        )
 
     def _ready(self) -> int:
         """How many actors have what they need."""
-        return len(self._actors.keys() - {held[0] for held in self._waiting.values() if held[1] is None})
+        return len(
+            self._actors.keys() - {held[0] for held in self._waiting.values() if held[1] is None}
+        )
 
     def foresee(self, outlook: Outlook) -> int | None:
         """Want as many workers as what is left can use, give back those it can't, and say how many there are to be."""
@@ -205,7 +224,9 @@ class RayPool(RayWorkers):
             return None
         self._around.look(LOOK_SECONDS)
         now, staying = time.monotonic(), self._staying()
-        self._idle = {worker: self._idle.get(worker, now) for worker in outlook.idle if worker in staying}
+        self._idle = {
+            worker: self._idle.get(worker, now) for worker in outlook.idle if worker in staying
+        }
         there = {worker: node for worker, node in self._where.placed.items() if worker in staying}
         for worker in given_back(outlook, self._idle, there, now):
             self._told += self._send_away(worker)
@@ -245,7 +266,11 @@ class RayPool(RayWorkers):
     def _staff(self, now: float) -> Staff:
         """Who is there; those with a seat on a node are about to be."""
         free = sum(room(node, self._need) for node in self._where.rooms())
-        fresh = [worker for worker in self._seated & self._asked.keys() if now - self._asked[worker] < SEAT_SECONDS]
+        fresh = [
+            worker
+            for worker in self._seated & self._asked.keys()
+            if now - self._asked[worker] < SEAT_SECONDS
+        ]
         asked = self._asked.keys() - fresh
         waited = now - min((self._asked[worker] for worker in asked), default=now)
         return Staff(len(self._staying()) - len(asked), len(asked), free, waited)
@@ -256,7 +281,11 @@ class RayPool(RayWorkers):
         if self._around.looks == self._seen:
             return []
         self._seen = self._around.looks
-        out = [report for worker in self._where.fallen() for report in self._lose(worker, "its node is gone")]
+        out = [
+            report
+            for worker in self._where.fallen()
+            for report in self._lose(worker, "its node is gone")
+        ]
         out += [Cleared(worker) for worker in self._where.cleared()]
         draining = [worker for worker in self._where.on_draining() if worker not in self._leaving]
         return out + [report for worker in draining for report in self._send_away(worker)]
@@ -268,9 +297,15 @@ class RayPool(RayWorkers):
             for strategy in self._where.strategies(self._need, self._target - len(staying)):
                 self._start_actor(strategy)
         surplus = staying[self._n_workers :]
-        too_many = self._patience.surplus(time.monotonic(), len(staying) - self._target) if self._thrift is not None else 0
+        too_many = (
+            self._patience.surplus(time.monotonic(), len(staying) - self._target)
+            if self._thrift is not None
+            else 0
+        )
         if too_many:
-            nowhere = [worker for worker in staying if worker in self._asked and worker not in self._seated]
+            nowhere = [
+                worker for worker in staying if worker in self._asked and worker not in self._seated
+            ]
             surplus = list(dict.fromkeys([*surplus, *nowhere[-too_many:]]))
         for worker in surplus:
             out += self._send_away(worker)
@@ -283,21 +318,31 @@ class RayPool(RayWorkers):
         if now < self._watched + LOOK_SECONDS:
             return []
         self._watched = now
-        way = self._patience.look(now, self._asked, self._ready(), self._where.open(self._need), start_seconds())
+        way = self._patience.look(
+            now, self._asked, self._ready(), self._where.open(self._need), start_seconds()
+        )
         if way.over:
             raise not_ready("no Ray worker was", start_seconds(), way.why)
         if way.anew or bool(way.why) != bool(self._awaits):
-            LOG.warning("%s%s", way.why or "nobody waits for a place any more", "; asking anew" if way.anew else "")
+            LOG.warning(
+                "%s%s",
+                way.why or "nobody waits for a place any more",
+                "; asking anew" if way.anew else "",
+            )
         self._awaits = way.why
         self._where.shun(way.shun, SHUN_SECONDS)
-        return [report for worker in way.anew for report in self._send_away(worker)] + self._silent(now)
+        return [report for worker in way.anew for report in self._send_away(worker)] + self._silent(
+            now
+        )
 
     def _silent(self, now: float) -> list[Report]:
         """Workers that are given up: a process that is stopped raises no error, and with one worker nobody runs a copy."""
         if now < self._heard + QUIET_SECONDS:
             return []
         out = list[Report]()
-        for worker, why in self._pulse.gone({worker: self._actors[worker] for worker in self._where.placed}).items():
+        for worker, why in self._pulse.gone(
+            {worker: self._actors[worker] for worker in self._where.placed}
+        ).items():
             ray.kill(self._actors[worker])
             out += self._lose(worker, why)
         return out
@@ -324,8 +369,12 @@ class RayPool(RayWorkers):
 
     def _drop(self, worker: str) -> None:
         """Forget what a worker was asked."""
-        self._waiting = {reference: held for reference, held in self._waiting.items() if held[0] != worker}
-        self._finding = {reference: name for reference, name in self._finding.items() if name != worker}
+        self._waiting = {
+            reference: held for reference, held in self._waiting.items() if held[0] != worker
+        }
+        self._finding = {
+            reference: name for reference, name in self._finding.items() if name != worker
+        }
         self._asked.pop(worker, None)
         self._seated.discard(worker)
 
@@ -334,7 +383,14 @@ class RayPool(RayWorkers):
         worker = f"worker-{self._started}"
         self._started += 1
         actor = start_actor(
-            WorkActor, self._job, worker, self._work, self._job, worker, need=self._need, scheduling_strategy=strategy
+            WorkActor,
+            self._job,
+            worker,
+            self._work,
+            self._job,
+            worker,
+            need=self._need,
+            scheduling_strategy=strategy,
         )
         self._actors[worker], self._asked[worker] = actor, time.monotonic()
         if strategy != ANYWHERE:
@@ -361,7 +417,10 @@ class RayPool(RayWorkers):
             started = began - self._opened
             if block is None:
                 return [GaveUp(worker, task, started, seconds), *self._leave_when_free(worker)]
-            return [Result(worker, task, self._work.received(block), started, seconds), *self._leave_when_free(worker)]
+            return [
+                Result(worker, task, self._work.received(block), started, seconds),
+                *self._leave_when_free(worker),
+            ]
         if value is False:
             self._waiting[self._actors[worker].load.remote(*self._share())] = (worker, None)
             return []

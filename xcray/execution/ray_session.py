@@ -33,7 +33,9 @@ SLOW: Final = "timed out during startup"  # Ray's own words when a node was not 
 T = TypeVar("T")
 QUIET_PORTS: Final = range(20_000, 30_000)
 _PORTS: Final = count(secrets.randbelow(len(QUIET_PORTS)))
-_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a cluster is never behind a proxy
+_DIRECT: Final = urllib.request.build_opener(
+    urllib.request.ProxyHandler({})
+)  # a cluster is never behind a proxy
 
 
 def auth_environment(token_path: Path | str) -> dict[str, str]:
@@ -80,7 +82,9 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise Unavailable(f"no port from {QUIET_PORTS[0]} to {QUIET_PORTS[-1]} is free on this machine: what holds them all?")
+    raise Unavailable(
+        f"no port from {QUIET_PORTS[0]} to {QUIET_PORTS[-1]} is free on this machine: what holds them all?"
+    )
 
 
 def reachable(address: str, seconds: float = 5.0) -> bool:
@@ -137,7 +141,9 @@ def set_environment(changes: Mapping[str, str | None]) -> None:
 
 
 @contextlib.contextmanager
-def connect(address: str, *, token_path: Path | str | None = None, namespace: str = NAMESPACE, **more: Any) -> Iterator[str]:
+def connect(
+    address: str, *, token_path: Path | str | None = None, namespace: str = NAMESPACE, **more: Any
+) -> Iterator[str]:
     """Make this process a driver of the Ray at `address` for the length of a block; the Ray itself lives on.
 
     `address`: "host:port", or "auto" for the cluster that this process is in: RAY_ADDRESS says where, as in all pods of KubeRay and
@@ -148,15 +154,26 @@ def connect(address: str, *, token_path: Path | str | None = None, namespace: st
     if address == AUTO:
         address = os.environ.get("RAY_ADDRESS") or AUTO
     if address != AUTO and not reachable(address):
-        raise Unavailable(f"no Ray answers at {address}: start one, or use the pool 'threads'", code="RAY_UNREACHABLE")
+        raise Unavailable(
+            f"no Ray answers at {address}: start one, or use the pool 'threads'",
+            code="RAY_UNREACHABLE",
+        )
     ray = load_ray()
     with environment({**(auth_environment(token_path) if token_path else {}), **_left_behind()}):
         try:
             with _our_signals():
-                ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="WARNING", **more)
+                ray.init(
+                    address=address,
+                    namespace=namespace,
+                    log_to_driver=False,
+                    logging_level="WARNING",
+                    **more,
+                )
         except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
             cause = str(error).splitlines()[0]
-            raise Unavailable(f"the Ray at {address} did not let us in: {cause}", code="RAY_REFUSED") from error
+            raise Unavailable(
+                f"the Ray at {address} did not let us in: {cause}", code="RAY_REFUSED"
+            ) from error
         try:
             yield address
         finally:
@@ -164,7 +181,9 @@ def connect(address: str, *, token_path: Path | str | None = None, namespace: st
 
 
 @contextlib.contextmanager
-def local_ray(num_cpus: int = 2, object_store_memory: int = 256 << 20, dashboard: bool = False) -> Iterator[str]:
+def local_ray(
+    num_cpus: int = 2, object_store_memory: int = 256 << 20, dashboard: bool = False
+) -> Iterator[str]:
     """A Ray of this process's own, ended with the block together with its temporary folder; gives its "host:port".
 
     `object_store_memory` in bytes. It joins no cluster that it finds and leaves Ray's default folder alone.
@@ -173,7 +192,12 @@ def local_ray(num_cpus: int = 2, object_store_memory: int = 256 << 20, dashboard
     ray = load_ray()
     root = short_root()
     write_token(root / "token")
-    settings = {**own_environment(root / "token"), "RAY_ADDRESS": None, "RAY_TMPDIR": None, **_left_behind()}
+    settings = {
+        **own_environment(root / "token"),
+        "RAY_ADDRESS": None,
+        "RAY_TMPDIR": None,
+        **_left_behind(),
+    }
     with environment(settings):
         try:
             with _our_signals():
@@ -235,7 +259,9 @@ def load_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise Unavailable("this needs Ray: pip install 'xcray[ray]', or use the pool 'threads'", code="NO_RAY") from None
+        raise Unavailable(
+            "this needs Ray: pip install 'xcray[ray]', or use the pool 'threads'", code="NO_RAY"
+        ) from None
     return ray
 
 

@@ -33,7 +33,18 @@ from xcray.execution.ray_actors import (
     start_seconds,
 )
 from xcray.execution.ray_nodes import LOOK_SECONDS
-from xcray.execution.team import Answer, Handle, HandWork, Raised, Reply, check_replace, do, taken_apart, team_names, thing_lost
+from xcray.execution.team import (
+    Answer,
+    Handle,
+    HandWork,
+    Raised,
+    Reply,
+    check_replace,
+    do,
+    taken_apart,
+    team_names,
+    thing_lost,
+)
 from xcray.schedule.messages import Lost
 from xcray.schedule.placement import A_CPU, Need, room
 
@@ -65,8 +76,10 @@ class TeamActor(WorkerActor):
 
     def __init__(self, work: HandWork, worker: str, job: str) -> None:
         super().__init__(job, worker, COUNTER, "verb")
-        self._work, self._worker = work, worker
-        self._ticket, self._off = 0, -1  # what it is at; tickets up to this one are to end
+        self._work = work
+        self._worker = worker
+        self._ticket = 0
+        self._off = -1  # what it is at; tickets up to this one are to end
 
     def open(self) -> None:
         """Make the hand."""
@@ -74,7 +87,9 @@ class TeamActor(WorkerActor):
         self._hand = self._work.hand(self._worker, self._stopped)
 
     @ray.method(num_returns=2)
-    def perform(self, ticket: int, verb: str, args: tuple[Any, ...], *things: Any) -> tuple[Any, _Told]:
+    def perform(
+        self, ticket: int, verb: str, args: tuple[Any, ...], *things: Any
+    ) -> tuple[Any, _Told]:
         """Do a verb: the thing it makes, and what it tells."""
         began, started = time.time(), time.monotonic()
         self._ticket = ticket
@@ -118,16 +133,23 @@ class RayTeam(RayWorkers):
     ) -> None:
         super().__init__(session)
         self._need = need
-        self._work, self._names, self._job = work, team_names(workers), job
+        self._work = work
+        self._names = team_names(workers)
+        self._job = job
         self._begin = self._names[: begin or workers]
         self._least = least or len(self._begin)
         self._coming: dict[Any, str] = {}  # reference of what an invited worker is at -> worker
         self._placed: set[str] = set()  # of these, those that have a node
         self._invited = 0.0  # when the last ones were
-        self._silent, self._pulse = silent_seconds, Pulse(silent_seconds)
-        self._methods: dict[tuple[str, str], Any] = {}  # worker and verb -> the actor's method, under a name that can be read
+        self._silent = silent_seconds
+        self._pulse = Pulse(silent_seconds)
+        self._methods: dict[
+            tuple[str, str], Any
+        ] = {}  # worker and verb -> the actor's method, under a name that can be read
         self._due: dict[Any, _Asked] = {}  # reference of what will be told -> what was asked
-        self._tickets, self._losses, self._stopped = 0, 0, False
+        self._tickets = 0
+        self._losses = 0
+        self._stopped = False
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -138,7 +160,9 @@ class RayTeam(RayWorkers):
     def present(self) -> tuple[str, ...]:
         """Those that are ready, in order."""
         coming = set(self._coming.values())
-        return tuple(worker for worker in self._names if worker in self._actors and worker not in coming)
+        return tuple(
+            worker for worker in self._names if worker in self._actors and worker not in coming
+        )
 
     def muster(self) -> Muster:
         """The actors that are there, of all that it began with, or that came."""
@@ -210,7 +234,11 @@ class RayTeam(RayWorkers):
         """Those on nodes that drain."""
         self._around.look(LOOK_SECONDS)
         present = self.present
-        return {worker: seconds for worker, seconds in self._where.on_draining().items() if worker in present}
+        return {
+            worker: seconds
+            for worker, seconds in self._where.on_draining().items()
+            if worker in present
+        }
 
     def dismiss(self, *workers: str) -> None:
         """End their actors; they are not counted as lost."""
@@ -222,15 +250,25 @@ class RayTeam(RayWorkers):
         """See `Team`. Things go along as references, and are fetched to the worker's node when they are not there."""
         plain, handles = taken_apart(worker, verb, args, self._actors)
         self._tickets += 1
-        bulk, told = self._perform(worker, verb).remote(self._tickets, verb, plain, *(handle.held for handle in handles))
+        bulk, told = self._perform(worker, verb).remote(
+            self._tickets, verb, plain, *(handle.held for handle in handles)
+        )
         self._due[told] = _Asked(self._tickets, worker, bulk)
         return self._tickets
 
     def wait(self, seconds: float) -> list[Reply]:
         """Answers, errors, and workers that are lost. Raises Unavailable when workers keep being lost."""
-        found = [reply for reference in answered(self._due, seconds) for reply in self._receive(reference)]
+        found = [
+            reply
+            for reference in answered(self._due, seconds)
+            for reply in self._receive(reference)
+        ]
         there = {worker: self._actors[worker] for worker in self.present}
-        return found + [reply for worker, why in self._pulse.gone(there).items() for reply in self._lose(worker, why)]
+        return found + [
+            reply
+            for worker, why in self._pulse.gone(there).items()
+            for reply in self._lose(worker, why)
+        ]
 
     def put(self, value: Any) -> Handle:
         """Put a value into the object store of the driver's node."""
@@ -285,7 +323,9 @@ class RayTeam(RayWorkers):
 
     def _prepare(self, waiting: dict[Any, str], placed: set[str], seconds: float) -> list[str]:
         """Go on with the actors whose step is done within so long; those that died, with nothing left in `waiting`."""
-        lost = self._pulse.gone({worker: self._actors[worker] for worker in placed & set(waiting.values())})
+        lost = self._pulse.gone(
+            {worker: self._actors[worker] for worker in placed & set(waiting.values())}
+        )
         for reference in answered(waiting, seconds):
             worker = waiting.pop(reference)
             try:
@@ -310,9 +350,18 @@ class RayTeam(RayWorkers):
         if workers:
             self._around.look()
         out = {}
-        for worker, strategy in zip(workers, self._where.strategies(self._need, len(workers)), strict=True):
+        for worker, strategy in zip(
+            workers, self._where.strategies(self._need, len(workers)), strict=True
+        ):
             actor = start_actor(
-                TeamActor, self._job, worker, self._work, worker, self._job, need=self._need, scheduling_strategy=strategy
+                TeamActor,
+                self._job,
+                worker,
+                self._work,
+                worker,
+                self._job,
+                need=self._need,
+                scheduling_strategy=strategy,
             )
             self._actors[worker] = actor
             if self._stopped:
@@ -332,7 +381,11 @@ class RayTeam(RayWorkers):
         except ray.exceptions.RayError as error:
             return self._lose(asked.worker, error)
         bulk = Handle(asked.bulk) if told.made else None
-        return [Answer(asked.ticket, asked.worker, bulk, told.told, told.seconds, told.began - self._opened)]
+        return [
+            Answer(
+                asked.ticket, asked.worker, bulk, told.told, told.seconds, told.began - self._opened
+            )
+        ]
 
     def _lose(self, worker: str, why: object) -> list[Reply]:
         """Forget an actor that died, or is as good as dead."""
@@ -348,7 +401,9 @@ class RayTeam(RayWorkers):
         """An actor's method, called after the job and the verb where Ray lists its tasks."""
         key = (worker, verb)
         if key not in self._methods:
-            self._methods[key] = self._actors[worker].perform.options(name=f"xcray:{self._job}:{verb}")
+            self._methods[key] = self._actors[worker].perform.options(
+                name=f"xcray:{self._job}:{verb}"
+            )
         return self._methods[key]
 
     def _forget(self, worker: str) -> None:
@@ -360,10 +415,14 @@ class RayTeam(RayWorkers):
         self._placed.discard(worker)
         for reference in [reference for reference, name in self._coming.items() if name == worker]:
             del self._coming[reference]
-        self._due = {reference: asked for reference, asked in self._due.items() if asked.worker != worker}
+        self._due = {
+            reference: asked for reference, asked in self._due.items() if asked.worker != worker
+        }
 
 
 def _cause(error: ray.exceptions.RayTaskError) -> BaseException:
     """What a verb raised; or that one of its arguments is gone."""
     cause = error.cause
-    return thing_lost(cause) if isinstance(cause, ray.exceptions.ObjectLostError) else cause_of(error)
+    return (
+        thing_lost(cause) if isinstance(cause, ray.exceptions.ObjectLostError) else cause_of(error)
+    )

@@ -53,7 +53,9 @@ class SolverWork:
         keep_in(local, Path(self.keep) if self.keep is not None else None)
         return local
 
-    def solve(self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Block:
+    def solve(
+        self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False
+    ) -> Block:
         """See `Solver`."""
         return self.made.solve(local, labels, stopped)
 

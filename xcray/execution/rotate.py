@@ -91,16 +91,23 @@ class _Loop:
         record: Callable[[Span], None],
         first: int,
     ) -> None:
-        self._schedule, self._team, self._steps, self._record, self._first = schedule, team, steps, record, first
+        self._schedule = schedule
+        self._team = team
+        self._steps = steps
+        self._record = record
+        self._first = first
         n = len(blocks)
         paces = {worker: Pace({}, {}) for worker in team.workers}
         self.stretch = Stretch(list(blocks), [""] * n, [None] * n, {}, paces, 0)
         self._owned = [False] * n  # made in this stretch: nobody else has it
         self._verb = "carry" if len(set(team.nodes.values())) > 1 else "visit"
         self.tickets: dict[int, Visit] = {}
-        self._ends: dict[str, float] = {}  # worker -> when its last visit ended, by the team's clock
+        self._ends: dict[
+            str, float
+        ] = {}  # worker -> when its last visit ended, by the team's clock
         self._seen = (0.0, time.monotonic())  # a moment by the team's clock, and by ours
-        self.finished, self.visits = False, 0
+        self.finished = False
+        self.visits = 0
 
     def obey(self, commands: Sequence[Visit | Finish]) -> None:
         """Ask for visits. A finish that has a reason was heard as WorkerLost before."""
@@ -111,7 +118,9 @@ class _Loop:
             self.visits += 1
             handle, owned = self.stretch.blocks[command.block], self._owned[command.block]
             step = self._steps[command.lap]
-            self.tickets[self._team.ask(command.worker, self._verb, handle, command.shards, step, owned)] = command
+            self.tickets[
+                self._team.ask(command.worker, self._verb, handle, command.shards, step, owned)
+            ] = command
 
     def hear(self, answer: Answer) -> None:
         """A visit is done: keep what it made and told, and do what the schedule says."""
@@ -142,7 +151,9 @@ class _Loop:
                 told.add(visit.worker)
                 began = self._ends.get(visit.worker, now)
                 outcome = LOST if visit.worker in lost else STOPPED
-                self._record(Span(visit.worker, self._task(visit), began, max(0.0, now - began), outcome))
+                self._record(
+                    Span(visit.worker, self._task(visit), began, max(0.0, now - began), outcome)
+                )
 
     def _task(self, visit: Visit) -> Task:
         """A visit as the timeline has it."""
@@ -155,5 +166,7 @@ def speeds_of(paces: dict[str, Pace], costs: Any) -> dict[str, float]:
     for worker, pace in paces.items():
         seconds = sum(pace.seconds.values())
         if seconds > 0.0:
-            speeds[worker] = sum(float(costs[shard]) * cells for shard, cells in pace.cells.items()) / seconds
+            speeds[worker] = (
+                sum(float(costs[shard]) * cells for shard, cells in pace.cells.items()) / seconds
+            )
     return speeds

@@ -27,7 +27,8 @@ class TeamRounds:
     """
 
     def __init__(self, team: Team, stopped: Callable[[], bool] = lambda: False) -> None:
-        self._team, self._stopped = team, stopped
+        self._team = team
+        self._stopped = stopped
         self.lost = 0  # workers lost and replaced so far
         self.seconds = dict.fromkeys(team.workers, 0.0)  # of work done by each, for the report
 
@@ -46,7 +47,9 @@ class TeamRounds:
         out: dict[str, int] = {}  # worker -> its ticket
         answers: dict[str, Answer] = {}
         lost_before = self.lost
-        self._replace(self._heard(0.0, out, answers), lost_before)  # those that were lost since the last round
+        self._replace(
+            self._heard(0.0, out, answers), lost_before
+        )  # those that were lost since the last round
         asked = list(self._team.workers)
         while len(answers) < self.size:
             for worker in asked:
@@ -93,5 +96,7 @@ class TeamRounds:
             return
         self.lost += len(lost)
         if self.lost - lost_before > LOSSES * self.size:
-            raise Unavailable(f"{self.lost - lost_before} workers were lost in one round; see the logs of the workers")
+            raise Unavailable(
+                f"{self.lost - lost_before} workers were lost in one round; see the logs of the workers"
+            )
         self._team.replace(*lost)

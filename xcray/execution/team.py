@@ -157,16 +157,22 @@ def check_replace(lost: Iterable[str], workers: Iterable[str], living: Iterable[
     """Raise ParameterError for a worker that can't be replaced: it is not of this team, or still there."""
     wrong = [worker for worker in lost if worker not in workers or worker in living]
     if wrong:
-        raise ParameterError(f"{', '.join(wrong)} can't be replaced: only a worker of this team that was reported lost can")
+        raise ParameterError(
+            f"{', '.join(wrong)} can't be replaced: only a worker of this team that was reported lost can"
+        )
 
 
-def taken_apart(worker: str, verb: str, args: Sequence[Any], workers: Iterable[str]) -> tuple[tuple[Any, ...], list[Handle]]:
+def taken_apart(
+    worker: str, verb: str, args: Sequence[Any], workers: Iterable[str]
+) -> tuple[tuple[Any, ...], list[Handle]]:
     """Arguments with a Slot for each Handle, and the handles: things travel beside the arguments, not in them.
 
     Raises ParameterError for a worker that is not of `workers`, or a verb that is no public method's name.
     """
     if worker not in workers:
-        raise ParameterError(f"there is no {worker!r} to ask: it is not of this team, or it was lost and not replaced")
+        raise ParameterError(
+            f"there is no {worker!r} to ask: it is not of this team, or it was lost and not replaced"
+        )
     if verb.startswith("_") or not verb.isidentifier():
         raise ParameterError(f"{verb!r} is no verb: name a public method of the hand")
     handles: list[Handle] = []
@@ -185,7 +191,9 @@ def _each(arg: Any, change: Callable[[Any], Any]) -> Any:
     return type(arg)(change(each) for each in arg) if type(arg) in (list, tuple) else change(arg)
 
 
-def do(hand: Any, verb: str, args: Sequence[Any], things: Sequence[Any], stopped: Callable[[], bool]) -> tuple[Any, Any]:
+def do(
+    hand: Any, verb: str, args: Sequence[Any], things: Sequence[Any], stopped: Callable[[], bool]
+) -> tuple[Any, Any]:
     """Let a hand do a verb with the things in their slots, unless the team was stopped: (bulk, told). Raises Stopped,
     ParameterError for a verb it has not, and what the verb raises."""
     if stopped():
@@ -193,7 +201,10 @@ def do(hand: Any, verb: str, args: Sequence[Any], things: Sequence[Any], stopped
     method = getattr(hand, verb, None)
     if not callable(method):
         raise ParameterError(f"{type(hand).__name__} has no verb {verb!r}")
-    whole = [_each(arg, lambda each: things[each.number] if isinstance(each, Slot) else each) for arg in args]
+    whole = [
+        _each(arg, lambda each: things[each.number] if isinstance(each, Slot) else each)
+        for arg in args
+    ]
     bulk, told = method(*whole)
     return bulk, told
 

@@ -60,7 +60,9 @@ class Timeline:
 
     def __init__(self, directory: Path, nodes: Callable[[], Mapping[str, str]] = dict) -> None:
         self._nodes = nodes
-        self.attempt = 1 + max((int(path.stem.split("-")[1]) for path in _streams(directory)), default=0)
+        self.attempt = 1 + max(
+            (int(path.stem.split("-")[1]) for path in _streams(directory)), default=0
+        )
         self._pending: list[Span] = []
         self._flushed = 0.0
         self._sink = pa.OSFile(str(directory / f"timeline-{self.attempt:04d}.arrows"), "wb")
@@ -69,7 +71,12 @@ class Timeline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.flush()
         self._writer.close()
         self._sink.close()
@@ -84,15 +91,29 @@ class Timeline:
     def flush(self) -> None:
         """Write what is pending."""
         if self._pending:
-            self._writer.write_batch(pa.RecordBatch.from_pylist([self._row(span) for span in self._pending], SCHEMA))
+            self._writer.write_batch(
+                pa.RecordBatch.from_pylist([self._row(span) for span in self._pending], SCHEMA)
+            )
             self._pending.clear()
 
     def _row(self, span: Span) -> dict[str, Any]:
         """A span as a row of the table."""
         task = span.task
-        about = {"task": task.id, "attempt": task.attempt, "classes": len(task.labels), "cost": task.cost, "labels": task.labels}
+        about = {
+            "task": task.id,
+            "attempt": task.attempt,
+            "classes": len(task.labels),
+            "cost": task.cost,
+            "labels": task.labels,
+        }
         when = {"started": span.started, "seconds": span.seconds, "outcome": span.outcome}
-        return {"attempt_of_run": self.attempt, "worker": span.worker, "node": span.node, **about, **when}
+        return {
+            "attempt_of_run": self.attempt,
+            "worker": span.worker,
+            "node": span.node,
+            **about,
+            **when,
+        }
 
 
 def read_streams(directory: Path) -> pa.Table:
@@ -111,17 +132,25 @@ def balance(table: pa.Table, workers: int) -> dict[str, Any]:
     if not table.num_rows:
         none = {"batches": 0, "busy_share": {}, "makespan": 0.0, "makespan_over_ideal": 1.0}
         return {**none, "core_seconds": 0.0, "work_lost_seconds": 0.0}
-    attempt, started, seconds = (table.column(name).to_numpy() for name in ("attempt_of_run", "started", "seconds"))
+    attempt, started, seconds = (
+        table.column(name).to_numpy() for name in ("attempt_of_run", "started", "seconds")
+    )
     done = pc.equal(table.column("outcome"), DONE).to_numpy()
     ends = started + seconds
-    makespan = sum(float(ends[own].max() - started[own].min()) for own in (attempt == n for n in np.unique(attempt)))
+    makespan = sum(
+        float(ends[own].max() - started[own].min())
+        for own in (attempt == n for n in np.unique(attempt))
+    )
     core = float(seconds[done].sum())
     busy = (
         pa.table([table.column("worker"), table.column("seconds")], ["worker", "seconds"])
         .group_by("worker")
         .aggregate([("seconds", "sum")])
     )
-    shares = {row["worker"]: round(row["seconds_sum"] / max(makespan, 1e-9), 4) for row in busy.to_pylist()}
+    shares = {
+        row["worker"]: round(row["seconds_sum"] / max(makespan, 1e-9), 4)
+        for row in busy.to_pylist()
+    }
     return {
         "batches": int(done.sum()),
         "busy_share": dict(sorted(shares.items())),

@@ -26,7 +26,9 @@ class Vitals:
         self._muster: Callable[[], Muster] = lambda: Muster(workers, workers)
         self._counted: dict[str, float] = {}
         self._before: float | None = None
-        self._spans: deque[tuple[float, float]] = deque()  # begin and end of what workers did lately
+        self._spans: deque[tuple[float, float]] = (
+            deque()
+        )  # begin and end of what workers did lately
         self._first = float("inf")
         self._gap: float | None = None
 
@@ -78,7 +80,11 @@ class Vitals:
                 self.reach(name, lost)
         more = {"largest_gap": self._gap, "object_store_bytes": there.stored}
         workers = {"workers": there.present, "workers_wanted": there.wanted}
-        told = {**workers, "busy_share": self._busy_share(max(1, there.present)), "counted": dict(self._counted)}
+        told = {
+            **workers,
+            "busy_share": self._busy_share(max(1, there.present)),
+            "counted": dict(self._counted),
+        }
         return told | {name: value for name, value in more.items() if value is not None}
 
     def _busy_share(self, workers: int) -> float | None:

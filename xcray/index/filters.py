@@ -19,7 +19,9 @@ class LabelFilter(NamedTuple):
     labels: Int32
 
     @classmethod
-    def of(cls, n_labels: int, allow: Sequence[int] | Any = None, deny: Sequence[int] | Any = None) -> Self:
+    def of(
+        cls, n_labels: int, allow: Sequence[int] | Any = None, deny: Sequence[int] | Any = None
+    ) -> Self:
         """Labels of `allow` (None: all) that are not in `deny`, given by number in any order, repeats allowed.
 
         Raises NotFound for a number that is no label, ParameterError when no label is left.
@@ -31,7 +33,10 @@ class LabelFilter(NamedTuple):
             mask[_numbers(deny, n_labels)] = 0
         kept = np.flatnonzero(mask)
         if not len(kept):
-            raise ParameterError("no label is allowed: give `allow` a label that `deny` does not name", code="NO_LABELS")
+            raise ParameterError(
+                "no label is allowed: give `allow` a label that `deny` does not name",
+                code="NO_LABELS",
+            )
         return cls(frozen(mask, np.uint8), frozen(kept, np.int32))
 
 
@@ -39,9 +44,13 @@ def _numbers(labels: Any, n_labels: int) -> NDArray[np.int64]:
     """Label numbers, each checked."""
     numbers = np.asarray(labels)
     if numbers.size and numbers.dtype.kind not in "iu":
-        raise ParameterError(f"labels of a filter are numbers, not {numbers.dtype}; use Model.label_id for names")
+        raise ParameterError(
+            f"labels of a filter are numbers, not {numbers.dtype}; use Model.label_id for names"
+        )
     out = numbers.astype(np.int64).reshape(-1)
     bad = out[(out < 0) | (out >= n_labels)]
     if len(bad):
-        raise NotFound(f"there is no label number {int(bad[0])}: the model has labels 0 to {n_labels - 1}")
+        raise NotFound(
+            f"there is no label number {int(bad[0])}: the model has labels 0 to {n_labels - 1}"
+        )
     return out

@@ -29,8 +29,11 @@ class InvertedIndex:
             raise ShapeMismatch(
                 f"W is {W.shape}; postings must be its transpose, not {postings.shape}, and b as long, not {len(b)}"
             )
-        self.W, self.postings = W, postings
-        order = np.argsort(-b.astype(np.float64), kind="stable")  # stable: equal biases stay in the order of labels
+        self.W = W
+        self.postings = postings
+        order = np.argsort(
+            -b.astype(np.float64), kind="stable"
+        )  # stable: equal biases stay in the order of labels
         self._biases = Biases(frozen(b, np.float32), frozen(order, np.int32))
         self._free: deque[Scratch] = deque()
 
@@ -104,4 +107,6 @@ class InvertedIndex:
             return self._free.pop()
         except IndexError:
             n = self.n_labels
-            return Scratch(np.zeros(n, np.float64), np.zeros(n, np.uint8), np.zeros(n + 1, np.int32))
+            return Scratch(
+                np.zeros(n, np.float64), np.zeros(n, np.uint8), np.zeros(n + 1, np.int32)
+            )

@@ -85,10 +85,14 @@ class Normaliser:
             return self._free.pop()
         except IndexError:
             n = self._search.n_labels
-            return Scratch(np.zeros(n, np.float64), np.zeros(n, np.uint8), np.zeros(n + 1, np.int32))
+            return Scratch(
+                np.zeros(n, np.float64), np.zeros(n, np.uint8), np.zeros(n + 1, np.int32)
+            )
 
 
 def softmax(scores: Float64, log_normaliser: Float64) -> Float64:
     """exp(score - log-normaliser) of answers: scores (n, k), log_normaliser (n,); (n, k) float64 in 0 to 1."""
     told = np.exp(scores - log_normaliser[:, None])
-    return frozen(np.minimum(told, 1.0, out=told), np.float64)  # a label that has it all may be above 1 by its last bit
+    return frozen(
+        np.minimum(told, 1.0, out=told), np.float64
+    )  # a label that has it all may be above 1 by its last bit

@@ -89,7 +89,9 @@ def order_of(b: Float32) -> Int32:
     return frozen(np.argsort(-b.astype(np.float64), kind="stable"), np.int32)
 
 
-def write(path: Path, W: CSR, b: Float32, budget: int = BUDGET, tick: Callable[[], None] = lambda: None) -> None:
+def write(
+    path: Path, W: CSR, b: Float32, budget: int = BUDGET, tick: Callable[[], None] = lambda: None
+) -> None:
     """Write the lists of W, a sound (K, D) matrix that may be mapped from disk, and the order of its biases; the same bytes for any
     budget.
 
@@ -97,7 +99,12 @@ def write(path: Path, W: CSR, b: Float32, budget: int = BUDGET, tick: Callable[[
     piece.
     """
     made = plan(W)
-    head = {"layout": LAYOUT, "width": str(made.width), "n_labels": str(W.n_rows), "least": float(made.least).hex()}
+    head = {
+        "layout": LAYOUT,
+        "width": str(made.width),
+        "n_labels": str(W.n_rows),
+        "least": float(made.least).hex(),
+    }
     columns = {"starts": pa.array(made.starts), "order": pa.array(order_of(b))}
     with BlobWriter(path, int(made.starts[-1]) * UNIT + 8, columns, head) as out:
         for place, piece in pieces(W, made, budget):
@@ -109,7 +116,10 @@ def check(lists: Lists, order: Int32, name: str) -> None:
     """Raise Corrupt, naming the file, unless searches can trust the lists: they read without bounds checks. One pass."""
     bad = first_bad(lists)
     if bad >= 0:
-        raise Corrupt(f"{name}, feature {bad}: its list is not sound; train the model again or restore its file", file=name)
+        raise Corrupt(
+            f"{name}, feature {bad}: its list is not sound; train the model again or restore its file",
+            file=name,
+        )
     if not is_order(order):
         raise Corrupt(f"{name}: the order of labels is not one of {len(order)} labels", file=name)
 
@@ -124,16 +134,34 @@ def read(path: Path, shape: tuple[int, int]) -> tuple[Lists, Int32]:
     table = read_table(path)
     try:
         head = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
-        width, n_labels, least = int(head["width"]), int(head["n_labels"]), float.fromhex(head["least"])
-        starts, order, blocks = (table.column(name).chunk(0).values.to_numpy() for name in ("starts", "order", "blocks"))
+        width, n_labels, least = (
+            int(head["width"]),
+            int(head["n_labels"]),
+            float.fromhex(head["least"]),
+        )
+        starts, order, blocks = (
+            table.column(name).chunk(0).values.to_numpy() for name in ("starts", "order", "blocks")
+        )
     except (KeyError, AttributeError, ValueError, IndexError) as error:
-        raise Corrupt(f"index/{path.name} does not hold packed lists: {error!r}", file=path.name) from None
+        raise Corrupt(
+            f"index/{path.name} does not hold packed lists: {error!r}", file=path.name
+        ) from None
     sound = (n_labels, len(starts) - 1) == shape and len(order) == n_labels
     sound = sound and (starts.dtype, order.dtype, blocks.dtype) == (np.uint32, np.int32, np.uint8)
-    if not sound or width != label_width(n_labels) or len(blocks) != int(starts[-1]) * UNIT + 8 or not least >= 0:
-        raise Corrupt(f"index/{path.name} holds lists of other types or another shape than {shape}", file=path.name)
+    if (
+        not sound
+        or width != label_width(n_labels)
+        or len(blocks) != int(starts[-1]) * UNIT + 8
+        or not least >= 0
+    ):
+        raise Corrupt(
+            f"index/{path.name} holds lists of other types or another shape than {shape}",
+            file=path.name,
+        )
     if n_labels and not 0 <= order.min() <= order.max() < n_labels:
-        raise Corrupt(f"index/{path.name} orders labels that the model does not have", file=path.name)
+        raise Corrupt(
+            f"index/{path.name} orders labels that the model does not have", file=path.name
+        )
     return Lists(blocks, starts, width, n_labels, least), order
 
 
@@ -148,7 +176,19 @@ def pieces(W: CSR, made: Plan, budget: int) -> Iterator[tuple[int, Any]]:
         take_columns(W, cursors, first, stop, places, rows, weights)
         begin = int(made.starts[first]) * UNIT
         out = np.zeros(int(made.starts[stop]) * UNIT - begin, np.uint8)
-        pack(made.starts, first, stop, places, rows, weights, made.least, made.dense_from, made.width, W.n_rows, out)
+        pack(
+            made.starts,
+            first,
+            stop,
+            places,
+            rows,
+            weights,
+            made.least,
+            made.dense_from,
+            made.width,
+            W.n_rows,
+            out,
+        )
         yield begin, out
 
 
@@ -165,7 +205,9 @@ def ranges(indptr: Int64, most: int) -> Iterator[tuple[int, int]]:
 def _narrow_units(kept: Int64, n_labels: int, dense_from: int) -> Int64:
     """UNITs of each feature's block."""
     lengths, inverse = np.unique(kept, return_inverse=True)
-    sizes = np.array([narrow_units(int(n), n_labels, int(n) >= dense_from) for n in lengths], np.int64)
+    sizes = np.array(
+        [narrow_units(int(n), n_labels, int(n) >= dense_from) for n in lengths], np.int64
+    )
     return sizes[inverse] if len(kept) else np.empty(0, np.int64)
 
 
@@ -182,7 +224,10 @@ def _least(data: Float32, most: float) -> float:
 def _dense_from(kept: Int64, n_labels: int, room: int) -> int:
     """How many weights make a feature dense: the longest ones, while there is room."""
     lengths, numbers = np.unique(kept, return_counts=True)
-    sizes = (np.array([narrow_units(int(n), n_labels, dense) for n in lengths], np.int64) for dense in (True, False))
+    sizes = (
+        np.array([narrow_units(int(n), n_labels, dense) for n in lengths], np.int64)
+        for dense in (True, False)
+    )
     more = np.cumsum((np.subtract(*sizes) * UNIT * numbers)[::-1])[
         ::-1
     ]  # bytes more when this length and all longer ones are dense

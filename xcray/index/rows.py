@@ -10,17 +10,25 @@ from xcray.kernels.canonical import FAULTS, first_fault
 def check_rows(X: CSR, n_features: int) -> None:
     """Raise ShapeMismatch for other features or an unsound matrix, InputError for values that are not finite."""
     if X.n_cols != n_features:
-        raise ShapeMismatch(f"X has {X.n_cols} features, the model {n_features}; read it with n_features={n_features}")
+        raise ShapeMismatch(
+            f"X has {X.n_cols} features, the model {n_features}; read it with n_features={n_features}"
+        )
     code, row = first_fault(X)
     if code == 4:
-        raise InputError(f"row {row} of X: {FAULTS[code]}; remove or replace NaN and infinity", code="NOT_FINITE")
+        raise InputError(
+            f"row {row} of X: {FAULTS[code]}; remove or replace NaN and infinity", code="NOT_FINITE"
+        )
     if code:
-        raise ShapeMismatch(f"row {row} of X: {FAULTS[code]}; make it with arrays.csr_from, which sorts and checks")
+        raise ShapeMismatch(
+            f"row {row} of X: {FAULTS[code]}; make it with arrays.csr_from, which sorts and checks"
+        )
 
 
 def check_place(X: CSR, row: int, label: int, n_labels: int) -> None:
     """Raise NotFound unless the label exists, ShapeMismatch unless the row does."""
     if not 0 <= label < n_labels:
-        raise NotFound(f"there is no label number {label}: the model has labels 0 to {n_labels - 1}")
+        raise NotFound(
+            f"there is no label number {label}: the model has labels 0 to {n_labels - 1}"
+        )
     if not 0 <= row < X.n_rows:
         raise ShapeMismatch(f"X has no row {row}: it has {X.n_rows}")

@@ -25,11 +25,12 @@ ROWS_A_CALL = 64  # a kernel call takes milliseconds, so that a batch can be int
 LOUD = 16  # labels that may be scored always, because their biases are unusually large
 LOUDER = 0.002  # by how much the largest bias of the others must fall for each of them
 NANOSECONDS = 1.5  # a posting, at worst: what is left of a deadline is so many postings
-DENSE_SHARE = (
-    3  # weights are kept as plain rows too when at least one in so many is there: a cell takes a tenth of a posting's time
-)
+DENSE_SHARE = 3  # weights are kept as plain rows too when at least one in so many is there: a cell takes a tenth of a posting's time
 DENSE_CELLS = 1 << 25  # of plain rows in memory, 4 bytes each
-FEW_LABELS, FEW_CELLS = 256, 1 << 21  # plain rows of so few labels are added in less time than a list is opened, whatever they hold
+FEW_LABELS, FEW_CELLS = (
+    256,
+    1 << 21,
+)  # plain rows of so few labels are added in less time than a list is opened, whatever they hold
 CELLS = 8  # of plain rows that are added in the time of a posting, at worst
 NO_LABELS = frozen(np.empty(0), np.uint8)
 
@@ -45,11 +46,20 @@ class SearchIndex:
     Larger models are searched by their lists.
     """
 
-    def __init__(self, lists: Lists, W: CSR, b: Float32, order: Int32, *, dense: bool | None = None) -> None:
+    def __init__(
+        self, lists: Lists, W: CSR, b: Float32, order: Int32, *, dense: bool | None = None
+    ) -> None:
         """lists: of `packed.build` or `packed.read`; W: (K, D) by label, sound; b: (K,); order: (K,) of `packed.order_of`. dense:
         whether to search plain rows, however many weights and cells there are; None: where that is better."""
-        if len(b) != W.n_rows or lists.n_labels != W.n_rows or len(lists.starts) != W.n_cols + 1 or len(order) != len(b):
-            raise ShapeMismatch(f"W is {W.shape}; the lists, b ({len(b)}) and order ({len(order)}) must be made of it")
+        if (
+            len(b) != W.n_rows
+            or lists.n_labels != W.n_rows
+            or len(lists.starts) != W.n_cols + 1
+            or len(order) != len(b)
+        ):
+            raise ShapeMismatch(
+                f"W is {W.shape}; the lists, b ({len(b)}) and order ({len(order)}) must be made of it"
+            )
         lengths = np.diff(W.indptr)
         full = lengths > 0
         loud, quiet = _loud(b, order[full[order]])
@@ -110,7 +120,13 @@ class SearchIndex:
         return int(engine.lists.blocks.nbytes + engine.lists.starts.nbytes + engine.order.nbytes)
 
     def query(
-        self, X: CSR, k: int = 5, *, threads: int = 1, deadline_ms: float | None = None, among: LabelFilter | None = None
+        self,
+        X: CSR,
+        k: int = 5,
+        *,
+        threads: int = 1,
+        deadline_ms: float | None = None,
+        among: LabelFilter | None = None,
     ) -> Answer:
         """The k best labels of each row among those allowed; k is clipped to their number.
 
@@ -125,7 +141,9 @@ class SearchIndex:
         if deadline_ms is not None and not deadline_ms >= 0:
             raise ParameterError(f"deadline_ms is {deadline_ms}: it must be at least 0")
         if among is not None and len(among.allowed) != self.n_labels:
-            raise ShapeMismatch(f"the filter is made for {len(among.allowed)} labels, the model has {self.n_labels}")
+            raise ShapeMismatch(
+                f"the filter is made for {len(among.allowed)} labels, the model has {self.n_labels}"
+            )
         n, k = X.n_rows, min(k, self.n_labels if among is None else len(among.labels))
         out = Found(
             np.empty((n, k), np.int32),
@@ -160,7 +178,9 @@ class SearchIndex:
         self._free.append(work)
         return place
 
-    def _fill(self, X: CSR, out: Found, threads: int, end: float | None, among: LabelFilter | None) -> None:
+    def _fill(
+        self, X: CSR, out: Found, threads: int, end: float | None, among: LabelFilter | None
+    ) -> None:
         """Answer all rows, in ranges that idle threads take one after the other."""
         step = 1 if end is not None else max(1, min(ROWS_A_CALL, -(-X.n_rows // threads)))
         starts = range(0, X.n_rows, step)
@@ -172,12 +192,24 @@ class SearchIndex:
             for _ in pool.map(lambda start: self._rows(X, out, start, step, end, among), starts):
                 continue  # map's results are None; asking for them raises what a thread raised
 
-    def _rows(self, X: CSR, out: Found, start: int, step: int, end: float | None, among: LabelFilter | None) -> None:
+    def _rows(
+        self,
+        X: CSR,
+        out: Found,
+        start: int,
+        step: int,
+        end: float | None,
+        among: LabelFilter | None,
+    ) -> None:
         """Answer rows [start, start + step) with working memory of our own."""
         budget = -1 if end is None else max(0, int((end - time.perf_counter()) * 1e9 / NANOSECONDS))
-        allowed, n_allowed = (NO_LABELS, self.n_labels) if among is None else (among.allowed, len(among.labels))
+        allowed, n_allowed = (
+            (NO_LABELS, self.n_labels) if among is None else (among.allowed, len(among.labels))
+        )
         stop = min(start + step, X.n_rows)
-        if self.dense is not None and (end is None or int(X.indptr[stop] - X.indptr[start]) * self.n_labels <= CELLS * budget):
+        if self.dense is not None and (
+            end is None or int(X.indptr[stop] - X.indptr[start]) * self.n_labels <= CELLS * budget
+        ):
             search_dense(X, start, stop, self.dense, self.b, allowed, out)
             return
         work = self._work()
@@ -231,7 +263,14 @@ def _loud(b: Float32, order: Int32) -> tuple[Any, Any]:
 
 def _answer(out: Found) -> Answer:
     """The arrays of a search, read-only; where there is no other label, the gap is 0."""
-    answer = Answer(out.labels, out.scores, out.exact.view(np.bool_), out.labels_scored, out.postings_read, out.rival)
+    answer = Answer(
+        out.labels,
+        out.scores,
+        out.exact.view(np.bool_),
+        out.labels_scored,
+        out.postings_read,
+        out.rival,
+    )
     for array in answer:
         array.flags.writeable = False
     return answer

@@ -27,7 +27,12 @@ def found(folder: Path) -> dict[str, Any] | None:
 def answer(job: Job, spec: dict[str, Any], folder: Path, heart: Heart) -> dict[str, Any]:
     """Answer what is left and publish all; the manifest. Raises as `predict_bulk`, and Fenced before anything is published."""
     out = folder / OUTPUT
-    how: dict[str, Any] = {"progress": heart.progress, "stop": heart.flag, "job": job.id, "check": heart.commit}
+    how: dict[str, Any] = {
+        "progress": heart.progress,
+        "stop": heart.flag,
+        "job": job.id,
+        "check": heart.commit,
+    }
     return predict_bulk(BulkSpec.from_dict(spec), run_dir=folder, out=out, **how).manifest
 
 
@@ -37,7 +42,13 @@ def result_of(job: Job, manifest: dict[str, Any]) -> dict[str, Any]:
     parts = manifest["parts"]
     sizes = {"parts": len(parts), "bytes": sum(part["bytes"] for part in parts)}
     model = job.spec.get("shown", {}).get("model", manifest["model"]["name"])
-    return {"output": f"/v1/jobs/{job.id}/output", "model": model, "sha256": manifest["model"]["sha256"], **sizes, **told}
+    return {
+        "output": f"/v1/jobs/{job.id}/output",
+        "model": model,
+        "sha256": manifest["model"]["sha256"],
+        **sizes,
+        **told,
+    }
 
 
 def clear(folder: Path) -> None:

@@ -20,7 +20,14 @@ from xcray.jobs.leases import Watch
 from xcray.jobs.rows import JOB_COLUMNS, change, job_of, move, note, owned
 from xcray.jobs.schema import EVENTS, JOBS
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STARTING, STOPPED, TERMINAL
-from xcray.jobs.waiting import FIRST_BACKOFF, LONGEST_BACKOFF, Quota, anything_waits, next_job, take_turn
+from xcray.jobs.waiting import (
+    FIRST_BACKOFF,
+    LONGEST_BACKOFF,
+    Quota,
+    anything_waits,
+    next_job,
+    take_turn,
+)
 
 CLAIMING = "claim"  # what the lock of those who claim is called
 LAUNCH = "LAUNCH"  # the reason of attempts that never began, or went with the cluster they were on
@@ -50,22 +57,42 @@ class AttemptTable:
         the same for each tenant: a function or a mapping from tenant to a number, or None for no bound. `but`: pools whose jobs
         wait, as while the cluster is away that they run on; others pass them by, and they keep their order.
         """
-        with self._database.read() as connection:  # looking needs no lock, and most looks find nothing
+        with (
+            self._database.read() as connection
+        ):  # looking needs no lock, and most looks find nothing
             if not anything_waits(connection) or _is_full(connection, cap):
                 return None
         with self._database.write() as connection:
             self._database.alone(connection, CLAIMING)
-            row = None if _is_full(connection, cap) else next_job(connection, self._now(), most_running_of, but)
+            row = (
+                None
+                if _is_full(connection, cap)
+                else next_job(connection, self._now(), most_running_of, but)
+            )
             if row is None:
                 return None
             take_turn(connection, row["tenant"])
-            values: dict[str, Any] = {"attempt": row["attempt"] + 1, "owner": owner, "lease_seconds": lease_seconds}
-            values |= {"phase": STARTING, "progress": {}, "started": row["started"] or max(utc(self._now()), row["created"])}
+            values: dict[str, Any] = {
+                "attempt": row["attempt"] + 1,
+                "owner": owner,
+                "lease_seconds": lease_seconds,
+            }
+            values |= {
+                "phase": STARTING,
+                "progress": {},
+                "started": row["started"] or max(utc(self._now()), row["created"]),
+            }
             return move(connection, row, self._now(), RUNNING, **values)
 
     @once_more
     def heartbeat(
-        self, job_id: str, attempt: int, *, lease_seconds: float, ran_seconds: float = 0.0, counted: Counted | None = None
+        self,
+        job_id: str,
+        attempt: int,
+        *,
+        lease_seconds: float,
+        ran_seconds: float = 0.0,
+        counted: Counted | None = None,
     ) -> bool:
         """Renew the lease; True when the job shall stop: somebody asked for it, or its time is up (`Job.overtime` says why).
 
@@ -75,12 +102,29 @@ class AttemptTable:
         with self._database.write() as connection:
             row = owned(connection, job_id, attempt)
             ran = row["ran_seconds"] + ran_seconds
-            change(connection, row, beats=row["beats"] + 1, lease_seconds=lease_seconds, ran_seconds=ran)
+            change(
+                connection,
+                row,
+                beats=row["beats"] + 1,
+                lease_seconds=lease_seconds,
+                ran_seconds=ran,
+            )
             add_up(connection, counted)
-            return bool(row["stop_requested"]) or job_of({**row, "ran_seconds": ran}).overtime(self._now()) is not None
+            return (
+                bool(row["stop_requested"])
+                or job_of({**row, "ran_seconds": ran}).overtime(self._now()) is not None
+            )
 
     @once_more
-    def append(self, job_id: str, attempt: int, kind: str, data: dict[str, Any], *, counted: Counted | None = None) -> None:
+    def append(
+        self,
+        job_id: str,
+        attempt: int,
+        kind: str,
+        data: dict[str, Any],
+        *,
+        counted: Counted | None = None,
+    ) -> None:
         """Append an event. Kinds `phase` and `progress` also become the job's phase and progress. Raises Fenced.
 
         Of long series some events are forgotten while the job runs, see `xcray.jobs.history`.
@@ -109,11 +153,15 @@ class AttemptTable:
     ) -> Job:
         """End a job as STOPPED, SUCCEEDED or FAILED. Raises Fenced when `attempt` isn't the running one: its result is dropped."""
         if status not in TERMINAL:
-            raise Conflict(f"a job can't finish as {status}: use one of {sorted(TERMINAL)}", code="STATE")
+            raise Conflict(
+                f"a job can't finish as {status}: use one of {sorted(TERMINAL)}", code="STATE"
+            )
         with self._database.write() as connection:
             row = owned(connection, job_id, attempt)
             add_up(connection, counted)
-            return move(connection, row, self._now(), status, reason=reason, message=message, result=result)
+            return move(
+                connection, row, self._now(), status, reason=reason, message=message, result=result
+            )
 
     @once_more
     def release(self, job_id: str, attempt: int) -> Job:
@@ -123,7 +171,9 @@ class AttemptTable:
             return move(connection, row, self._now(), STOPPED if row["stop_requested"] else PENDING)
 
     @once_more
-    def retry_later(self, job_id: str, attempt: int, *, reason: str, message: str, max_attempts: int = 3) -> Job:
+    def retry_later(
+        self, job_id: str, attempt: int, *, reason: str, message: str, max_attempts: int = 3
+    ) -> Job:
         """Give back a job that something unavailable hinders, to be tried again after a pause; FAILED after `max_attempts`.
 
         The pause is FIRST_BACKOFF seconds, then twice as long each time. The job's own `max_attempts` comes first. Attempts that
@@ -132,7 +182,9 @@ class AttemptTable:
         with self._database.write() as connection:
             row, now = owned(connection, job_id, attempt), self._now()
             pause = min(FIRST_BACKOFF * 2 ** row["losses"], LONGEST_BACKOFF)
-            return self._lose(connection, row, max_attempts, reason, message, not_before=now + pause)
+            return self._lose(
+                connection, row, max_attempts, reason, message, not_before=now + pause
+            )
 
     @once_more
     def expire(self, *, max_attempts: int = 3, spared: Collection[str] = ()) -> list[Job]:
@@ -144,27 +196,48 @@ class AttemptTable:
         is or was away: what went with it counts as a launch that failed, of which there may be MOST_LAUNCHES.
         """
         columns = ("id", "attempt", "beats", "lease_seconds")
-        with self._database.read() as connection:  # looking needs no lock, and most looks find nothing
-            rows = connection.execute(sa.select(*(JOBS.c[name] for name in columns)).where(JOBS.c.status == RUNNING)).all()
-            lost = self._leases.lost({row.id: ((row.attempt, row.beats), row.lease_seconds or 0.0) for row in rows})
+        with (
+            self._database.read() as connection
+        ):  # looking needs no lock, and most looks find nothing
+            rows = connection.execute(
+                sa.select(*(JOBS.c[name] for name in columns)).where(JOBS.c.status == RUNNING)
+            ).all()
+            lost = self._leases.lost(
+                {row.id: ((row.attempt, row.beats), row.lease_seconds or 0.0) for row in rows}
+            )
             seen = {row.id: (row.attempt, row.beats) for row in rows if row.id in lost}
             late = connection.execute(sa.select(JOBS.c.id).where(*self._too_late())).scalars().all()
         if not seen and not late:
             return []
         with self._database.write() as connection:
             mine = (JOBS.c.id.in_([*seen, *late]), JOBS.c.status.in_((RUNNING, PENDING)))
-            found = connection.execute(sa.select(JOBS).where(*mine).order_by(JOBS.c.seq).with_for_update()).mappings().all()
+            found = (
+                connection.execute(
+                    sa.select(JOBS).where(*mine).order_by(JOBS.c.seq).with_for_update()
+                )
+                .mappings()
+                .all()
+            )
             waited = [row for row in found if row["status"] == PENDING and row["id"] in late]
-            silent = [row for row in found if row["status"] == RUNNING and seen.get(row["id"]) == (row["attempt"], row["beats"])]
+            silent = [
+                row
+                for row in found
+                if row["status"] == RUNNING
+                and seen.get(row["id"]) == (row["attempt"], row["beats"])
+            ]
             return [self._waited_too_long(connection, row) for row in waited] + [
                 self._expired(connection, row, max_attempts, spared) for row in silent
             ]
 
     @once_more
-    def lose(self, job_id: str, attempt: int, *, max_attempts: int = 3, spared: Collection[str] = ()) -> Job:
+    def lose(
+        self, job_id: str, attempt: int, *, max_attempts: int = 3, spared: Collection[str] = ()
+    ) -> Job:
         """Do for one attempt what `expire` does when its lease is lost: its process is known to be gone. Raises Fenced."""
         with self._database.write() as connection:
-            return self._expired(connection, owned(connection, job_id, attempt), max_attempts, spared)
+            return self._expired(
+                connection, owned(connection, job_id, attempt), max_attempts, spared
+            )
 
     @once_more
     def current(self, job_id: str, attempt: int) -> Job:
@@ -190,7 +263,9 @@ class AttemptTable:
         sentence = "its time to end came while it waited; submit it again with a later one, or with a higher priority"
         return move(connection, row, self._now(), FAILED, reason=EXPIRED, message=sentence)
 
-    def _expired(self, connection: Connection, row: sa.RowMapping, max_attempts: int, spared: Collection[str]) -> Job:
+    def _expired(
+        self, connection: Connection, row: sa.RowMapping, max_attempts: int, spared: Collection[str]
+    ) -> Job:
         """One job whose runner vanished. A first loss may be a node's fault: it goes on at once; then it waits longer each time."""
         if row["stop_requested"]:
             return move(connection, row, self._now(), STOPPED)
@@ -200,14 +275,26 @@ class AttemptTable:
             return move(connection, row, self._now(), FAILED, reason=overtime, message=sentence)
         if row["spec"].get("pool") in spared:
             sentence = "the cluster that it ran on went away; it goes on from what is finished when that is back"
-            return self._lose(connection, row, MOST_LAUNCHES, LAUNCH, sentence, not_before=self._now())
+            return self._lose(
+                connection, row, MOST_LAUNCHES, LAUNCH, sentence, not_before=self._now()
+            )
         before = row["losses"] - _never_began(connection, row)
         sentence = f"its runner vanished {before + 1} times; see the log of the job, then resume it"
         pause = min(FIRST_BACKOFF * 2 ** (before - 1), LONGEST_BACKOFF) if before else 0.0
         reason = "LOST" if row["advanced"] else "POISON"
-        return self._lose(connection, row, max_attempts, reason, sentence, not_before=self._now() + pause)
+        return self._lose(
+            connection, row, max_attempts, reason, sentence, not_before=self._now() + pause
+        )
 
-    def _lose(self, connection: Connection, row: sa.RowMapping, max_attempts: int, reason: str, message: str, **values: Any) -> Job:
+    def _lose(
+        self,
+        connection: Connection,
+        row: sa.RowMapping,
+        max_attempts: int,
+        reason: str,
+        message: str,
+        **values: Any,
+    ) -> Job:
         """Count a loss: FAILED when there were too many, STOPPED when that was wished, PENDING otherwise."""
         losses = row["losses"] + 1
         if row["stop_requested"]:
@@ -215,22 +302,46 @@ class AttemptTable:
         never_began = _never_began(connection, row)
         same = never_began if reason == LAUNCH else row["losses"] - never_began
         if same + 1 >= (row["max_attempts"] or max_attempts):
-            return move(connection, row, self._now(), FAILED, losses=losses, reason=reason, message=message)
-        return move(connection, row, self._now(), PENDING, losses=losses, reason=reason, message=message, **values)
+            return move(
+                connection, row, self._now(), FAILED, losses=losses, reason=reason, message=message
+            )
+        return move(
+            connection,
+            row,
+            self._now(),
+            PENDING,
+            losses=losses,
+            reason=reason,
+            message=message,
+            **values,
+        )
 
 
 def _is_full(connection: Connection, cap: int | None) -> bool:
     """Whether as many jobs run as may."""
     if cap is None:
         return False
-    return int(connection.execute(sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.status == RUNNING)).scalar_one()) >= cap
+    return (
+        int(
+            connection.execute(
+                sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.status == RUNNING)
+            ).scalar_one()
+        )
+        >= cap
+    )
 
 
 def _never_began(connection: Connection, row: sa.RowMapping) -> int:
     """How many of a job's losses, since submit or resume, were launches that failed, or clusters: as its history tells."""
     if not row["losses"]:
         return 0
-    moves = sa.select(EVENTS.c.data).where(EVENTS.c.job_id == row["id"], EVENTS.c.kind == "status").order_by(EVENTS.c.seq.desc())
-    since = takewhile(lambda move: move["status"] not in TERMINAL, connection.execute(moves).scalars())
+    moves = (
+        sa.select(EVENTS.c.data)
+        .where(EVENTS.c.job_id == row["id"], EVENTS.c.kind == "status")
+        .order_by(EVENTS.c.seq.desc())
+    )
+    since = takewhile(
+        lambda move: move["status"] not in TERMINAL, connection.execute(moves).scalars()
+    )
     never_began = sum((move["status"], move.get("reason")) == (PENDING, LAUNCH) for move in since)
     return min(int(row["losses"]), never_began)

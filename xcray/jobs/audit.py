@@ -45,13 +45,26 @@ class AuditTable:
         request_id: str | None = None,
     ) -> None:
         """Note, durably, that a key of a tenant did something."""
-        entry = {"tenant": tenant, "key_id": key_id, "action": action, "subject": subject, "request_id": request_id}
+        entry = {
+            "tenant": tenant,
+            "key_id": key_id,
+            "action": action,
+            "subject": subject,
+            "request_id": request_id,
+        }
         with self._database.write() as connection:
-            connection.execute(sa.insert(AUDIT).values(**entry, detail=detail or {}, time=utc(self._now())))
+            connection.execute(
+                sa.insert(AUDIT).values(**entry, detail=detail or {}, time=utc(self._now()))
+            )
 
     @once_more
     def list_audit(
-        self, tenant: str | None = None, *, action: str | None = None, limit: int = 50, page_token: str | None = None
+        self,
+        tenant: str | None = None,
+        *,
+        action: str | None = None,
+        limit: int = 50,
+        page_token: str | None = None,
     ) -> tuple[list[AuditEntry], str | None]:
         """Entries, newest first, and the token of the next page or None; of one tenant, of one action when named."""
         query = sa.select(AUDIT).order_by(AUDIT.c.seq.desc())

@@ -22,12 +22,19 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> dict[str, Any]:
     database = Database(url)
     try:
         if database.kind != SQLITE:
-            raise ParameterError("this copies stores of SQLite only: use pg_dump for PostgreSQL (docs/store.md)")
+            raise ParameterError(
+                "this copies stores of SQLite only: use pg_dump for PostgreSQL (docs/store.md)"
+            )
         with database.read() as connection:
             if checked(connection).revision is None:
-                raise ParameterError("there is no job store at that address: name its home or its URL")
+                raise ParameterError(
+                    "there is no job store at that address: name its home or its URL"
+                )
         if path.exists() and not replace:
-            raise Conflict(f"{path.name} is there already: name another file, or allow to replace it", code="EXISTS")
+            raise Conflict(
+                f"{path.name} is there already: name another file, or allow to replace it",
+                code="EXISTS",
+            )
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             facts = _copy(database, aside)
@@ -42,13 +49,18 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> dict[str, Any]:
 
 def _copy(database: Database, aside: Path) -> dict[str, Any]:
     """The copy, under a first name, in one file without a write-ahead log."""
-    os.close(os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))  # the store is its owner's
+    os.close(
+        os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    )  # the store is its owner's
     source, target = database.raw(), sqlite3.connect(aside)
     try:
         source.driver_connection.backup(target)
         target.execute("PRAGMA journal_mode = DELETE")
         if target.execute("PRAGMA integrity_check").fetchone() != ("ok",):
-            raise Corrupt("the copy of the job store does not hold together: look at the disk of the store", code="STORE_CORRUPT")
+            raise Corrupt(
+                "the copy of the job store does not hold together: look at the disk of the store",
+                code="STORE_CORRUPT",
+            )
         jobs = target.execute("SELECT count(*) FROM jobs").fetchone()[0]
         revision = target.execute("SELECT version_num FROM alembic_version").fetchone()
     finally:

@@ -49,7 +49,9 @@ class CounterTable:
         """All counters: name, labels, value; in order of name and labels."""
         query = sa.select(COUNTERS).order_by(COUNTERS.c.name, COUNTERS.c.labels)
         with self._database.read() as connection:
-            return [(row.name, json.loads(row.labels), row.value) for row in connection.execute(query)]
+            return [
+                (row.name, json.loads(row.labels), row.value) for row in connection.execute(query)
+            ]
 
 
 def add_up(connection: Connection, counted: Counted | None) -> None:

@@ -42,10 +42,16 @@ class DatasetTable:
         known = self.same_dataset(tenant, idempotency_key, digest)
         if known is not None:
             return known
-        record = DatasetRecord(dataset_id or new_id("ds"), tenant, name, path, status, stats or {}, utc(self._now()))
+        record = DatasetRecord(
+            dataset_id or new_id("ds"), tenant, name, path, status, stats or {}, utc(self._now())
+        )
         try:
             with self._database.write() as connection:
-                connection.execute(sa.insert(DATASETS).values(**vars(record), idempotency_key=idempotency_key, digest=digest))
+                connection.execute(
+                    sa.insert(DATASETS).values(
+                        **vars(record), idempotency_key=idempotency_key, digest=digest
+                    )
+                )
         except IntegrityError:  # the same key came through another door in between
             known = self.same_dataset(tenant, idempotency_key, digest)
             if known is None:
@@ -57,14 +63,22 @@ class DatasetTable:
     def count_datasets(self, tenant: str) -> int:
         """How many data sets a tenant has, whatever their status."""
         with self._database.read() as connection:
-            return int(connection.execute(sa.select(sa.func.count()).where(DATASETS.c.tenant == tenant)).scalar_one())
+            return int(
+                connection.execute(
+                    sa.select(sa.func.count()).where(DATASETS.c.tenant == tenant)
+                ).scalar_one()
+            )
 
     @once_more
-    def same_dataset(self, tenant: str, key: str | None, digest: str | None) -> DatasetRecord | None:
+    def same_dataset(
+        self, tenant: str, key: str | None, digest: str | None
+    ) -> DatasetRecord | None:
         """The record that was made with this key, None when there is none; Conflict when its request was another one."""
         if key is None:
             return None
-        query = sa.select(DATASETS).where(DATASETS.c.tenant == tenant, DATASETS.c.idempotency_key == key)
+        query = sa.select(DATASETS).where(
+            DATASETS.c.tenant == tenant, DATASETS.c.idempotency_key == key
+        )
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
         if row is not None and row["digest"] != digest:
@@ -79,7 +93,11 @@ class DatasetTable:
     def get_dataset(self, dataset_id: str, tenant: str = "default") -> DatasetRecord:
         """One record. NotFound when there is none, or when it is another tenant's."""
         with self._database.read() as connection:
-            row = connection.execute(sa.select(DATASETS).where(_is(dataset_id, tenant))).mappings().first()
+            row = (
+                connection.execute(sa.select(DATASETS).where(_is(dataset_id, tenant)))
+                .mappings()
+                .first()
+            )
         if row is None:
             raise _none(dataset_id)
         return _record(row)
@@ -88,7 +106,11 @@ class DatasetTable:
     def find_dataset(self, dataset_id: str) -> DatasetRecord | None:
         """One record of whatever tenant, None when there is none: for xcray's own processes."""
         with self._database.read() as connection:
-            row = connection.execute(sa.select(DATASETS).where(DATASETS.c.id == dataset_id)).mappings().first()
+            row = (
+                connection.execute(sa.select(DATASETS).where(DATASETS.c.id == dataset_id))
+                .mappings()
+                .first()
+            )
         return None if row is None else _record(row)
 
     @once_more
@@ -108,7 +130,12 @@ class DatasetTable:
 
     @once_more
     def update_dataset(
-        self, dataset_id: str, tenant: str = "default", *, if_version: int | None = None, **changes: Any
+        self,
+        dataset_id: str,
+        tenant: str = "default",
+        *,
+        if_version: int | None = None,
+        **changes: Any,
     ) -> DatasetRecord:
         """Change `status`, `stats`, `path` or `name` of a record, which counts up its version. NotFound as in `get_dataset`.
 
@@ -118,19 +145,33 @@ class DatasetTable:
         if unknown:
             raise TypeError(f"a data set's record has no changeable {sorted(unknown)}")
         with self._database.write() as connection:
-            change = sa.update(DATASETS).where(_is(dataset_id, tenant)).values(**changes, version=DATASETS.c.version + 1)
+            change = (
+                sa.update(DATASETS)
+                .where(_is(dataset_id, tenant))
+                .values(**changes, version=DATASETS.c.version + 1)
+            )
             if if_version is not None:
                 change = change.where(DATASETS.c.version == if_version)
             changed = connection.execute(change).rowcount
-            row = connection.execute(sa.select(DATASETS).where(_is(dataset_id, tenant))).mappings().first()
+            row = (
+                connection.execute(sa.select(DATASETS).where(_is(dataset_id, tenant)))
+                .mappings()
+                .first()
+            )
         if row is None:
             raise _none(dataset_id)
         if not changed:
-            raise Conflict(f"data set {dataset_id} was changed in between: read it again", code="VERSION", version=row["version"])
+            raise Conflict(
+                f"data set {dataset_id} was changed in between: read it again",
+                code="VERSION",
+                version=row["version"],
+            )
         return _record(row)
 
     @once_more
-    def delete_dataset(self, dataset_id: str, tenant: str = "default", *, if_version: int | None = None) -> None:
+    def delete_dataset(
+        self, dataset_id: str, tenant: str = "default", *, if_version: int | None = None
+    ) -> None:
         """Forget a record; removing its folder is the caller's. NotFound as in `get_dataset`.
 
         if_version: only a record of that version; Conflict, code PRECONDITION, when it is another by now.
@@ -143,7 +184,10 @@ class DatasetTable:
             there = connection.execute(sa.select(DATASETS.c.seq).where(mine)).first()
         if there is None:
             raise _none(dataset_id)
-        raise Conflict(f"data set {dataset_id} has changed since you read it: read it again, and decide again", code="PRECONDITION")
+        raise Conflict(
+            f"data set {dataset_id} has changed since you read it: read it again, and decide again",
+            code="PRECONDITION",
+        )
 
 
 def _is(dataset_id: str, tenant: str) -> sa.ColumnElement[bool]:

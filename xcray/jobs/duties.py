@@ -27,14 +27,23 @@ class DutyTable:
         long. `owner` must be unique among processes. Who can't renew, because the store is away, must not act after that time.
         """
         with self._database.write() as connection:
-            row = connection.execute(sa.select(DUTIES).where(DUTIES.c.name == duty).with_for_update()).mappings().first()
+            row = (
+                connection.execute(sa.select(DUTIES).where(DUTIES.c.name == duty).with_for_update())
+                .mappings()
+                .first()
+            )
             if row is None:
                 return self._found(connection, duty, owner, lease_seconds)
             mine = row["owner"] == owner
             if not mine and row["owner"] is not None and not self._abandoned(row):
                 return None
             term = row["term"] + (not mine)
-            values = {"owner": owner, "beats": row["beats"] + 1, "term": term, "lease_seconds": lease_seconds}
+            values = {
+                "owner": owner,
+                "beats": row["beats"] + 1,
+                "term": term,
+                "lease_seconds": lease_seconds,
+            }
             connection.execute(sa.update(DUTIES).where(DUTIES.c.name == duty).values(**values))
             return int(term)
 
@@ -42,11 +51,23 @@ class DutyTable:
     def resign(self, duty: str, owner: str) -> None:
         """Give a duty up, if `owner` has it: the next who stands for it gets it at once."""
         with self._database.write() as connection:
-            connection.execute(sa.update(DUTIES).where(DUTIES.c.name == duty, DUTIES.c.owner == owner).values(owner=None))
+            connection.execute(
+                sa.update(DUTIES)
+                .where(DUTIES.c.name == duty, DUTIES.c.owner == owner)
+                .values(owner=None)
+            )
 
-    def _found(self, connection: sa.Connection, duty: str, owner: str, lease_seconds: float) -> int | None:
+    def _found(
+        self, connection: sa.Connection, duty: str, owner: str, lease_seconds: float
+    ) -> int | None:
         """The first who ever stands for a duty. None when another was quicker."""
-        first = {"name": duty, "owner": owner, "beats": 1, "term": 1, "lease_seconds": lease_seconds}
+        first = {
+            "name": duty,
+            "owner": owner,
+            "beats": 1,
+            "term": 1,
+            "lease_seconds": lease_seconds,
+        }
         try:
             with connection.begin_nested():
                 connection.execute(sa.insert(DUTIES).values(**first))

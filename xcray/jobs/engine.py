@@ -24,11 +24,18 @@ from xcray.jobs.troubles import SILENT, Again, in_words, is_silence
 LOG: Final = logging.getLogger(__name__)
 SQLITE: Final = "sqlite"
 POSTGRESQL: Final = "postgresql"
-KNOCK_SECONDS: Final = (0.001, 0.004)  # between two tries of a writer at SQLite's door: about as long as a commit takes
+KNOCK_SECONDS: Final = (
+    0.001,
+    0.004,
+)  # between two tries of a writer at SQLite's door: about as long as a commit takes
 
-BELIEVED_SECONDS: Final = 1.0  # for which readers do not ask again whether the store is still one of ours
+BELIEVED_SECONDS: Final = (
+    1.0  # for which readers do not ask again whether the store is still one of ours
+)
 
-Heard: TypeAlias = Callable[[str, float, bool], None]  # door (read or write), seconds, whether the database answered
+Heard: TypeAlias = Callable[
+    [str, float, bool], None
+]  # door (read or write), seconds, whether the database answered
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,13 +72,21 @@ class Database:
         self._probe = threading.Lock()
         self._reader = self._engine.execution_options(xcray_read=True)
         self.heard: Heard = lambda door, seconds, answered: None
-        self.guard: Callable[[Connection], None] = lambda connection: None  # raises when our kind may not use the store any more
+        self.guard: Callable[[Connection], None] = lambda connection: (
+            None
+        )  # raises when our kind may not use the store any more
         self._believed = -float("inf")  # monotonic seconds when it last did not
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A write transaction: committed and on disk when the block ends, undone when it raises. First of all it asks the guard."""
-        with self._timed("write"), self._our_turn(), self._answering(), self._words(), self._engine.connect() as connection:
+        with (
+            self._timed("write"),
+            self._our_turn(),
+            self._answering(),
+            self._words(),
+            self._engine.connect() as connection,
+        ):
             with connection.begin() as transaction:
                 self.guard(connection)
                 yield connection
@@ -81,7 +96,12 @@ class Database:
     @contextmanager
     def read(self, *, guarded: bool = True) -> Iterator[Connection]:
         """A read transaction: one snapshot, waits for nobody. The guard is asked once in BELIEVED_SECONDS, or not at all."""
-        with self._timed("read"), self._answering(), self._words(), self._reader.begin() as connection:
+        with (
+            self._timed("read"),
+            self._answering(),
+            self._words(),
+            self._reader.begin() as connection,
+        ):
             if guarded and time.monotonic() - self._believed >= BELIEVED_SECONDS:
                 asked = time.monotonic()
                 self.guard(connection)
@@ -91,14 +111,19 @@ class Database:
     @contextmanager
     def outside(self) -> Iterator[Connection]:
         """A connection outside any transaction, which nobody uses after the block: its settings and locks go with it."""
-        with self._words(), self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with (
+            self._words(),
+            self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        ):
             connection.detach()
             yield connection
 
     def alone(self, connection: Connection, what: str) -> None:
         """Hold the lock of this name until the transaction ends. SQLite's writers are alone anyway."""
         if self.kind == POSTGRESQL:
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(what, 0))))
+            connection.execute(
+                sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(what, 0)))
+            )
 
     def close(self) -> None:
         """Close all connections."""
@@ -128,7 +153,10 @@ class Database:
             yield
             return
         if not self._turn.acquire(timeout=self._busy_seconds):
-            raise Unavailable("the job store can't answer now (other writers are waiting): try again", code="STORE")
+            raise Unavailable(
+                "the job store can't answer now (other writers are waiting): try again",
+                code="STORE",
+            )
         try:
             yield
         finally:
@@ -179,7 +207,9 @@ def parse_url(url: str) -> URL:
             "the store's address can't be read: use sqlite:////path/xcray.db or postgresql://user:password@host/database"
         )
     if backend == SQLITE and parsed.database in (None, "", ":memory:"):
-        raise ParameterError("the store must be a file that several processes share: use a URL like sqlite:////path/xcray.db")
+        raise ParameterError(
+            "the store must be a file that several processes share: use a URL like sqlite:////path/xcray.db"
+        )
     return parsed.set(drivername="postgresql+psycopg") if backend == POSTGRESQL else parsed
 
 
@@ -195,7 +225,14 @@ def _engine_of(url: URL, busy_seconds: float) -> Engine:
         _sqlite(engine, busy_seconds)
         return engine
     try:
-        engine = sa.create_engine(url, pool_size=8, max_overflow=24, pool_pre_ping=True, isolation_level="READ COMMITTED", **how)
+        engine = sa.create_engine(
+            url,
+            pool_size=8,
+            max_overflow=24,
+            pool_pre_ping=True,
+            isolation_level="READ COMMITTED",
+            **how,
+        )
     except ModuleNotFoundError as error:
         raise lacking(error) from None
     event.listen(engine, "do_connect", connector(busy_seconds))
@@ -207,7 +244,9 @@ def _sqlite(engine: Engine, busy_seconds: float) -> None:
     timeout = f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}"
 
     def connect(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver's own BEGIN is deferred: a read that turns into a write would fail
+        connection.isolation_level = (
+            None  # the driver's own BEGIN is deferred: a read that turns into a write would fail
+        )
         cursor = connection.cursor()
         cursor.execute("PRAGMA busy_timeout = 0")
         _knocking(lambda: cursor.execute("PRAGMA journal_mode = WAL"), busy_seconds)

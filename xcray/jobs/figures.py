@@ -45,19 +45,34 @@ class FigureTable:
     def figures(self) -> StoreFigures:
         """How the queue stands, over all tenants. Raises Unavailable."""
         counting = sa.select(JOBS.c.status, sa.func.count()).group_by(JOBS.c.status)
-        progress = sa.select(JOBS.c.progress).where(JOBS.c.status == RUNNING).order_by(JOBS.c.seq).limit(MOST_RUNNING)
+        progress = (
+            sa.select(JOBS.c.progress)
+            .where(JOBS.c.status == RUNNING)
+            .order_by(JOBS.c.seq)
+            .limit(MOST_RUNNING)
+        )
         with self._database.read() as connection:
             counted = {row[0]: row[1] for row in connection.execute(counting)}
             running = tuple(connection.execute(progress).scalars()) if counted.get(RUNNING) else ()
             waiting = self._waiting(connection) if counted.get(PENDING) else 0.0
-            sums = tuple((row.name, json.loads(row.labels), row.value) for row in connection.execute(sa.select(COUNTERS)))
+            sums = tuple(
+                (row.name, json.loads(row.labels), row.value)
+                for row in connection.execute(sa.select(COUNTERS))
+            )
         return StoreFigures(dict.fromkeys(STATUSES, 0) | counted, waiting, running, sums)
 
     def waited(self, job_id: str) -> tuple[float, float]:
         """Unix seconds at which a RUNNING job was queued and claimed last; twice the same where its events do not say."""
-        events = sa.select(EVENTS.c.time).where(EVENTS.c.job_id == job_id, EVENTS.c.kind == "status").order_by(EVENTS.c.seq.desc())
+        events = (
+            sa.select(EVENTS.c.time)
+            .where(EVENTS.c.job_id == job_id, EVENTS.c.kind == "status")
+            .order_by(EVENTS.c.seq.desc())
+        )
         with self._database.read() as connection:
-            times = [datetime.fromisoformat(time).timestamp() for time in connection.execute(events.limit(2)).scalars()]
+            times = [
+                datetime.fromisoformat(time).timestamp()
+                for time in connection.execute(events.limit(2)).scalars()
+            ]
         claimed, queued = times if len(times) == 2 else (self._now(),) * 2
         return min(queued, claimed), claimed
 
@@ -75,13 +90,22 @@ class FigureTable:
     def _waiting(self, connection: Connection) -> float:
         """Seconds since the oldest waiting jobs became so, the longest of them; those that pause after a loss do not count."""
         now = self._now()
-        due = sa.select(JOBS.c.id).where(JOBS.c.status == PENDING, JOBS.c.not_before <= now).order_by(JOBS.c.seq).limit(OLDEST)
+        due = (
+            sa.select(JOBS.c.id)
+            .where(JOBS.c.status == PENDING, JOBS.c.not_before <= now)
+            .order_by(JOBS.c.seq)
+            .limit(OLDEST)
+        )
         since = [queued_at(connection, each) for each in connection.execute(due).scalars()]
         return max((now - begun for begun in since if begun is not None), default=0.0)
 
 
 def queued_at(connection: Connection, job_id: str) -> float | None:
     """Unix seconds at which a PENDING job became so: when it was submitted, resumed or given back. None without its events."""
-    events = sa.select(EVENTS.c.time).where(EVENTS.c.job_id == job_id, EVENTS.c.kind == "status").order_by(EVENTS.c.seq.desc())
+    events = (
+        sa.select(EVENTS.c.time)
+        .where(EVENTS.c.job_id == job_id, EVENTS.c.kind == "status")
+        .order_by(EVENTS.c.seq.desc())
+    )
     time = connection.execute(events.limit(1)).scalar()
     return None if time is None else datetime.fromisoformat(time).timestamp()

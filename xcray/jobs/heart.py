@@ -29,7 +29,9 @@ from xcray.train import Progress
 
 LOG: Final = logging.getLogger(__name__)
 LISTEN_SECONDS: Final = 0.4
-GIVE_BACK_SECONDS: Final = 8.0  # a training that was told to give its job back has so long to keep what it is at
+GIVE_BACK_SECONDS: Final = (
+    8.0  # a training that was told to give its job back has so long to keep what it is at
+)
 OVERTIME: Final = {
     TIMEOUT: "the running time it was allowed is used up; what is finished is kept: resume it to go on for as long again",
 }
@@ -79,16 +81,28 @@ class Heart:
         end_process: Callable[[int], None] = end_with_children,
     ) -> None:
         """phase: hears of each phase as it begins."""
-        self.flag, self.asked, self.fenced = flag, False, False
+        self.flag = flag
+        self.asked = False
+        self.fenced = False
         self.overtime: str | None = None
-        self._store, self._job_id, self._attempt = store, job_id, attempt
-        self._lease, self._beat_seconds, self._report_seconds = lease_seconds, min(beat_seconds, lease_seconds / 4), report_seconds
-        self._listen_seconds, self._patience, self._give_back_seconds = listen_seconds, patience, give_back_seconds
-        self._wanted, self._log, self._end_process = wanted, log, end_process
+        self._store = store
+        self._job_id = job_id
+        self._attempt = attempt
+        self._lease = lease_seconds
+        self._beat_seconds = min(beat_seconds, lease_seconds / 4)
+        self._report_seconds = report_seconds
+        self._listen_seconds = listen_seconds
+        self._patience = patience
+        self._give_back_seconds = give_back_seconds
+        self._wanted = wanted
+        self._log = log
+        self._end_process = end_process
         self._kept: deque[tuple[str, dict[str, Any]]] = deque()  # events of which none is left out
         self._figures: dict[str, Any] = {}
         self._latest: dict[str, Any] | None = None
-        self._phase, self._tally, self._tell_phase = "", Tally(), phase
+        self._phase = ""
+        self._tally = Tally()
+        self._tell_phase = phase
         self._told: float | None = None
         self._counted = time.monotonic()  # running time up to here is in the store
         self._committed = False
@@ -142,7 +156,9 @@ class Heart:
     def beat(self) -> None:
         """Renew the lease, count the running time, and hear whether to stop. Raises Fenced."""
         now = time.monotonic()
-        if self._store.heartbeat(self._job_id, self._attempt, lease_seconds=self._lease, ran_seconds=now - self._counted):
+        if self._store.heartbeat(
+            self._job_id, self._attempt, lease_seconds=self._lease, ran_seconds=now - self._counted
+        ):
             self._counted = now
             self._hear()
         self._counted = now
@@ -182,7 +198,9 @@ class Heart:
         """Read whether to stop, and why. Raises Fenced."""
         job = self._store.find_job(self._job_id)
         if job is None or (job.attempt, job.status) != (self._attempt, RUNNING):
-            raise Fenced(f"attempt {self._attempt} of {self._job_id} is not the running one any more")
+            raise Fenced(
+                f"attempt {self._attempt} of {self._job_id} is not the running one any more"
+            )
         ran = job.ran_seconds + time.monotonic() - self._counted
         overtime = dataclasses.replace(job, ran_seconds=ran).overtime(time.time())
         if job.stop_requested:
@@ -236,7 +254,9 @@ class Heart:
         if self.asked:
             self._store.finish(self._job_id, self._attempt, STOPPED)
         elif self.overtime is not None:
-            self._store.finish(self._job_id, self._attempt, FAILED, reason=self.overtime, message=self.why_late())
+            self._store.finish(
+                self._job_id, self._attempt, FAILED, reason=self.overtime, message=self.why_late()
+            )
         else:
             self._store.release(self._job_id, self._attempt)
 

@@ -26,22 +26,42 @@ def is_due(seq: int) -> bool:
 
 def bound_events(connection: Connection, job_id: str) -> None:
     """Thin and cut the events of a job. One look costs a count over at most a few thousand rows."""
-    counted = sa.select(EVENTS.c.kind, sa.func.count()).where(EVENTS.c.job_id == job_id).group_by(EVENTS.c.kind)
+    counted = (
+        sa.select(EVENTS.c.kind, sa.func.count())
+        .where(EVENTS.c.job_id == job_id)
+        .group_by(EVENTS.c.kind)
+    )
     for kind, count in connection.execute(counted).all():
         mine = (EVENTS.c.job_id == job_id, EVENTS.c.kind == kind)
         if kind in SERIES and count > KEPT_PROGRESS:
             _thin(connection, mine)
         elif kind not in SERIES and count > KEPT_OTHERS:
-            oldest = sa.select(EVENTS.c.seq).where(*mine).order_by(EVENTS.c.seq.desc()).offset(KEPT_OTHERS).limit(1)
-            connection.execute(sa.delete(EVENTS).where(*mine, EVENTS.c.seq <= oldest.scalar_subquery()))
+            oldest = (
+                sa.select(EVENTS.c.seq)
+                .where(*mine)
+                .order_by(EVENTS.c.seq.desc())
+                .offset(KEPT_OTHERS)
+                .limit(1)
+            )
+            connection.execute(
+                sa.delete(EVENTS).where(*mine, EVENTS.c.seq <= oldest.scalar_subquery())
+            )
 
 
 def _thin(connection: Connection, mine: tuple[sa.ColumnElement[bool], ...]) -> None:
     """Keep the first, the last, and evenly of those between, at most KEPT_PROGRESS in all."""
-    seqs = connection.execute(sa.select(EVENTS.c.seq).where(*mine).order_by(EVENTS.c.seq)).scalars().all()
+    seqs = (
+        connection.execute(sa.select(EVENTS.c.seq).where(*mine).order_by(EVENTS.c.seq))
+        .scalars()
+        .all()
+    )
     span = max(1, seqs[-1] - seqs[0])
-    kept: dict[int, int] = {}  # one a stretch of numbers: what was thinned before stays, and what is new joins evenly
+    kept: dict[
+        int, int
+    ] = {}  # one a stretch of numbers: what was thinned before stays, and what is new joins evenly
     for seq in seqs:
         kept.setdefault((seq - seqs[0]) * (KEPT_PROGRESS - 1) // span, seq)
     wanted = {*kept.values(), seqs[-1]}
-    connection.execute(sa.delete(EVENTS).where(*mine, EVENTS.c.seq.in_([seq for seq in seqs if seq not in wanted])))
+    connection.execute(
+        sa.delete(EVENTS).where(*mine, EVENTS.c.seq.in_([seq for seq in seqs if seq not in wanted]))
+    )

@@ -27,8 +27,12 @@ class Home:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             mend = "name a folder that is yours: --home DIR, or XCRAY_HOME=DIR"
-            raise Unavailable(f"{self.path} can't be the home: {error.strerror}", code="HOME", hint=mend) from None
-        if self.path.stat().st_uid == os.getuid():  # the root of a mounted volume is another's, and its rights are the operator's
+            raise Unavailable(
+                f"{self.path} can't be the home: {error.strerror}", code="HOME", hint=mend
+            ) from None
+        if (
+            self.path.stat().st_uid == os.getuid()
+        ):  # the root of a mounted volume is another's, and its rights are the operator's
             self.path.chmod(0o700)
 
     @property
@@ -48,7 +52,11 @@ class Home:
 
     def models_of(self, tenant: str) -> Path:
         """The root of a tenant's models: `models` for the tenant default, else tenants/TENANT/models. Raises ParameterError."""
-        return self.models if tenant == DEFAULT_TENANT else self.path / "tenants" / check_name(tenant, "tenant") / "models"
+        return (
+            self.models
+            if tenant == DEFAULT_TENANT
+            else self.path / "tenants" / check_name(tenant, "tenant") / "models"
+        )
 
     @property
     def runs(self) -> Path:

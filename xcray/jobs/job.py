@@ -100,9 +100,15 @@ def new_id(kind: str) -> str:
 
 def utc(seconds: float) -> str:
     """Unix seconds as UTC ISO 8601 with milliseconds, ending in Z."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(seconds, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def body_digest(body: Any) -> str:
     """SHA-256 of a JSON value, the same for any order of its keys."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()

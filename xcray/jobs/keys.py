@@ -58,20 +58,40 @@ class KeyTable:
     ) -> Key:
         """Record a key; `digest` is the SHA-256 of its secret in hexadecimal, `key_id` a server-made `new_id("key")` when it was
         named before. Raises Conflict when the id or the digest is taken."""
-        values: dict[str, Any] = {"id": key_id or new_id("key"), "tenant": tenant, "name": name, "scopes": list(scopes)}
-        values |= {"digest": digest, "created": utc(self._now()), "expires": expires, "limits": limits or {}}
+        values: dict[str, Any] = {
+            "id": key_id or new_id("key"),
+            "tenant": tenant,
+            "name": name,
+            "scopes": list(scopes),
+        }
+        values |= {
+            "digest": digest,
+            "created": utc(self._now()),
+            "expires": expires,
+            "limits": limits or {},
+        }
         try:
             with self._database.write() as connection:
                 connection.execute(sa.insert(KEYS).values(**values))
-                return _key(connection.execute(sa.select(KEYS).where(KEYS.c.id == values["id"])).mappings().one())
+                return _key(
+                    connection.execute(sa.select(KEYS).where(KEYS.c.id == values["id"]))
+                    .mappings()
+                    .one()
+                )
         except IntegrityError:
-            raise Conflict("there is such a key already: make another one", code="KEY_TAKEN") from None
+            raise Conflict(
+                "there is such a key already: make another one", code="KEY_TAKEN"
+            ) from None
 
     @once_more
     def find_key(self, digest: str) -> Key | None:
         """The key with this digest, also one that is revoked or has expired; None when there is none."""
         with self._database.read() as connection:
-            row = connection.execute(sa.select(KEYS).where(KEYS.c.digest == digest)).mappings().first()
+            row = (
+                connection.execute(sa.select(KEYS).where(KEYS.c.digest == digest))
+                .mappings()
+                .first()
+            )
         return None if row is None else _key(row)
 
     @once_more
@@ -94,7 +114,11 @@ class KeyTable:
         """Let a key open nothing from now on; twice is once. NotFound when there is none, or when it is another tenant's."""
         mine = [KEYS.c.id == key_id] + ([KEYS.c.tenant == tenant] if tenant is not None else [])
         with self._database.write() as connection:
-            connection.execute(sa.update(KEYS).where(*mine, KEYS.c.revoked.is_(None)).values(revoked=utc(self._now())))
+            connection.execute(
+                sa.update(KEYS)
+                .where(*mine, KEYS.c.revoked.is_(None))
+                .values(revoked=utc(self._now()))
+            )
             row = connection.execute(sa.select(KEYS).where(*mine)).mappings().first()
         if row is None:
             raise NotFound(f"there is no key {key_id[:80]!r}: list them with `xcray keys list`")
@@ -108,14 +132,18 @@ class KeyTable:
             mine = [KEYS.c.id.in_(key_ids), KEYS.c.revoked.is_(None), sooner]
             changed = list(connection.execute(sa.select(KEYS.c.id).where(*mine)).scalars())
             connection.execute(sa.update(KEYS).where(KEYS.c.id.in_(changed)).values(expires=at))
-            rows = connection.execute(sa.select(KEYS).where(KEYS.c.id.in_(changed)).order_by(KEYS.c.seq)).mappings()
+            rows = connection.execute(
+                sa.select(KEYS).where(KEYS.c.id.in_(changed)).order_by(KEYS.c.seq)
+            ).mappings()
             return [_key(row) for row in rows]
 
     @once_more
     def touch_key(self, key_id: str) -> None:
         """Note that a key was used now. A write: call it now and then, not with each request."""
         with self._database.write() as connection:
-            connection.execute(sa.update(KEYS).where(KEYS.c.id == key_id).values(last_used=utc(self._now())))
+            connection.execute(
+                sa.update(KEYS).where(KEYS.c.id == key_id).values(last_used=utc(self._now()))
+            )
 
 
 def _key(row: sa.RowMapping) -> Key:

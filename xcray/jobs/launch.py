@@ -29,17 +29,26 @@ LOG: Final = logging.getLogger(__name__)
 STORE_VARIABLE: Final = "XCRAY_STORE"  # the store's address where it holds a password: command lines are seen by everybody
 LOOK_SECONDS: Final = 2.0  # between questions to Ray
 ANSWER_SECONDS: Final = 30.0  # that its dashboard has for an answer
-SUBMIT_SECONDS: Final = 45.0  # that a dashboard has to take a job: a new head is up some time before it takes any
+SUBMIT_SECONDS: Final = (
+    45.0  # that a dashboard has to take a job: a new head is up some time before it takes any
+)
 SUBMIT_PAUSE: Final = 1.0
 SHAKEN_SECONDS: Final = 120.0  # after a cluster was away, in which lost runners are taken to have gone with it: leases are shorter
 RAY: Final = frozenset({"ray"})  # pools of jobs that need it
 NO_POOL: Final = frozenset[str]()
 KEPT_LOG: Final = 16_384  # characters of what a failed driver told Ray
 LOG_BYTES: Final = 50_000_000
-WELL: Final = (0, 3)  # exits of runners that said how their job ended, or left it to another; 1 may be Python's own
-GONE: Final = "GONE"  # the cluster knows nothing of the job: it is another than the one that took it
+WELL: Final = (
+    0,
+    3,
+)  # exits of runners that said how their job ended, or left it to another; 1 may be Python's own
+GONE: Final = (
+    "GONE"  # the cluster knows nothing of the job: it is another than the one that took it
+)
 OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED", GONE)  # what Ray says of jobs that have ended
-_CHILDREN: Final[list[subprocess.Popen[bytes]]] = []  # runners outlive their launcher; as children they must still be collected
+_CHILDREN: Final[
+    list[subprocess.Popen[bytes]]
+] = []  # runners outlive their launcher; as children they must still be collected
 
 
 class Ended(NamedTuple):
@@ -86,8 +95,12 @@ class ProcessLauncher:
         """nice: how far runners stand back for other processes, 0 to 19. options: more arguments of theirs. log_bytes: largest
         log of a job that ended without bounding it itself. still_seconds: a runner that a signal has stopped (SIGSTOP) for so long
         is ended: its lease is over, and it may stand in the middle of a write that locks the embedded store for everybody."""
-        self._home, self._store_url, self._nice, self._options = home, store_url or home.store_url, nice, tuple(options)
-        self._log_bytes, self._still_seconds = log_bytes, still_seconds
+        self._home = home
+        self._store_url = store_url or home.store_url
+        self._nice = nice
+        self._options = tuple(options)
+        self._log_bytes = log_bytes
+        self._still_seconds = still_seconds
         self._still: dict[Ended, float] = {}  # since when: monotonic seconds
         self._started: dict[Ended, subprocess.Popen[bytes]] = {}
 
@@ -99,7 +112,12 @@ class ProcessLauncher:
         handle = os.open(self._home.log(job.id), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(handle, "ab") as log:
             process = subprocess.Popen(
-                [*command(self._home, self._store_url, job), *self._options, "--nice", str(self._nice)],
+                [
+                    *command(self._home, self._store_url, job),
+                    *self._options,
+                    "--nice",
+                    str(self._nice),
+                ],
                 cwd=self._home.path,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -114,10 +132,17 @@ class ProcessLauncher:
         """Runners that have ended; their processes are collected, and the log says how those ended that could not say it. Those
         that stand still are ended."""
         now = time.monotonic()
-        self._still = {key: self._still.get(key, now) for key in self.runners() if is_stopped(self._started[key].pid)}
+        self._still = {
+            key: self._still.get(key, now)
+            for key in self.runners()
+            if is_stopped(self._started[key].pid)
+        }
         for key, since in self._still.items():
             if now - since > self._still_seconds:
-                LOG.warning("job %s: the runner of attempt %d was stopped by a signal: ending its processes", *key)
+                LOG.warning(
+                    "job %s: the runner of attempt %d was stopped by a signal: ending its processes",
+                    *key,
+                )
                 self.end(key)
         ended = [key for key, process in list(self._started.items()) if process.poll() is not None]
         for key in ended:
@@ -125,7 +150,9 @@ class ProcessLauncher:
             log = self._home.log(key.job_id)
             if code not in WELL:
                 _append(
-                    log, f"the runner of attempt {key.attempt} ended by " + (f"signal {-code}" if code < 0 else f"status {code}")
+                    log,
+                    f"the runner of attempt {key.attempt} ended by "
+                    + (f"signal {-code}" if code < 0 else f"status {code}"),
                 )
             bound_log(log, self._log_bytes)
         return ended
@@ -167,23 +194,46 @@ class RayJobLauncher:
     no job is launched. This process talks to the dashboard only and never becomes a driver.
     """
 
-    def __init__(self, home: Home, cluster: Cluster, store_url: str | None = None, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        home: Home,
+        cluster: Cluster,
+        store_url: str | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
         """options: more arguments of runners."""
-        self._home, self._cluster, self._store_url, self._options = home, cluster, store_url or home.store_url, tuple(options)
+        self._home = home
+        self._cluster = cluster
+        self._store_url = store_url or home.store_url
+        self._options = tuple(options)
         self._started: dict[Ended, str] = {}
         self._looked = 0.0
-        self._away, self._last_away = False, float("-inf")
-        self._hand = ThreadPoolExecutor(1, thread_name_prefix="xcray-ray-look")  # a dashboard that hangs holds up nobody else
+        self._away = False
+        self._last_away = float("-inf")
+        self._hand = ThreadPoolExecutor(
+            1, thread_name_prefix="xcray-ray-look"
+        )  # a dashboard that hangs holds up nobody else
         self._look: Future[list[Ended]] | None = None
 
     def launch(self, job: Job) -> None:
         """Submit a Ray job. Raises Unavailable when the cluster can't be had or refuses."""
         info = self._ensured()
-        arguments = [*self._options, "--log", str(self._home.log(job.id)), "--ray-address", info.address]
+        arguments = [
+            *self._options,
+            "--log",
+            str(self._home.log(job.id)),
+            "--ray-address",
+            info.address,
+        ]
         if info.pid:
             arguments += ["--wanted", str(self._home.ray / "wanted")]
         entrypoint = command(self._home, self._store_url, job) + arguments
-        metadata = {"job": job.id, "name": job.name, "attempt": str(job.attempt), "tenant": job.tenant}
+        metadata = {
+            "job": job.id,
+            "name": job.name,
+            "attempt": str(job.attempt),
+            "tenant": job.tenant,
+        }
         name = submission_id(job)
         self._submit(info, name, entrypoint=shlex.join(entrypoint), metadata=metadata)
         self._started[Ended(job.id, job.attempt)] = name
@@ -195,13 +245,18 @@ class RayJobLauncher:
             try:
                 _client(info).submit_job(submission_id=name, **what)
                 return
-            except Exception as error:  # the client raises whatever its HTTP library and its server do
+            except (
+                Exception
+            ) as error:  # the client raises whatever its HTTP library and its server do
                 if _status(info, name) not in ("", GONE):
                     return  # it was taken, and only the answer was lost
                 LOG.warning("Ray refused %s: %s", name, str(error)[:500])
                 if time.monotonic() > deadline:
                     self._ensured()  # a cluster that went away meanwhile is another matter: its jobs wait
-                    raise Unavailable("Ray's dashboard did not take the job: is the cluster healthy?", code="RAY_SUBMIT") from error
+                    raise Unavailable(
+                        "Ray's dashboard did not take the job: is the cluster healthy?",
+                        code="RAY_SUBMIT",
+                    ) from error
             time.sleep(SUBMIT_PAUSE)
 
     def tend(self) -> list[Ended]:
@@ -213,7 +268,10 @@ class RayJobLauncher:
             return []
         if not self._look.done():
             return []
-        look, self._look = self._look, None  # before its result: a look that failed, as on a full disk, is followed by another
+        look, self._look = (
+            self._look,
+            None,
+        )  # before its result: a look that failed, as on a full disk, is followed by another
         ended = look.result()
         for key in ended:
             self._started.pop(key, None)

@@ -43,9 +43,18 @@ class Elected:
     """
 
     def __init__(
-        self, store: Duties, duty: str, owner: str, lease_seconds: float, steady: Callable[[], float] = time.monotonic
+        self,
+        store: Duties,
+        duty: str,
+        owner: str,
+        lease_seconds: float,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._duty, self._owner, self._lease, self._steady = store, duty, owner, lease_seconds, steady
+        self._store = store
+        self._duty = duty
+        self._owner = owner
+        self._lease = lease_seconds
+        self._steady = steady
         self._asked = self._confirmed = -float("inf")
         self._lock = threading.Lock()
         self.term: int | None = None
@@ -58,7 +67,10 @@ class Elected:
                 self._asked = now
                 self._ask(now)
             if self.term is not None and now - self._confirmed > self._lease * 2 / 3:
-                LOG.warning("%s: the store has not answered for too long; another may have the duty now", self._duty)
+                LOG.warning(
+                    "%s: the store has not answered for too long; another may have the duty now",
+                    self._duty,
+                )
                 self.term = None
             return self.term is not None
 
@@ -69,7 +81,9 @@ class Elected:
             try:
                 self._store.resign(self._duty, self._owner)
             except Unavailable as error:
-                LOG.warning("%s: %s", self._duty, error.message)  # then it passes on when the lease is over
+                LOG.warning(
+                    "%s: %s", self._duty, error.message
+                )  # then it passes on when the lease is over
 
     def _ask(self, now: float) -> None:
         """Stand, or stand again."""
@@ -79,7 +93,11 @@ class Elected:
             LOG.warning("%s: %s", self._duty, error.message)
             return
         if term != self.term:
-            LOG.info("%s: %s", self._duty, "another has the duty" if term is None else f"the duty is ours, term {term}")
+            LOG.info(
+                "%s: %s",
+                self._duty,
+                "another has the duty" if term is None else f"the duty is ours, term {term}",
+            )
         self.term, self._confirmed = term, now
 
 

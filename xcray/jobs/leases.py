@@ -23,8 +23,12 @@ class Watch:
         """Names of `leases` (name -> state, seconds) whose state was the same for their seconds. Those not named are forgotten."""
         now = self._steady()
         with self._lock:
-            self._seen = {name: self._since(name, state, now) for name, (state, _) in leases.items()}
-            return {name for name, (_, seconds) in leases.items() if now - self._seen[name][1] > seconds}
+            self._seen = {
+                name: self._since(name, state, now) for name, (state, _) in leases.items()
+            }
+            return {
+                name for name, (_, seconds) in leases.items() if now - self._seen[name][1] > seconds
+            }
 
     def one_lost(self, name: Hashable, state: Any, seconds: float) -> bool:
         """The same for one lease; others stay as they were seen."""

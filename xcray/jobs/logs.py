@@ -19,15 +19,24 @@ from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeAlias
 
 Form: TypeAlias = Literal["json", "text"]
-Context: TypeAlias = Callable[[], dict[str, Any]]  # what each line says beside its event: ids, where it happened
+Context: TypeAlias = Callable[
+    [], dict[str, Any]
+]  # what each line says beside its event: ids, where it happened
 
 FORM_VARIABLE: Final = "XCRAY_LOG_FORMAT"
 LONGEST: Final = 256  # characters of a logged string; tracebacks may be longer
 LONGEST_TRACEBACK: Final = 8192
 
 _ENCODER = json.JSONEncoder(ensure_ascii=True, default=str)
-_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName", "color_message"}
-_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # kinds of characters that a terminal obeys instead of showing
+_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
+    "message",
+    "asctime",
+    "taskName",
+    "color_message",
+}
+_HIDDEN: Final = frozenset(
+    {"Cc", "Cf", "Cs", "Zl", "Zp"}
+)  # kinds of characters that a terminal obeys instead of showing
 
 
 class JSONLines(logging.Formatter):
@@ -48,7 +57,9 @@ class JSONLines(logging.Formatter):
         }
         entry |= {name: _short(value) for name, value in facts_of(record).items()}
         if record.exc_info:
-            entry["traceback"] = "".join(traceback.format_exception(*record.exc_info))[-LONGEST_TRACEBACK:]
+            entry["traceback"] = "".join(traceback.format_exception(*record.exc_info))[
+                -LONGEST_TRACEBACK:
+            ]
         return _ENCODER.encode(entry)
 
 
@@ -66,11 +77,16 @@ class TextLines(logging.Formatter):
         line = f"{_time(record.created)} {record.levelname} {record.name}: {visible(record.getMessage()[:LONGEST])}{told}"
         if not record.exc_info:
             return line
-        lines = "".join(traceback.format_exception(*record.exc_info))[-LONGEST_TRACEBACK:].splitlines()
+        lines = "".join(traceback.format_exception(*record.exc_info))[
+            -LONGEST_TRACEBACK:
+        ].splitlines()
         return "\n".join([line, *(visible(each) for each in lines)])
 
 
-FORMS: Final[dict[Form, Callable[[Context], logging.Formatter]]] = {"json": JSONLines, "text": TextLines}
+FORMS: Final[dict[Form, Callable[[Context], logging.Formatter]]] = {
+    "json": JSONLines,
+    "text": TextLines,
+}
 
 
 class Whereabouts:
@@ -107,7 +123,11 @@ def facts_of(record: logging.LogRecord) -> dict[str, Any]:
     """What was given as `extra`, or to `note` of the service."""
     facts: dict[str, Any] | None = vars(record).get("_facts")
     if facts is None:
-        facts = {name: value for name, value in vars(record).items() if name not in _STANDARD and name[0] != "_"}
+        facts = {
+            name: value
+            for name, value in vars(record).items()
+            if name not in _STANDARD and name[0] != "_"
+        }
     return facts
 
 
@@ -115,7 +135,9 @@ def visible(text: str) -> str:
     r"""A text in which every character can be seen: "a\nb" has a backslash and an n."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_spelled(each) if unicodedata.category(each) in _HIDDEN else each for each in text)
+    return "".join(
+        _spelled(each) if unicodedata.category(each) in _HIDDEN else each for each in text
+    )
 
 
 def _spelled(character: str) -> str:
@@ -126,7 +148,11 @@ def _spelled(character: str) -> str:
 def _worded(value: Any) -> str:
     """A value behind its name: bare when that is one plain word."""
     text = str(_short(value))
-    return text if text and " " not in text and '"' not in text and "=" not in text else json.dumps(text, ensure_ascii=False)
+    return (
+        text
+        if text and " " not in text and '"' not in text and "=" not in text
+        else json.dumps(text, ensure_ascii=False)
+    )
 
 
 def _time(seconds: float) -> str:

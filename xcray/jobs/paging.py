@@ -19,7 +19,9 @@ def page_start(page_token: str | None, limit: int) -> int | None:
     if page_token is None:
         return None
     try:
-        start = int(base64.urlsafe_b64decode(page_token[:64].encode()).decode().removeprefix("before:"))
+        start = int(
+            base64.urlsafe_b64decode(page_token[:64].encode()).decode().removeprefix("before:")
+        )
     except (binascii.Error, ValueError):
         start = 0
     if not 0 < start < 1 << 62:
@@ -29,4 +31,8 @@ def page_start(page_token: str | None, limit: int) -> int | None:
 
 def page_token_after(rows: Sequence[Any], limit: int) -> str | None:
     """The token of the next page when one row more than `limit` was found."""
-    return base64.urlsafe_b64encode(f"before:{rows[limit - 1]['seq']}".encode()).decode() if len(rows) > limit else None
+    return (
+        base64.urlsafe_b64encode(f"before:{rows[limit - 1]['seq']}".encode()).decode()
+        if len(rows) > limit
+        else None
+    )

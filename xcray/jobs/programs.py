@@ -48,7 +48,9 @@ class ProgramTable:
         """
         with self._attending:
             now = self._steady()
-            if now - self._asked < EVERY_SECONDS * 0.9:  # who comes every so many seconds is never a hair too early
+            if (
+                now - self._asked < EVERY_SECONDS * 0.9
+            ):  # who comes every so many seconds is never a hair too early
                 return
             self._asked = now
             self._attend()
@@ -64,11 +66,15 @@ class ProgramTable:
         """One note."""
         with self._database.write() as connection:
             insert: Any = postgresql.insert if self._database.kind == POSTGRESQL else sqlite.insert
-            row = insert(PROGRAMS).values(id=self._program, revision=HEAD, beats=1, lease_seconds=LEASE_SECONDS)
+            row = insert(PROGRAMS).values(
+                id=self._program, revision=HEAD, beats=1, lease_seconds=LEASE_SECONDS
+            )
             more = {"beats": PROGRAMS.c.beats + 1, "revision": HEAD}
             connection.execute(row.on_conflict_do_update(index_elements=["id"], set_=more))
             others = {each.id: each for each in noted(connection) if each.id != self._program}
-            lost = self._programs.lost({name: (each.beats, each.lease_seconds) for name, each in others.items()})
+            lost = self._programs.lost(
+                {name: (each.beats, each.lease_seconds) for name, each in others.items()}
+            )
             forget(connection, [each for name, each in others.items() if name in lost])
 
     @once_more
@@ -81,13 +87,17 @@ class ProgramTable:
 def noted(connection: Connection) -> list[Program]:
     """All that are noted, by name."""
     columns = (PROGRAMS.c[name] for name in Program._fields)
-    return [Program(*row) for row in connection.execute(sa.select(*columns).order_by(PROGRAMS.c.id))]
+    return [
+        Program(*row) for row in connection.execute(sa.select(*columns).order_by(PROGRAMS.c.id))
+    ]
 
 
 def forget(connection: Connection, gone: list[Program]) -> None:
     """Take notes away that are as they were seen."""
     for each in gone:
-        connection.execute(sa.delete(PROGRAMS).where(PROGRAMS.c.id == each.id, PROGRAMS.c.beats == each.beats))
+        connection.execute(
+            sa.delete(PROGRAMS).where(PROGRAMS.c.id == each.id, PROGRAMS.c.beats == each.beats)
+        )
 
 
 def process_name() -> str:

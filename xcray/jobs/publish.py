@@ -35,7 +35,10 @@ class PublishDesk:
     """Publishing for one job. `folder` belongs to the job and keeps outcome.json and staged models."""
 
     def __init__(self, folder: Path, registry: Registry, job_id: str, name: str) -> None:
-        self._folder, self._registry, self._job_id, self._name = folder, registry, job_id, name
+        self._folder = folder
+        self._registry = registry
+        self._job_id = job_id
+        self._name = name
         folder.mkdir(parents=True, exist_ok=True)
 
     def staged(self, attempt: int) -> Path:
@@ -52,7 +55,9 @@ class PublishDesk:
         version = self._version()
         return None if version is None else self._result(outcome, version)
 
-    def publish(self, staged: Path, outcome: Outcome, attempt: int, check: Callable[[], None]) -> dict[str, Any]:
+    def publish(
+        self, staged: Path, outcome: Outcome, attempt: int, check: Callable[[], None]
+    ) -> dict[str, Any]:
         """Publish once and give the job's result. `check` raises Fenced when this attempt is no longer the running one.
 
         Raises also Unavailable when another attempt holds the lock for too long, and what the registry raises.
@@ -82,7 +87,10 @@ class PublishDesk:
         """The version that carries the job's id; there is at most one."""
         for version in reversed(self._registry.versions(self._name)):
             with contextlib.suppress(NotFound, Corrupt):
-                if read_json(self._registry.resolve(f"{self._name}:{version}") / MARKER).get("job") == self._job_id:
+                if (
+                    read_json(self._registry.resolve(f"{self._name}:{version}") / MARKER).get("job")
+                    == self._job_id
+                ):
                     return version
         return None
 
@@ -103,7 +111,8 @@ class PublishDesk:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise Unavailable(
-                            "an earlier attempt of the job holds its publishing: end that process", code="PUBLISHING"
+                            "an earlier attempt of the job holds its publishing: end that process",
+                            code="PUBLISHING",
                         ) from None
                     time.sleep(0.1)
             yield

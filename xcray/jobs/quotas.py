@@ -25,8 +25,12 @@ class RunningQuota:
     `most`, the operator's for every tenant. Looks at the keys every few seconds; `steady` gives seconds that never jump.
     """
 
-    def __init__(self, store: Keys, most: int | None, steady: Callable[[], float] = time.monotonic) -> None:
-        self._store, self._most, self._steady = store, most, steady
+    def __init__(
+        self, store: Keys, most: int | None, steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._most = most
+        self._steady = steady
         self._bounds: dict[str, int | None] = {}
         self._looked = -float("inf")
 
@@ -48,7 +52,11 @@ class RunningQuota:
 def _bound(keys: Sequence[Key]) -> int | None:
     """The bound that a tenant's keys give together."""
     now = time.time()
-    bounds = [key.limits.get("max_running") for key in keys if key.valid(now) and {"submit", "admin"} & set(key.scopes)]
+    bounds = [
+        key.limits.get("max_running")
+        for key in keys
+        if key.valid(now) and {"submit", "admin"} & set(key.scopes)
+    ]
     if not bounds or None in bounds:
         return None
     return max(int(bound) for bound in bounds if bound is not None)

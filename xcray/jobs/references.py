@@ -60,7 +60,11 @@ def _all(store: JobStore, home: Home, whole: bool) -> Iterator[tuple[str, str, s
             versions, highest = _expected(registry, name)
             given_out[tenant, name] = highest
             for version, sha256 in versions.items():
-                yield "version", f"{tenant} {name}:{version}", _version_fault(registry, name, version, sha256, whole)
+                yield (
+                    "version",
+                    f"{tenant} {name}:{version}",
+                    _version_fault(registry, name, version, sha256, whole),
+                )
             for alias in sorted(set(registry.aliases(name)) - {LATEST}):
                 yield "alias", f"{tenant} {name}@{alias}", _alias_fault(registry, name, alias)
     yield from _jobs(store, given_out)
@@ -73,7 +77,11 @@ def _datasets(store: JobStore, home: Home, whole: bool) -> Iterator[tuple[str, s
         records, token = store.list_datasets(None, limit=PAGE, page_token=token)
         for record in records:
             if record.status == READY:
-                yield "dataset", record.id, _dataset_fault(Path(record.path), home.dataset(record.id), whole)
+                yield (
+                    "dataset",
+                    record.id,
+                    _dataset_fault(Path(record.path), home.dataset(record.id), whole),
+                )
         if token is None:
             return
 
@@ -84,7 +92,11 @@ def _dataset_fault(path: Path, here: Path, whole: bool) -> str:
         Dataset.open(path, verify=whole)
     except NotFound:
         moved = path != here and (here / "manifest.json").is_file()
-        return "lies in another home than its record says: mount the home at its old path" if moved else "its files are not there"
+        return (
+            "lies in another home than its record says: mount the home at its old path"
+            if moved
+            else "its files are not there"
+        )
     except XcrayError as error:
         return error.message
     return ""
@@ -140,11 +152,21 @@ def _jobs(store: JobStore, given_out: dict[tuple[str, str], int]) -> Iterator[tu
             source, result = job.spec.get("dataset"), job.result or {}
             if job.status in (PENDING, RUNNING) and isinstance(source, str):
                 lost = not (Path(source) / "manifest.json").is_file()
-                yield "job", job.id, f"its data set {Path(source).name} is not there" if lost else ""
+                yield (
+                    "job",
+                    job.id,
+                    f"its data set {Path(source).name} is not there" if lost else "",
+                )
             elif job.kind == TRAIN and job.status == SUCCEEDED and "version" in result:
                 name, version = str(result["model"]), int(result["version"])
                 lost = version > given_out.get((job.tenant, name), 0)
-                yield "job", job.id, f"made {name}:{version}, which the models in the home do not know" if lost else ""
+                yield (
+                    "job",
+                    job.id,
+                    f"made {name}:{version}, which the models in the home do not know"
+                    if lost
+                    else "",
+                )
         if token is None:
             return
 
@@ -152,7 +174,11 @@ def _jobs(store: JobStore, given_out: dict[tuple[str, str], int]) -> Iterator[tu
 def _roots(home: Home) -> Iterator[tuple[str, Path]]:
     """Folders of registries by tenant."""
     others = home.path / "tenants"
-    names = sorted(path.name for path in others.iterdir() if NAME.fullmatch(path.name)) if others.is_dir() else []
+    names = (
+        sorted(path.name for path in others.iterdir() if NAME.fullmatch(path.name))
+        if others.is_dir()
+        else []
+    )
     for tenant in (DEFAULT_TENANT, *(name for name in names if name != DEFAULT_TENANT)):
         root = home.models_of(tenant)
         if root.is_dir():

@@ -25,10 +25,14 @@ from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.jobs.store import JobStore
 
 LOG: Final = logging.getLogger(__name__)
-BATCH: Final = 100  # jobs that are forgotten in one transaction: as many as are in memory at the same time
+BATCH: Final = (
+    100  # jobs that are forgotten in one transaction: as many as are in memory at the same time
+)
 ORPHAN_SECONDS: Final = 86_400.0  # files that no record names are left alone for so long: their record may be about to come
 DAY: Final = 86_400.0
-REPLICA: Final = re.compile(r"(serve|runner)-(?P<host>.+)-(?P<pid>\d+)\.json")  # see `xcray.service.places`
+REPLICA: Final = re.compile(
+    r"(serve|runner)-(?P<host>.+)-(?P<pid>\d+)\.json"
+)  # see `xcray.service.places`
 OUTLIVES: Final = (
     answering.OUTPUT,
     "timeline",
@@ -54,8 +58,13 @@ class Removed(NamedTuple):
 class Retention:
     """Keeps a home in bounds. `now` gives Unix seconds."""
 
-    def __init__(self, store: JobStore, home: Home, kept: Kept, now: Callable[[], float] = time.time) -> None:
-        self._store, self._home, self._kept, self._now = store, home, kept, now
+    def __init__(
+        self, store: JobStore, home: Home, kept: Kept, now: Callable[[], float] = time.time
+    ) -> None:
+        self._store = store
+        self._home = home
+        self._kept = kept
+        self._now = now
         self._thorough = -float("inf")  # monotonic seconds: each orphan is a question to the store
 
     def turn(self) -> list[Removed]:
@@ -80,7 +89,10 @@ class Retention:
         before = self._now() - self._kept.jobs_days * DAY
         while jobs := self._store.retire(before, self._kept.jobs, BATCH):
             for job in jobs:
-                gone += [self._remove(Removed("of a forgotten job", path, 0)) for path in self._files_of(job.id)]
+                gone += [
+                    self._remove(Removed("of a forgotten job", path, 0))
+                    for path in self._files_of(job.id)
+                ]
         return gone
 
     def _files_of(self, job_id: str) -> list[str]:
@@ -93,8 +105,17 @@ class Retention:
         """Of jobs whose result is published, what only the work needed. Answers of a batch, and timelines, stay with the job."""
         limit = self._now() - self._kept.runs_hours * 3600.0
         for folder in sorted(self._home.runs.iterdir()):
-            worked = [path for path in folder.iterdir() if not path.name.startswith(OUTLIVES)] if folder.is_dir() else []
-            if worked and _touched(folder) < limit and (job := self._job(folder.name)) and job.status == SUCCEEDED:
+            worked = (
+                [path for path in folder.iterdir() if not path.name.startswith(OUTLIVES)]
+                if folder.is_dir()
+                else []
+            )
+            if (
+                worked
+                and _touched(folder) < limit
+                and (job := self._job(folder.name))
+                and job.status == SUCCEEDED
+            ):
                 yield from (self._told("of a published job", path) for path in sorted(worked))
 
     def _orphans(self) -> Iterator[Removed]:
@@ -107,7 +128,11 @@ class Retention:
         for path in sorted(self._home.datasets.iterdir()):
             name = path.name.lstrip(".").split(".")[0]
             staged = path.name.startswith(".")
-            if _touched(path) < limit and _is_id(name, "ds_") and (staged or self._store.find_dataset(name) is None):
+            if (
+                _touched(path) < limit
+                and _is_id(name, "ds_")
+                and (staged or self._store.find_dataset(name) is None)
+            ):
                 yield self._told("left by a build" if staged else "no data set names it", path)
         for path in self._left_over():
             if _touched(path) < limit:
@@ -118,7 +143,11 @@ class Retention:
         for models in (self._home.models, *sorted(self._home.path.glob("tenants/*/models"))):
             yield from sorted(models.glob("*/versions/.*.part"))
         for path in sorted(self._home.path.glob("*-*-*.json")):
-            if (found := REPLICA.fullmatch(path.name)) and found["host"] == host_name() and not _lives(int(found["pid"])):
+            if (
+                (found := REPLICA.fullmatch(path.name))
+                and found["host"] == host_name()
+                and not _lives(int(found["pid"]))
+            ):
                 yield path
 
     def _job(self, job_id: str) -> Job | None:
@@ -132,7 +161,10 @@ class Retention:
     def _remove(self, thing: Removed) -> Removed:
         """Remove it, unless its job is alive by now: somebody may have resumed it while we looked."""
         path = self._home.path / thing.path
-        owner = next((part.split(".")[0] for part in path.parts[::-1] if _is_id(part.split(".")[0], "job_")), None)
+        owner = next(
+            (part.split(".")[0] for part in path.parts[::-1] if _is_id(part.split(".")[0], "job_")),
+            None,
+        )
         job = self._job(owner) if owner else None
         if job is not None and job.status not in TERMINAL:
             return thing._replace(n_bytes=0)

@@ -20,7 +20,9 @@ LOG: Final = logging.getLogger(__name__)
 NEWER: Final = "SCHEMA_NEWER"
 OLDER: Final = "SCHEMA_OLDER"
 MEND: Final = "run `xcray store upgrade` (with XCRAY_STORE_UPGRADE=true every start does)"
-VERSION: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(sa.table("alembic_version"))
+VERSION: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(
+    sa.table("alembic_version")
+)
 
 
 class Found(NamedTuple):
@@ -41,7 +43,11 @@ def found_in(connection: Connection) -> Found:
     tables = set(sa.inspect(connection).get_table_names())
     if "alembic_version" in tables:
         revision = connection.execute(VERSION).scalar()
-        oldest = connection.execute(sa.select(sa.func.max(OLDEST.c.revision))).scalar() if OLDEST.name in tables else None
+        oldest = (
+            connection.execute(sa.select(sa.func.max(OLDEST.c.revision))).scalar()
+            if OLDEST.name in tables
+            else None
+        )
         return Found(revision, oldest)
     if "schema_version" in tables:  # of xcray 0.1, which counted by itself
         number = connection.exec_driver_sql("SELECT version FROM schema_version").scalar()
@@ -53,13 +59,17 @@ def checked(connection: Connection, program: str = HEAD) -> Found:
     """What a store tells, when it is no newer than a program may use. Raises Conflict, code SCHEMA_NEWER."""
     found = found_in(connection)
     if found.revision is not None and found.revision > program and not found.serves(program):
-        raise Conflict(too_new(found, program), code=NEWER, revision=found.revision, oldest=found.oldest)
+        raise Conflict(
+            too_new(found, program), code=NEWER, revision=found.revision, oldest=found.oldest
+        )
     return found
 
 
 def too_new(found: Found, program: str = HEAD) -> str:
     """The sentence for a store that is too new."""
-    served = "serves no older one" if found.oldest is None else f"serves programs from {found.oldest} on"
+    served = (
+        "serves no older one" if found.oldest is None else f"serves programs from {found.oldest} on"
+    )
     return f"the store is at schema revision {found.revision} and {served}, this xcray knows {program}: use a newer xcray"
 
 
@@ -87,5 +97,9 @@ class Guard:
             sentence = too_new(found, self._program) if newer else too_old(found, self._program)
             raise Unavailable(sentence, code=NEWER if newer else OLDER)
         if found.revision != self._program:
-            LOG.info("the store is at revision %s, and serves this program, which knows %s", found.revision, self._program)
+            LOG.info(
+                "the store is at revision %s, and serves this program, which knows %s",
+                found.revision,
+                self._program,
+            )
         self._known = found.revision

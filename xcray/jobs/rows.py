@@ -26,7 +26,9 @@ def job_of(row: Mapping[Any, Any]) -> Job:
     return Job(**{name: row[name] for name in Job.__dataclass_fields__})
 
 
-def find(connection: Connection, job_id: str, tenant: str | None, *, lock: bool = False) -> sa.RowMapping:
+def find(
+    connection: Connection, job_id: str, tenant: str | None, *, lock: bool = False
+) -> sa.RowMapping:
     """The row of a job; NotFound also for another tenant's. `tenant` None is for xcray's own processes.
 
     `lock` holds the row in PostgreSQL; SQLite's write transactions hold everything.
@@ -42,7 +44,11 @@ def find(connection: Connection, job_id: str, tenant: str | None, *, lock: bool 
 
 def owned(connection: Connection, job_id: str, attempt: int) -> sa.RowMapping:
     """The row of a running job while `attempt` is the one that runs it. Raises Fenced otherwise."""
-    row = connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id).with_for_update()).mappings().first()
+    row = (
+        connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id).with_for_update())
+        .mappings()
+        .first()
+    )
     if row is None or row["attempt"] != attempt or row["status"] != RUNNING:
         state = "gone" if row is None else f"{row['status']} in attempt {row['attempt']}"
         raise Fenced(f"attempt {attempt} of {job_id} must not write: the job is {state}")
@@ -56,11 +62,20 @@ def change(connection: Connection, row: sa.RowMapping, **values: Any) -> None:
         raise Fenced(f"job {row['id']} changed at the same moment: read it again")
 
 
-def note(connection: Connection, row: sa.RowMapping, now: float, kind: str, data: dict[str, Any], **values: Any) -> None:
+def note(
+    connection: Connection,
+    row: sa.RowMapping,
+    now: float,
+    kind: str,
+    data: dict[str, Any],
+    **values: Any,
+) -> None:
     """Append an event and change the row with it."""
     seq = row["events"] + 1
     change(connection, row, events=seq, **values)
-    connection.execute(sa.insert(EVENTS).values(job_id=row["id"], seq=seq, time=utc(now), kind=kind, data=data))
+    connection.execute(
+        sa.insert(EVENTS).values(job_id=row["id"], seq=seq, time=utc(now), kind=kind, data=data)
+    )
     if is_due(seq):
         bound_events(connection, row["id"])
 
@@ -68,11 +83,17 @@ def note(connection: Connection, row: sa.RowMapping, now: float, kind: str, data
 def move(connection: Connection, row: sa.RowMapping, now: float, status: str, **values: Any) -> Job:
     """Move a job along the table of transitions, with an event; the moved job. Raises Conflict when there is no such move."""
     if not allowed(row["status"], status):
-        raise Conflict(f"job {row['id']} is {row['status']}; it can't become {status}", code="STATE", status=row["status"])
+        raise Conflict(
+            f"job {row['id']} is {row['status']}; it can't become {status}",
+            code="STATE",
+            status=row["status"],
+        )
     if status == PENDING:
         values = {"phase": QUEUED, "finished": None, "reason": None, "message": None, **values}
     if status in TERMINAL:
-        values["finished"] = max(utc(now), row["started"] or row["created"])  # clocks jump and differ; no duration is negative
+        values["finished"] = max(
+            utc(now), row["started"] or row["created"]
+        )  # clocks jump and differ; no duration is negative
     if values.get("message"):
         values["message"] = values["message"][:LONGEST_MESSAGE]
     if status != RUNNING:
@@ -81,7 +102,10 @@ def move(connection: Connection, row: sa.RowMapping, now: float, status: str, **
     shown |= {name: values[name] for name in ("phase", "reason", "message") if values.get(name)}
     waited = None if status != RUNNING else queued_at(connection, row["id"])
     note(connection, row, now, "status", shown, status=status, **values)
-    add_up(connection, of_move(dict(row), status, values, None if waited is None else max(0.0, now - waited)))
+    add_up(
+        connection,
+        of_move(dict(row), status, values, None if waited is None else max(0.0, now - waited)),
+    )
     if status in TERMINAL:
         bound_events(connection, row["id"])
     return job_of(find(connection, row["id"], None))

@@ -35,10 +35,16 @@ from xcray.train import TrainResult, TrainSpec, train
 
 LOG: Final = logging.getLogger(__name__)
 FENCED: Final = "FENCED"  # what `run_attempt` returns when the job is another attempt's
-NOT_THE_SPECS: Final = ("dataset_id", "shown", tracing.HEADER)  # what the service notes in a spec for itself
+NOT_THE_SPECS: Final = (
+    "dataset_id",
+    "shown",
+    tracing.HEADER,
+)  # what the service notes in a spec for itself
 PUBLISH: Final = "publish"
 NO_MEMORY: Final = "the job needs more memory than there is: use fewer workers or less data"
-LARGEST_FIGURE: Final = 4000  # characters of JSON that one entry of a report may take in a job's record
+LARGEST_FIGURE: Final = (
+    4000  # characters of JSON that one entry of a report may take in a job's record
+)
 
 Train = Callable[..., TrainResult]
 
@@ -85,14 +91,22 @@ def _traced(store: JobStore, job: Job) -> contextlib.AbstractContextManager[Any]
     if tracing.is_on():
         queued, claimed = store.waited(job.id)
         tracing.happened("queue", claimed - queued, parent=parent, until=claimed, job_id=job.id)
-    return tracing.span("attempt", parent=parent, job_id=job.id, attempt=job.attempt, kind_of_job=job.kind)
+    return tracing.span(
+        "attempt", parent=parent, job_id=job.id, attempt=job.attempt, kind_of_job=job.kind
+    )
 
 
 class _Attempt:
     """One attempt: what its steps share."""
 
-    def __init__(self, store: JobStore, home: Home, job: Job, heart: Heart, ray_address: str | None) -> None:
-        self.store, self.home, self.job, self.heart, self.ray_address = store, home, job, heart, ray_address
+    def __init__(
+        self, store: JobStore, home: Home, job: Job, heart: Heart, ray_address: str | None
+    ) -> None:
+        self.store = store
+        self.home = home
+        self.job = job
+        self.heart = heart
+        self.ray_address = ray_address
         self.folder = home.run(job.id)
 
     def run(self, training: Train) -> str:
@@ -102,7 +116,10 @@ class _Attempt:
             PREDICT: self._predict_and_publish,
         }
         if self.job.kind not in work:
-            return self._fail("KIND", f"this xcray does not know jobs of kind {self.job.kind[:20]!r}: let a newer one run it")
+            return self._fail(
+                "KIND",
+                f"this xcray does not know jobs of kind {self.job.kind[:20]!r}: let a newer one run it",
+            )
         try:
             result = work[self.job.kind]()
         except Fenced:
@@ -120,7 +137,9 @@ class _Attempt:
             return self._system_error(error)
         except Exception:
             LOG.exception("the job failed")
-            return self._fail("INTERNAL", "something in xcray went wrong; the log of the job says where")
+            return self._fail(
+                "INTERNAL", "something in xcray went wrong; the log of the job says where"
+            )
         self._finish(SUCCEEDED, result=result)
         shutil.rmtree(self.folder / PUBLISH, ignore_errors=True)  # what only publishing needed
         if self.job.kind == PREDICT:
@@ -130,16 +149,30 @@ class _Attempt:
     def _train_and_publish(self, training: Train) -> dict[str, Any]:
         """The job's result."""
         spec = TrainSpec.from_dict(self._spec())
-        desk = PublishDesk(self.folder / PUBLISH, self._registry(), self.job.id, self.job.spec.get("name", self.job.name))
+        desk = PublishDesk(
+            self.folder / PUBLISH,
+            self._registry(),
+            self.job.id,
+            self.job.spec.get("name", self.job.name),
+        )
         found = desk.found()
         if found is not None:
             LOG.info("an earlier attempt has published version %d", found["version"])
             return found
         staged = desk.staged(self.job.attempt)
-        given = training(spec, run_dir=self.folder, out=staged, progress=self.heart.progress, stop=self.heart.flag, job=self.job.id)
+        given = training(
+            spec,
+            run_dir=self.folder,
+            out=staged,
+            progress=self.heart.progress,
+            stop=self.heart.flag,
+            job=self.job.id,
+        )
         outcome = Outcome(given.sha256, given.measures, summary(given.report))
         result = desk.publish(given.model_path, outcome, self.job.attempt, self.heart.commit)
-        LOG.info("published %s version %d", result["model"], result["version"])  # before the job ends: then its log is whole
+        LOG.info(
+            "published %s version %d", result["model"], result["version"]
+        )  # before the job ends: then its log is whole
         return result
 
     def _predict_and_publish(self) -> dict[str, Any]:
@@ -190,7 +223,9 @@ class _Attempt:
         """Given back, to be tried again after a pause; FAILED at last."""
         LOG.warning("%s: %s", error.code, error.message)
         self.heart.stop()
-        return self.store.retry_later(self.job.id, self.job.attempt, reason=error.code, message=error.message).status
+        return self.store.retry_later(
+            self.job.id, self.job.attempt, reason=error.code, message=error.message
+        ).status
 
     def _system_error(self, error: OSError) -> str:
         """The system's troubles by their numbers."""
@@ -199,7 +234,9 @@ class _Attempt:
             return self._fail("DISK_FULL", "the disk is full: make room, then resume the job")
         if error.errno == errno.ENOMEM:
             return self._fail("OUT_OF_MEMORY", NO_MEMORY)
-        return self._fail("INTERNAL", "the operating system refused something; the log of the job says what")
+        return self._fail(
+            "INTERNAL", "the operating system refused something; the log of the job says what"
+        )
 
 
 def summary(report: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +246,9 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The process. Exit status: 0 done or given back, 1 FAILED, 3 the job is another attempt's."""
-    parser = argparse.ArgumentParser(prog="xcray.jobs.runner", description="run one attempt of a job")
+    parser = argparse.ArgumentParser(
+        prog="xcray.jobs.runner", description="run one attempt of a job"
+    )
     parser.add_argument("--home", required=True)
     parser.add_argument("--store", default=os.environ.get(STORE_VARIABLE))
     parser.add_argument("--job", required=True)
@@ -217,9 +256,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, help="write the log there too")
     parser.add_argument("--ray-address")
     parser.add_argument("--wanted", type=Path, help="a file to touch while running")
-    parser.add_argument("--nice", type=int, default=0, help="how far to stand back for other processes, 0 to 19")
-    parser.add_argument("--lease", type=float, default=20.0, help="seconds of silence after which the job may be taken away")
-    parser.add_argument("--patience", type=float, default=3.0, help="seconds that the training has to stop by itself")
+    parser.add_argument(
+        "--nice", type=int, default=0, help="how far to stand back for other processes, 0 to 19"
+    )
+    parser.add_argument(
+        "--lease",
+        type=float,
+        default=20.0,
+        help="seconds of silence after which the job may be taken away",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=3.0,
+        help="seconds that the training has to stop by itself",
+    )
     parser.add_argument("--log-bytes", type=float, help="largest log of the job")
     chosen = parser.parse_args(arguments)
     whereabouts = Whereabouts(chosen.job, chosen.attempt)
@@ -229,12 +280,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stand_back(chosen.nice)
     home, flag = Home(chosen.home), StopFlag()
     signal.signal(signal.SIGTERM, lambda _number, _frame: flag.set())
-    store = JobStore(chosen.store or home.store_url, upgrade=False)  # never: the program that launched us is at work with it
+    store = JobStore(
+        chosen.store or home.store_url, upgrade=False
+    )  # never: the program that launched us is at work with it
     log = Bound(home.log(chosen.job), int(chosen.log_bytes)) if chosen.log_bytes else None
-    how: dict[str, Any] = {"lease_seconds": chosen.lease, "patience": chosen.patience, "log": log, "wanted": chosen.wanted}
+    how: dict[str, Any] = {
+        "lease_seconds": chosen.lease,
+        "patience": chosen.patience,
+        "log": log,
+        "wanted": chosen.wanted,
+    }
     how["phase"] = whereabouts.at
     try:
-        end = run_attempt(store, home, chosen.job, chosen.attempt, ray_address=chosen.ray_address, flag=flag, **how)
+        end = run_attempt(
+            store,
+            home,
+            chosen.job,
+            chosen.attempt,
+            ray_address=chosen.ray_address,
+            flag=flag,
+            **how,
+        )
     except XcrayError as error:  # the store itself can't be had: the lease will run out, and another attempt follows
         LOG.error("%s: %s", error.code, error.message)
         return 2
@@ -255,7 +321,9 @@ def stand_back(nice: int, group: Path = Path("/proc/self/autogroup")) -> None:
     if nice and group.exists():
         try:
             group.write_text(str(nice))
-        except OSError as error:  # not allowed to everybody: then it competes with the service as an equal
+        except (
+            OSError
+        ) as error:  # not allowed to everybody: then it competes with the service as an equal
             LOG.info("the session keeps its priority: %s", os.strerror(error.errno or 0))
 
 

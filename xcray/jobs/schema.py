@@ -9,13 +9,25 @@ from __future__ import annotations
 from typing import Final
 
 import sqlalchemy as sa
-from sqlalchemy import Boolean, Column, Float, Index, Integer, MetaData, Table, Text, UniqueConstraint
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 
 HEAD: Final = "0004"  # the newest file of migrations/versions: what a store of this program is at
 
 METADATA: Final = MetaData()
 DOCUMENT: Final = sa.JSON(none_as_null=True)
-SERIAL: Final = sa.BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up only in a column of type INTEGER
+SERIAL: Final = sa.BigInteger().with_variant(
+    Integer(), "sqlite"
+)  # SQLite counts up only in a column of type INTEGER
 
 JOBS: Final = Table(
     "jobs",
@@ -39,17 +51,25 @@ JOBS: Final = Table(
     Column("owner", Text),
     Column("lease_seconds", Float),  # how long its runner may be silent; only while RUNNING
     Column("not_before", Float, nullable=False),  # Unix seconds; backoff after a failed launch
-    Column("losses", Integer, nullable=False),  # attempts that vanished or could not be launched, since submit or resume
+    Column(
+        "losses", Integer, nullable=False
+    ),  # attempts that vanished or could not be launched, since submit or resume
     Column("advanced", Boolean, nullable=False),  # some work was reported since submit or resume
     Column("events", Integer, nullable=False),  # seq of the newest event
     Column("created", Text, nullable=False),
     Column("started", Text),
     Column("finished", Text),
-    Column("kind", Text, nullable=False, server_default="train"),  # what it does: see `xcray.jobs.job.KINDS`
+    Column(
+        "kind", Text, nullable=False, server_default="train"
+    ),  # what it does: see `xcray.jobs.job.KINDS`
     Column("key_id", Text),  # the key that submitted it
     Column("beats", Integer, nullable=False, server_default="0"),  # heartbeats, of all attempts
-    Column("timeout_seconds", Float),  # running time allowed, over all attempts since submit or resume
-    Column("ran_seconds", Float, nullable=False, server_default="0"),  # running time used, as its runners counted it
+    Column(
+        "timeout_seconds", Float
+    ),  # running time allowed, over all attempts since submit or resume
+    Column(
+        "ran_seconds", Float, nullable=False, server_default="0"
+    ),  # running time used, as its runners counted it
     Column("expires", Float),  # Unix seconds; it must have ended by then
     Column("max_attempts", Integer),  # losses that fail it; null: what the caller of `expire` says
     Column("model", Text),  # the model it makes or asks, for filters
@@ -58,7 +78,18 @@ JOBS: Final = Table(
     Index("jobs_queue", "status", "priority", "tenant", "seq"),
     Index("jobs_tenant_status", "tenant", "status", "seq"),
     # holds all that a list may filter by, so that no filter reads rows which it does not show
-    Index("jobs_list", "tenant", "seq", "status", "kind", "priority", "created", "name", "model", "dataset_id"),
+    Index(
+        "jobs_list",
+        "tenant",
+        "seq",
+        "status",
+        "kind",
+        "priority",
+        "created",
+        "name",
+        "model",
+        "dataset_id",
+    ),
     Index(
         "jobs_expires",
         "status",
@@ -66,7 +97,12 @@ JOBS: Final = Table(
         sqlite_where=sa.text("expires IS NOT NULL"),
         postgresql_where=sa.text("expires IS NOT NULL"),
     ),
-    Index("jobs_ended", "finished", sqlite_where=sa.text("finished IS NOT NULL"), postgresql_where=sa.text("finished IS NOT NULL")),
+    Index(
+        "jobs_ended",
+        "finished",
+        sqlite_where=sa.text("finished IS NOT NULL"),
+        postgresql_where=sa.text("finished IS NOT NULL"),
+    ),
     sqlite_autoincrement=True,  # never reuse the number of a deleted job: page tokens stay right
 )
 
@@ -107,7 +143,9 @@ KEYS: Final = Table(
     Column("tenant", Text, nullable=False),
     Column("name", Text, nullable=False),
     Column("scopes", DOCUMENT, nullable=False),  # a list of words
-    Column("digest", Text, nullable=False, unique=True),  # SHA-256 of the secret, hexadecimal; the secret is nowhere
+    Column(
+        "digest", Text, nullable=False, unique=True
+    ),  # SHA-256 of the secret, hexadecimal; the secret is nowhere
     Column("created", Text, nullable=False),
     Column("expires", Float),  # Unix seconds
     Column("revoked", Text),
@@ -153,7 +191,9 @@ TURNS: Final = Table(
     "turns",
     METADATA,
     Column("tenant", Text, primary_key=True),
-    Column("turn", SERIAL, nullable=False),  # number of the tenant's newest claim among all: who has the lowest is next
+    Column(
+        "turn", SERIAL, nullable=False
+    ),  # number of the tenant's newest claim among all: who has the lowest is next
 )
 
 PROGRAMS: Final = Table(  # processes that work with the store
@@ -168,5 +208,7 @@ PROGRAMS: Final = Table(  # processes that work with the store
 OLDEST: Final = Table(  # one row
     "oldest_program",
     METADATA,
-    Column("revision", Text, primary_key=True),  # the oldest program that may work with the store as it is now
+    Column(
+        "revision", Text, primary_key=True
+    ),  # the oldest program that may work with the store as it is now
 )

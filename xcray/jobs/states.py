@@ -11,10 +11,14 @@ SUCCEEDED: Final = "SUCCEEDED"
 FAILED: Final = "FAILED"
 
 STATUSES: Final = (PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED)
-TERMINAL: Final = frozenset({STOPPED, SUCCEEDED, FAILED})  # nobody works on these; STOPPED and FAILED may be resumed
+TERMINAL: Final = frozenset(
+    {STOPPED, SUCCEEDED, FAILED}
+)  # nobody works on these; STOPPED and FAILED may be resumed
 
 TRANSITIONS: Final[dict[str, frozenset[str]]] = {
-    PENDING: frozenset({RUNNING, STOPPED, FAILED}),  # claimed; stopped, or its time was up, before it began
+    PENDING: frozenset(
+        {RUNNING, STOPPED, FAILED}
+    ),  # claimed; stopped, or its time was up, before it began
     RUNNING: frozenset({PENDING, STOPPED, SUCCEEDED, FAILED}),  # given back or lease lost; ended
     STOPPED: frozenset({PENDING}),  # resumed
     FAILED: frozenset({PENDING}),  # resumed

@@ -49,32 +49,74 @@ class StopTable:
                 done += self._stop_running(connection, wanted, limit - done)
         return done
 
-    def _stop_waiting(self, connection: Connection, wanted: list[sa.ColumnElement[bool]], limit: int) -> int:
+    def _stop_waiting(
+        self, connection: Connection, wanted: list[sa.ColumnElement[bool]], limit: int
+    ) -> int:
         """Jobs that wait stop at once: one change for all, an event each."""
-        columns = (JOBS.c[name] for name in ("seq", "id", "attempt", "events", "kind", "status", "losses"))
-        mine = sa.select(*columns).where(*wanted, JOBS.c.status == PENDING).order_by(JOBS.c.seq.desc()).limit(limit)
+        columns = (
+            JOBS.c[name] for name in ("seq", "id", "attempt", "events", "kind", "status", "losses")
+        )
+        mine = (
+            sa.select(*columns)
+            .where(*wanted, JOBS.c.status == PENDING)
+            .order_by(JOBS.c.seq.desc())
+            .limit(limit)
+        )
         rows = connection.execute(mine.with_for_update(skip_locked=True)).mappings().all()
         if not rows:
             return 0
         now = utc(self._now())
-        ended = {"status": STOPPED, "finished": now, "stop_requested": False, "events": JOBS.c.events + 1}
-        connection.execute(sa.update(JOBS).where(JOBS.c.seq.in_([row["seq"] for row in rows])).values(**ended))
+        ended = {
+            "status": STOPPED,
+            "finished": now,
+            "stop_requested": False,
+            "events": JOBS.c.events + 1,
+        }
+        connection.execute(
+            sa.update(JOBS).where(JOBS.c.seq.in_([row["seq"] for row in rows])).values(**ended)
+        )
         shared = {"time": now, "kind": "status"}
         told: list[dict[str, Any]] = [
-            {**shared, "job_id": row["id"], "seq": row["events"] + 1, "data": {"status": STOPPED, "attempt": row["attempt"]}}
+            {
+                **shared,
+                "job_id": row["id"],
+                "seq": row["events"] + 1,
+                "data": {"status": STOPPED, "attempt": row["attempt"]},
+            }
             for row in rows
         ]
         connection.execute(sa.insert(EVENTS), told)
         for kind in sorted({row["kind"] for row in rows}):
             of_kind = [row for row in rows if row["kind"] == kind]
-            add_up(connection, {name: by * len(of_kind) for name, by in of_move(dict(of_kind[0]), STOPPED, {}, None).items()})
+            add_up(
+                connection,
+                {
+                    name: by * len(of_kind)
+                    for name, by in of_move(dict(of_kind[0]), STOPPED, {}, None).items()
+                },
+            )
         return len(rows)
 
-    def _stop_running(self, connection: Connection, wanted: list[sa.ColumnElement[bool]], limit: int) -> int:
+    def _stop_running(
+        self, connection: Connection, wanted: list[sa.ColumnElement[bool]], limit: int
+    ) -> int:
         """Jobs that run hear it soon."""
         asked = (*wanted, JOBS.c.status == RUNNING, JOBS.c.stop_requested.is_(False))
-        query = sa.select(JOBS).where(*asked).order_by(JOBS.c.seq.desc()).limit(limit).with_for_update(skip_locked=True)
+        query = (
+            sa.select(JOBS)
+            .where(*asked)
+            .order_by(JOBS.c.seq.desc())
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
         rows = connection.execute(query).mappings().all()
         for row in rows:
-            note(connection, row, self._now(), "stop", {"attempt": row["attempt"]}, stop_requested=True)
+            note(
+                connection,
+                row,
+                self._now(),
+                "stop",
+                {"attempt": row["attempt"]},
+                stop_requested=True,
+            )
         return len(rows)

@@ -52,10 +52,22 @@ _FRESH: Final[dict[str, Any]] = {
     "events": 1,
 }
 
-_EMPTY: Final[dict[str, Any]] = dict.fromkeys(("reason", "message", "result", "started", "finished"))  # as every new job has them
+_EMPTY: Final[dict[str, Any]] = dict.fromkeys(
+    ("reason", "message", "result", "started", "finished")
+)  # as every new job has them
 
 
-class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, CounterTable, DutyTable, StopTable, ProgramTable):
+class JobStore(
+    AttemptTable,
+    DatasetTable,
+    FigureTable,
+    KeyTable,
+    AuditTable,
+    CounterTable,
+    DutyTable,
+    StopTable,
+    ProgramTable,
+):
     """Jobs, their events, data sets, keys and all else of the service, in one database that many processes share.
 
     Every method is one transaction and may be called from any thread. Raises Unavailable when the database can't answer, Refused
@@ -75,10 +87,15 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         leases. busy_seconds: how long a transaction may wait. upgrade: whether an older store may be upgraded; else Conflict, as
         for one that serves newer programs alone."""
         self.url = url
-        self._now, self._steady = now, steady
-        self._leases, self._duties, self._programs = Watch(steady), Watch(steady), Watch(steady)
-        self._program, self._attending = process_name(), threading.Lock()
-        self._attended, self._asked = False, -float("inf")
+        self._now = now
+        self._steady = steady
+        self._leases = Watch(steady)
+        self._duties = Watch(steady)
+        self._programs = Watch(steady)
+        self._program = process_name()
+        self._attending = threading.Lock()
+        self._attended = False
+        self._asked = -float("inf")
         self._database = Database(url, busy_seconds)
         try:
             bring_up(self._database, allowed=upgrade)
@@ -118,9 +135,25 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
             raise ParameterError(f"kind {kind[:20]!r} is unknown: use one of {', '.join(KINDS)}")
         digest = digest or body_digest({"spec": spec, "name": name, "priority": priority})
         expires = None if expires_seconds is None else self._now() + expires_seconds
-        asked: dict[str, Any] = {"tenant": tenant, "name": name, "spec": spec, "digest": digest, "priority": priority, "kind": kind}
-        asked |= {"key_id": key_id, "model": model, "dataset_id": dataset_id, "timeout_seconds": timeout_seconds}
-        asked |= {"expires": expires, "max_attempts": max_attempts, "idempotency_key": idempotency_key}
+        asked: dict[str, Any] = {
+            "tenant": tenant,
+            "name": name,
+            "spec": spec,
+            "digest": digest,
+            "priority": priority,
+            "kind": kind,
+        }
+        asked |= {
+            "key_id": key_id,
+            "model": model,
+            "dataset_id": dataset_id,
+            "timeout_seconds": timeout_seconds,
+        }
+        asked |= {
+            "expires": expires,
+            "max_attempts": max_attempts,
+            "idempotency_key": idempotency_key,
+        }
         try:
             return self._insert({**asked, "id": job_id or new_id("job")}, most_queued)
         except IntegrityError:  # the same key came through another door in between
@@ -147,7 +180,11 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
     def find_job(self, job_id: str) -> Job | None:
         """One job of whatever tenant, None when there is none: for xcray's own processes."""
         with self._database.read() as connection:
-            row = connection.execute(sa.select(*JOB_COLUMNS).where(JOBS.c.id == job_id)).mappings().first()
+            row = (
+                connection.execute(sa.select(*JOB_COLUMNS).where(JOBS.c.id == job_id))
+                .mappings()
+                .first()
+            )
         return None if row is None else job_of(row)
 
     @once_more
@@ -173,9 +210,15 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         """
         statuses = [status] if isinstance(status, str) else [*(status or ())]
         for unknown in set(statuses) - set(STATUSES):
-            raise ParameterError(f"status {unknown[:20]!r} is unknown: use one of {', '.join(STATUSES)}")
+            raise ParameterError(
+                f"status {unknown[:20]!r} is unknown: use one of {', '.join(STATUSES)}"
+            )
         same = {"tenant": tenant, "kind": kind, "name": name, "model": model, "priority": priority}
-        wanted = [JOBS.c[column] == value for column, value in {**same, "dataset_id": dataset}.items() if value is not None]
+        wanted = [
+            JOBS.c[column] == value
+            for column, value in {**same, "dataset_id": dataset}.items()
+            if value is not None
+        ]
         if statuses:
             wanted.append(JOBS.c.status.in_(statuses))
         if created_after is not None:
@@ -187,22 +230,35 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
             wanted.append(JOBS.c.seq < start)
         # the inner question is answered by an index alone; only the rows of the page are read
         page = sa.select(JOBS.c.seq).where(*wanted).order_by(JOBS.c.seq.desc()).limit(limit + 1)
-        query = sa.select(*JOB_COLUMNS, JOBS.c.seq).where(JOBS.c.seq.in_(page)).order_by(JOBS.c.seq.desc())
+        query = (
+            sa.select(*JOB_COLUMNS, JOBS.c.seq)
+            .where(JOBS.c.seq.in_(page))
+            .order_by(JOBS.c.seq.desc())
+        )
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
         return [job_of(row) for row in rows[:limit]], page_token_after(rows, limit)
 
     @once_more
-    def events(self, job_id: str, tenant: str | None = "default", *, after: int = 0, limit: int = 1000) -> Events:
+    def events(
+        self, job_id: str, tenant: str | None = "default", *, after: int = 0, limit: int = 1000
+    ) -> Events:
         """Events of a job with `seq` above `after`, in order. NotFound as in `get`."""
-        query = sa.select(EVENTS).where(EVENTS.c.job_id == job_id, EVENTS.c.seq > after).order_by(EVENTS.c.seq).limit(limit)
+        query = (
+            sa.select(EVENTS)
+            .where(EVENTS.c.job_id == job_id, EVENTS.c.seq > after)
+            .order_by(EVENTS.c.seq)
+            .limit(limit)
+        )
         with self._database.read() as connection:
             find(connection, job_id, tenant)
             rows = connection.execute(query).mappings().all()
         return [Event(row["seq"], row["time"], row["kind"], row["data"]) for row in rows]
 
     @once_more
-    def request_stop(self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None) -> Job:
+    def request_stop(
+        self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None
+    ) -> Job:
         """Ask a job to stop: PENDING stops at once, RUNNING hears it at its next heartbeat, ended ones stay. Twice is once.
 
         if_events: only a job with so many events, as a caller saw it last; Conflict, code PRECONDITION, when it has more by now.
@@ -212,11 +268,20 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
             if row["status"] == PENDING:
                 return move(connection, row, self._now(), STOPPED)
             if row["status"] == RUNNING and not row["stop_requested"]:
-                note(connection, row, self._now(), "stop", {"attempt": row["attempt"]}, stop_requested=True)
+                note(
+                    connection,
+                    row,
+                    self._now(),
+                    "stop",
+                    {"attempt": row["attempt"]},
+                    stop_requested=True,
+                )
             return job_of(find(connection, job_id, tenant))
 
     @once_more
-    def resume(self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None) -> Job:
+    def resume(
+        self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None
+    ) -> Job:
         """Queue a STOPPED or FAILED job again; finished work is kept. One under way stays as it is; Conflict when it SUCCEEDED.
 
         It has its running time and its losses before it again; a time to end that has come no longer counts. if_events: as of
@@ -225,18 +290,33 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         with self._database.write() as connection:
             row = _as_seen(find(connection, job_id, tenant, lock=True), if_events)
             if row["status"] == SUCCEEDED:
-                raise Conflict(f"job {job_id} SUCCEEDED; submit a new one to train again", code="STATE", status=SUCCEEDED)
+                raise Conflict(
+                    f"job {job_id} SUCCEEDED; submit a new one to train again",
+                    code="STATE",
+                    status=SUCCEEDED,
+                )
             if row["status"] not in TERMINAL:
                 if row["stop_requested"]:
-                    raise Conflict(f"job {job_id} is stopping; resume it when it is {STOPPED}", code="STATE", status=row["status"])
+                    raise Conflict(
+                        f"job {job_id} is stopping; resume it when it is {STOPPED}",
+                        code="STATE",
+                        status=row["status"],
+                    )
                 return job_of(row)
-            again: dict[str, Any] = {"losses": 0, "advanced": False, "not_before": 0.0, "ran_seconds": 0.0}
+            again: dict[str, Any] = {
+                "losses": 0,
+                "advanced": False,
+                "not_before": 0.0,
+                "ran_seconds": 0.0,
+            }
             if row["expires"] is not None and row["expires"] <= self._now():
                 again["expires"] = None  # whoever resumes it wants it to run
             return move(connection, row, self._now(), PENDING, **again)
 
     @once_more
-    def delete(self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None) -> None:
+    def delete(
+        self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None
+    ) -> None:
         """Forget an ended job and its events; its folders are the caller's. Conflict while it is PENDING or RUNNING.
 
         if_events: as of `request_stop`.
@@ -244,8 +324,14 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         with self._database.write() as connection:
             row = _as_seen(find(connection, job_id, tenant, lock=True), if_events)
             if row["status"] not in TERMINAL:
-                raise Conflict(f"job {job_id} is {row['status']}: stop it before you delete it", code="STATE", status=row["status"])
-            change(connection, row, idempotency_key=None)  # compare-and-set: it wasn't resumed in between
+                raise Conflict(
+                    f"job {job_id} is {row['status']}: stop it before you delete it",
+                    code="STATE",
+                    status=row["status"],
+                )
+            change(
+                connection, row, idempotency_key=None
+            )  # compare-and-set: it wasn't resumed in between
             connection.execute(sa.delete(EVENTS).where(EVENTS.c.job_id == job_id))
             connection.execute(sa.delete(JOBS).where(JOBS.c.seq == row["seq"]))
 
@@ -259,11 +345,25 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
         ended = sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.finished.is_not(None))
         with self._database.read() as connection:
             surplus = connection.execute(ended).scalar_one() - keep
-        oldest = sa.select(JOBS).where(JOBS.c.finished.is_not(None)).order_by(JOBS.c.finished, JOBS.c.seq)
+        oldest = (
+            sa.select(JOBS)
+            .where(JOBS.c.finished.is_not(None))
+            .order_by(JOBS.c.finished, JOBS.c.seq)
+        )
         with self._database.write() as connection:
-            rows = connection.execute(oldest.limit(limit).with_for_update(skip_locked=True)).mappings().all()
-            gone = [row for place, row in enumerate(rows) if place < surplus or row["finished"] < utc(ended_before)]
-            connection.execute(sa.delete(EVENTS).where(EVENTS.c.job_id.in_([row["id"] for row in gone])))
+            rows = (
+                connection.execute(oldest.limit(limit).with_for_update(skip_locked=True))
+                .mappings()
+                .all()
+            )
+            gone = [
+                row
+                for place, row in enumerate(rows)
+                if place < surplus or row["finished"] < utc(ended_before)
+            ]
+            connection.execute(
+                sa.delete(EVENTS).where(EVENTS.c.job_id.in_([row["id"] for row in gone]))
+            )
             connection.execute(sa.delete(JOBS).where(JOBS.c.seq.in_([row["seq"] for row in gone])))
         return [job_of(row) for row in gone]
 
@@ -305,30 +405,56 @@ class JobStore(AttemptTable, DatasetTable, FigureTable, KeyTable, AuditTable, Co
             row = {"created": utc(self._now()), **asked, **_FRESH}
             connection.execute(sa.insert(JOBS).values(row))
             first = {"status": PENDING, "phase": QUEUED, "attempt": 0}
-            event = {"job_id": asked["id"], "seq": 1, "time": row["created"], "kind": "status", "data": first}
+            event = {
+                "job_id": asked["id"],
+                "seq": 1,
+                "time": row["created"],
+                "kind": "status",
+                "data": first,
+            }
             connection.execute(sa.insert(EVENTS).values(event))
-        return Job(**{name: row[name] for name in Job.__dataclass_fields__ if name in row}, **_EMPTY), True
+        return Job(
+            **{name: row[name] for name in Job.__dataclass_fields__ if name in row}, **_EMPTY
+        ), True
 
     def _check_queue(self, connection: Connection, tenant: str, most_queued: int) -> None:
         """Refuse one job too many of a tenant, also when many come at once."""
         self._database.alone(connection, f"queue of {tenant}")
-        waiting = sa.select(JOBS.c.seq).where(JOBS.c.tenant == tenant, JOBS.c.status == PENDING).limit(most_queued).subquery()
-        if connection.execute(sa.select(sa.func.count()).select_from(waiting)).scalar_one() >= most_queued:
+        waiting = (
+            sa.select(JOBS.c.seq)
+            .where(JOBS.c.tenant == tenant, JOBS.c.status == PENDING)
+            .limit(most_queued)
+            .subquery()
+        )
+        if (
+            connection.execute(sa.select(sa.func.count()).select_from(waiting)).scalar_one()
+            >= most_queued
+        ):
             raise Refused(
-                f"{most_queued} of your jobs wait already, more may not: wait until some have run, or stop some", code="QUOTA"
+                f"{most_queued} of your jobs wait already, more may not: wait until some have run, or stop some",
+                code="QUOTA",
             )
 
 
 def _as_seen(row: sa.RowMapping, if_events: int | None) -> sa.RowMapping:
     """The row, when it is as the caller saw it."""
     if if_events not in (None, row["events"]):
-        raise Conflict(f"job {row['id']} has changed since you read it: read it again, and decide again", code="PRECONDITION")
+        raise Conflict(
+            f"job {row['id']} has changed since you read it: read it again, and decide again",
+            code="PRECONDITION",
+        )
     return row
 
 
 def _keyed(connection: Connection, tenant: str, key: str, digest: str) -> Job | None:
     """The row of a key, checked against the body's digest."""
-    row = connection.execute(sa.select(JOBS).where(JOBS.c.tenant == tenant, JOBS.c.idempotency_key == key)).mappings().first()
+    row = (
+        connection.execute(
+            sa.select(JOBS).where(JOBS.c.tenant == tenant, JOBS.c.idempotency_key == key)
+        )
+        .mappings()
+        .first()
+    )
     if row is None:
         return None
     if row["digest"] != digest:

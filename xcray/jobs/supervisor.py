@@ -57,12 +57,23 @@ class Supervisor:
     ) -> None:
         """launch_attempts: launches that may fail, as while Ray is away, with growing pauses, about an hour and a half in all;
         fewer when a job says so. quota: how many jobs of a tenant may run."""
-        self._store, self._launcher, self._cap, self._tick = store, launcher, cap, tick_seconds
-        self._start_seconds, self._launch_seconds, self._max_attempts = start_seconds, launch_seconds, max_attempts
-        self._stop_seconds, self._launch_attempts, self._quota = stop_seconds, launch_attempts, quota
+        self._store = store
+        self._launcher = launcher
+        self._cap = cap
+        self._tick = tick_seconds
+        self._start_seconds = start_seconds
+        self._launch_seconds = launch_seconds
+        self._max_attempts = max_attempts
+        self._stop_seconds = stop_seconds
+        self._launch_attempts = launch_attempts
+        self._quota = quota
         self._owner = owner or process_name()
-        self._unwanted: dict[Ended, float] = {}  # runners of ours, since when nobody wants them: monotonic seconds
-        self._gone: list[Ended] = []  # runners that have ended, of which the store does not know yet
+        self._unwanted: dict[
+            Ended, float
+        ] = {}  # runners of ours, since when nobody wants them: monotonic seconds
+        self._gone: list[
+            Ended
+        ] = []  # runners that have ended, of which the store does not know yet
         self._launches: list[_Launch] = []
         self._hands = ThreadPoolExecutor(max(1, cap), thread_name_prefix="xcray-launch")
         self._tell = 0.0  # when to say next that somebody looks at the queue
@@ -82,11 +93,15 @@ class Supervisor:
 
     def step(self) -> None:
         """One tick: take jobs from vanished runners, look after launches, claim and launch what there is room for."""
-        self._gone += self._launcher.tend()  # first of all: a runner that stands still may be what locks the store
+        self._gone += (
+            self._launcher.tend()
+        )  # first of all: a runner that stands still may be what locks the store
         while self._gone:
             self._collect(*self._gone[0])
             del self._gone[0]  # after it: what the store did not hear is told again
-        for lost in self._store.expire(max_attempts=self._max_attempts, spared=self._launcher.shaken()):
+        for lost in self._store.expire(
+            max_attempts=self._max_attempts, spared=self._launcher.shaken()
+        ):
             LOG.warning("job %s lost its runner: now %s", lost.id, lost.status)
         self._launches = [launch for launch in self._launches if self._look(launch)]
         self._end_unwanted()
@@ -95,7 +110,9 @@ class Supervisor:
         while job := self._claim():
             LOG.info("job %s: attempt %d", job.id, job.attempt)
             deadline = time.monotonic() + self._launch_seconds
-            self._launches.append(_Launch(job, self._hands.submit(self._launcher.launch, job), deadline))
+            self._launches.append(
+                _Launch(job, self._hands.submit(self._launcher.launch, job), deadline)
+            )
         if time.monotonic() >= self._tell:
             self._store.count(LOOKS)
             self._store.attend()
@@ -124,21 +141,40 @@ class Supervisor:
     def _collect(self, job_id: str, attempt: int) -> None:
         """A runner ended: well, when its attempt is no longer the running one; else it is lost."""
         try:
-            job = self._store.lose(job_id, attempt, max_attempts=self._max_attempts, spared=self._launcher.shaken())
+            job = self._store.lose(
+                job_id, attempt, max_attempts=self._max_attempts, spared=self._launcher.shaken()
+            )
         except Fenced:
             return
-        LOG.warning("job %s: the runner of attempt %d ended without a word: now %s", job_id, attempt, job.status)
+        LOG.warning(
+            "job %s: the runner of attempt %d ended without a word: now %s",
+            job_id,
+            attempt,
+            job.status,
+        )
 
     def _end_unwanted(self) -> None:
         """End runners of ours that should have ended by themselves: stuck ones, stopped by a signal, deaf to their flag."""
         now, ours = time.monotonic(), self._launcher.runners()
-        wanted = {Ended(job.id, job.attempt): not job.stop_requested for job in self._store.running()} if ours else {}
-        self._unwanted = {runner: self._unwanted.get(runner, now) for runner in ours if not wanted.get(runner, False)}
+        wanted = (
+            {Ended(job.id, job.attempt): not job.stop_requested for job in self._store.running()}
+            if ours
+            else {}
+        )
+        self._unwanted = {
+            runner: self._unwanted.get(runner, now)
+            for runner in ours
+            if not wanted.get(runner, False)
+        }
         for runner, since in self._unwanted.items():
             if now - since > self._stop_seconds + (STOPPING if runner in wanted else ENDING):
-                LOG.warning("job %s: the runner of attempt %d does not end: ending its processes", *runner)
+                LOG.warning(
+                    "job %s: the runner of attempt %d does not end: ending its processes", *runner
+                )
                 self._launcher.end(runner)
-                self._unwanted[runner] = now  # it is told again after as long, not every tick: a cluster may take its time
+                self._unwanted[runner] = (
+                    now  # it is told again after as long, not every tick: a cluster may take its time
+                )
 
     def _look(self, launch: _Launch) -> bool:
         """Whether a launch is still under way. Keeps its lease, and gives the job back when it failed."""
@@ -161,9 +197,19 @@ class Supervisor:
         if isinstance(error, Unavailable) and job.spec.get("pool") in self._launcher.away():
             self._store.release(job.id, job.attempt)
             return
-        self._store.retry_later(job.id, job.attempt, reason=LAUNCH, message=_sentence(error), max_attempts=self._launch_attempts)
+        self._store.retry_later(
+            job.id,
+            job.attempt,
+            reason=LAUNCH,
+            message=_sentence(error),
+            max_attempts=self._launch_attempts,
+        )
 
 
 def _sentence(error: BaseException) -> str:
     """Why a launch failed, for people, without paths of this machine."""
-    return error.message if isinstance(error, XcrayError) else f"the runner could not be started ({type(error).__name__})"
+    return (
+        error.message
+        if isinstance(error, XcrayError)
+        else f"the runner could not be started ({type(error).__name__})"
+    )

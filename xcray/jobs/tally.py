@@ -11,11 +11,23 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from xcray.execution import vitals
-from xcray.execution.progress import ANSWERED, CLASSES, COPIED, EPOCHS, NODES_LOST, ROWS, SECONDS, WORKERS_LOST, Progress
+from xcray.execution.progress import (
+    ANSWERED,
+    CLASSES,
+    COPIED,
+    EPOCHS,
+    NODES_LOST,
+    ROWS,
+    SECONDS,
+    WORKERS_LOST,
+    Progress,
+)
 from xcray.jobs.counters import Counted, Counter, counter
 from xcray.jobs.states import FAILED, PENDING, RUNNING, TERMINAL
 
-WAIT: Final = "xcray_job_queue_wait_seconds"  # how many waits ended in which bucket; their sum: WAIT_SUM
+WAIT: Final = (
+    "xcray_job_queue_wait_seconds"  # how many waits ended in which bucket; their sum: WAIT_SUM
+)
 WAIT_SUM: Final = "xcray_job_queue_wait_seconds_sum"
 WAIT_SECONDS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 ENDED: Final = "xcray_jobs_ended_total"
@@ -38,13 +50,28 @@ BY_OUTCOME: Final = {  # what attempts tell -> the counter and its label
     **{name: counter(WASTED, outcome=outcome) for outcome, name in vitals.WASTED.items()},
 }
 KINDS_OF_PHASE: Final = {"TRAINING": "train", "PREDICTING": "predict"}
-REASONS: Final = frozenset(  # why jobs fail through no fault of what was submitted; all others are INPUT
-    {"POISON", "LOST", "TIMEOUT", "EXPIRED", "OUT_OF_MEMORY", "DISK_FULL", "INTERNAL", "LAUNCH", "KIND", "CORRUPT"}
-    | {"UNAVAILABLE", "WORKERS_LOST", "STORE", "REFUSED"}
+REASONS: Final = (
+    frozenset(  # why jobs fail through no fault of what was submitted; all others are INPUT
+        {
+            "POISON",
+            "LOST",
+            "TIMEOUT",
+            "EXPIRED",
+            "OUT_OF_MEMORY",
+            "DISK_FULL",
+            "INTERNAL",
+            "LAUNCH",
+            "KIND",
+            "CORRUPT",
+        }
+        | {"UNAVAILABLE", "WORKERS_LOST", "STORE", "REFUSED"}
+    )
 )
 
 
-def of_move(row: Mapping[str, Any], status: str, values: Mapping[str, Any], waited: float | None) -> Counted:
+def of_move(
+    row: Mapping[str, Any], status: str, values: Mapping[str, Any], waited: float | None
+) -> Counted:
     """What a job's move to `status` adds. row: as it was; values: what changes; waited: seconds in the queue, when claimed."""
     out: dict[Counter, float] = {}
     if status == RUNNING and waited is not None:
@@ -54,7 +81,11 @@ def of_move(row: Mapping[str, Any], status: str, values: Mapping[str, Any], wait
     if status in TERMINAL:
         reason = reason_class(values.get("reason")) if status == FAILED else "NONE"
         out[counter(ENDED, kind=row["kind"], status=status, reason=reason)] = 1.0
-    if row["status"] == RUNNING and status in (PENDING, *TERMINAL) and values.get("losses", row["losses"]) > row["losses"]:
+    if (
+        row["status"] == RUNNING
+        and status in (PENDING, *TERMINAL)
+        and values.get("losses", row["losses"]) > row["losses"]
+    ):
         out[counter(LOST)] = 1.0
     return out
 
@@ -88,7 +119,11 @@ class Tally:
     def news(self) -> dict[Counter, float]:
         """What the store does not know yet."""
         newest = dict(self._newest)  # a copy: the training goes on telling
-        return {name: more for name, value in newest.items() if (more := value - self._known.get(name, 0.0)) > 0.0}
+        return {
+            name: more
+            for name, value in newest.items()
+            if (more := value - self._known.get(name, 0.0)) > 0.0
+        }
 
     def know(self, news: Counted) -> None:
         """The store knows this now."""
@@ -105,7 +140,11 @@ def _counter_of(name: str, kind: str) -> Counter:
 
 def event_of(progress: Progress) -> dict[str, Any]:
     """Progress as the data of an event: JSON knows no infinity and no NaN."""
-    data = {name: _finite(value) for name, value in progress._asdict().items() if name not in ("figures", "vitals")}
+    data = {
+        name: _finite(value)
+        for name, value in progress._asdict().items()
+        if name not in ("figures", "vitals")
+    }
     for name, part in (("figures", progress.figures), ("vitals", progress.vitals)):
         if part:
             data[name] = {key: _finite(value) for key, value in part.items()}

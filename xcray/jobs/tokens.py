@@ -22,7 +22,9 @@ SECRET_BYTES: Final = 32
 SPAN: Final = re.compile(r"([1-9][0-9]{0,6})([smhdw])")
 SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MOST_LIMIT: Final = 2**60
-FEWEST_CHARACTERS: Final = 16  # different ones: 43 random letters and digits have 31, and fewer than these once in 10^11
+FEWEST_CHARACTERS: Final = (
+    16  # different ones: 43 random letters and digits have 31, and fewer than these once in 10^11
+)
 MOST_STEPS: Final = 12  # equal steps from a character to a later one, as in abcdef or ababab; by chance 12 are rarer than that
 
 
@@ -63,16 +65,26 @@ def given_token(text: str) -> NewToken:
     token = text.strip()
     found = TOKEN.fullmatch(token)
     if found is None or not _looks_random(found[2]):
-        problem = "does not look random" if found else "is no key: xck_, 20 of a-z and 2-7, _, 43 of A-Z, a-z, 0-9, - and _"
-        raise ParameterError(f"the secret {problem}; make one by `xcray keys secret`", code="SECRET")
+        problem = (
+            "does not look random"
+            if found
+            else "is no key: xck_, 20 of a-z and 2-7, _, 43 of A-Z, a-z, 0-9, - and _"
+        )
+        raise ParameterError(
+            f"the secret {problem}; make one by `xcray keys secret`", code="SECRET"
+        )
     return NewToken(f"key_{found[1]}", token, digest_of(found[2]))
 
 
 def _looks_random(secret: str) -> bool:
     """Whether a secret has neither few characters nor the same step again and again."""
     codes = secret.encode()
-    steps = (Counter(b - a for a, b in zip(codes, codes[lag:], strict=False)) for lag in range(1, 9))
-    return len(set(codes)) >= FEWEST_CHARACTERS and all(max(each.values()) < MOST_STEPS for each in steps)
+    steps = (
+        Counter(b - a for a, b in zip(codes, codes[lag:], strict=False)) for lag in range(1, 9)
+    )
+    return len(set(codes)) >= FEWEST_CHARACTERS and all(
+        max(each.values()) < MOST_STEPS for each in steps
+    )
 
 
 def digest_of(secret: str) -> str:
@@ -100,9 +112,14 @@ def check_limits(limits: Mapping[str, Any]) -> dict[str, int]:
     """Limits of a key as the store keeps them. Raises ParameterError for an unknown name or a number below 0."""
     for name, value in limits.items():
         if name not in Limits._fields:
-            raise ParameterError(f"there is no limit {excerpt(str(name))!r}: use {', '.join(Limits._fields)}", code="LIMIT")
+            raise ParameterError(
+                f"there is no limit {excerpt(str(name))!r}: use {', '.join(Limits._fields)}",
+                code="LIMIT",
+            )
         if type(value) is not int or not 0 <= value <= MOST_LIMIT:
-            raise ParameterError(f"limit {name} must be an integer from 0 to {MOST_LIMIT}", code="LIMIT")
+            raise ParameterError(
+                f"limit {name} must be an integer from 0 to {MOST_LIMIT}", code="LIMIT"
+            )
     return dict(limits)
 
 
@@ -110,5 +127,7 @@ def read_span(text: str) -> float:
     """Seconds of `90d`, `12h`, `30m`, `10s` or `2w`. Raises ParameterError."""
     found = SPAN.fullmatch(text.strip())
     if found is None:
-        raise ParameterError(f"{excerpt(text)!r} is not a span of time: write one like 90d, 12h or 30m", code="SPAN")
+        raise ParameterError(
+            f"{excerpt(text)!r} is not a span of time: write one like 90d, 12h or 30m", code="SPAN"
+        )
     return float(int(found[1]) * SECONDS[found[2]])

@@ -33,16 +33,22 @@ def switch_on(service: str, processor: Any = None) -> bool:
     global _tracer, _provider
     if _tracer is not None:
         return True
-    if processor is None and (not any(os.environ.get(name) for name in ENDPOINTS) or _is_disabled()):
+    if processor is None and (
+        not any(os.environ.get(name) for name in ENDPOINTS) or _is_disabled()
+    ):
         return False
     try:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
     except ModuleNotFoundError:
-        LOG.warning("traces are asked for, but OpenTelemetry is not installed: pip install 'xcray[telemetry]'")
+        LOG.warning(
+            "traces are asked for, but OpenTelemetry is not installed: pip install 'xcray[telemetry]'"
+        )
         return False
     name = os.environ.get("OTEL_SERVICE_NAME", service)
-    _provider = TracerProvider(resource=Resource.create({"service.name": name}), shutdown_on_exit=False)
+    _provider = TracerProvider(
+        resource=Resource.create({"service.name": name}), shutdown_on_exit=False
+    )
     _provider.add_span_processor(processor or _exporting())
     _tracer = _provider.get_tracer("xcray")
     return True
@@ -53,7 +59,9 @@ def switch_off() -> None:
     global _tracer, _provider
     provider, _tracer, _provider = _provider, None, None
     if provider is not None:
-        last = threading.Thread(target=provider.shutdown, name="xcray-traces", daemon=True)  # it tries again and again
+        last = threading.Thread(
+            target=provider.shutdown, name="xcray-traces", daemon=True
+        )  # it tries again and again
         last.start()
         last.join(LAST_SECONDS)
 
@@ -63,7 +71,9 @@ def is_on() -> bool:
     return _tracer is not None
 
 
-def span(name: str, *, parent: str | None = None, kind: str = "INTERNAL", **attributes: Any) -> AbstractContextManager[Any]:
+def span(
+    name: str, *, parent: str | None = None, kind: str = "INTERNAL", **attributes: Any
+) -> AbstractContextManager[Any]:
     """A span around a block, child of the one around it, or of `parent` (a traceparent). The block gets it, or None when off."""
     return _NOTHING if _tracer is None else _span(name, parent, kind, attributes)
 
@@ -85,12 +95,21 @@ def trace_id() -> str | None:
     return None if found is None else found.split("-")[1]
 
 
-def happened(name: str, seconds: float, *, parent: str | None = None, until: float | None = None, **attributes: Any) -> None:
+def happened(
+    name: str,
+    seconds: float,
+    *,
+    parent: str | None = None,
+    until: float | None = None,
+    **attributes: Any,
+) -> None:
     """A span that took so long, until now or `until` (Unix seconds)."""
     if _tracer is None:
         return
     end = time.time_ns() if until is None else int(until * 1e9)
-    _tracer.start_span(name, _context(parent), attributes=_given(attributes), start_time=end - int(seconds * 1e9)).end(end)
+    _tracer.start_span(
+        name, _context(parent), attributes=_given(attributes), start_time=end - int(seconds * 1e9)
+    ).end(end)
 
 
 class Phases:

@@ -30,7 +30,9 @@ from xcray.jobs.schema import HEAD, OLDEST, PROGRAMS
 from xcray.jobs.troubles import Locked
 
 LOG: Final = logging.getLogger(__name__)
-LOCK: Final = 0x78637261  # of PostgreSQL's advisory locks; SQLite's writers wait for each other anyway
+LOCK: Final = (
+    0x78637261  # of PostgreSQL's advisory locks; SQLite's writers wait for each other anyway
+)
 HOLD_SECONDS: Final = 1.0  # for which a step waits for a table: all who come after it wait as long
 STEP_SECONDS: Final = 3600.0  # for which a statement of a step may take
 PATIENCE_SECONDS: Final = 180.0  # for which a step is tried again while others hold what it needs
@@ -56,7 +58,9 @@ class Step(NamedTuple):
 OURS: Final = Steps(Path(__file__).parent / "migrations", HEAD)
 
 
-def bring_up(database: Database, *, allowed: bool = True, forced: bool = False, steps: Steps | None = None) -> str | None:
+def bring_up(
+    database: Database, *, allowed: bool = True, forced: bool = False, steps: Steps | None = None
+) -> str | None:
     """Upgrade a store that is older than this program; the revision that was found, None for an empty database.
 
     allowed: whether to change anything. forced: whether to take steps also under programs that can't work beside them. steps: OURS,
@@ -72,7 +76,9 @@ def bring_up(database: Database, *, allowed: bool = True, forced: bool = False, 
     if not allowed:
         raise Conflict(too_old(found, steps.head), code=OLDER)
     ladder = _Ladder(steps)
-    silent = None if forced or found.revision is None else _silent(database, ladder.oldest(steps.head))
+    silent = (
+        None if forced or found.revision is None else _silent(database, ladder.oldest(steps.head))
+    )
     for step in ladder.ahead(found.revision):
         _patiently(database, partial(_take, database, ladder, step, silent))
         LOG.info("the store is at revision %s", step.revision)
@@ -87,7 +93,9 @@ def look(url: str) -> dict[str, Any]:
     late without a word), by their revision. Raises Unavailable when the database can't be reached; Conflict, code SCHEMA_NEWER.
     """
     parsed = parse_url(url)
-    if parsed.get_backend_name() == SQLITE and not Path(str(parsed.database)).is_file():  # looking must not make one
+    if (
+        parsed.get_backend_name() == SQLITE and not Path(str(parsed.database)).is_file()
+    ):  # looking must not make one
         return _told(SQLITE, Found(None, None), [])
     database = Database(url)
     try:
@@ -121,12 +129,18 @@ class _Ladder:
         from alembic.config import Config  # here: it takes 0.1 s, and most stores are up to date
         from alembic.script import ScriptDirectory
 
-        self.head, self._config = steps.head, Config()
+        self.head = steps.head
+        self._config = Config()
         self._config.set_main_option("script_location", str(steps.folder).replace("%", "%%"))
         self._config.set_main_option("path_separator", "os")
         self._script = ScriptDirectory.from_config(self._config)
-        found = [(each.revision, each.module) for each in self._script.walk_revisions("base", steps.head)][::-1]
-        self._all = [Step(name, getattr(module, "oldest", name), getattr(module, "in_transaction", True)) for name, module in found]
+        found = [
+            (each.revision, each.module) for each in self._script.walk_revisions("base", steps.head)
+        ][::-1]
+        self._all = [
+            Step(name, getattr(module, "oldest", name), getattr(module, "in_transaction", True))
+            for name, module in found
+        ]
 
     def oldest(self, revision: str) -> str:
         """The oldest program that a store at a revision serves."""
@@ -137,18 +151,26 @@ class _Ladder:
         if found is not None:
             return [step for step in self._all if step.revision > found]
         following = [step.in_transaction for step in self._all[1:]] + [False]
-        return [step for step, goes_on in zip(self._all, following, strict=True) if not (step.in_transaction and goes_on)]
+        return [
+            step
+            for step, goes_on in zip(self._all, following, strict=True)
+            if not (step.in_transaction and goes_on)
+        ]
 
     def climb(self, connection: Connection, found: str | None, goal: str) -> None:
         """Run the steps that lack up to one, within the caller's transaction, if it has one."""
         from alembic.runtime.environment import EnvironmentContext
 
         script = self._script
-        with EnvironmentContext(self._config, script, fn=lambda now, _context: script._upgrade_revs(goal, now)) as environment:
+        with EnvironmentContext(
+            self._config, script, fn=lambda now, _context: script._upgrade_revs(goal, now)
+        ) as environment:
             environment.configure(connection=connection)
             context = environment.get_context()
             if found is not None and not context.get_current_heads():
-                context.stamp(script, found)  # a store of xcray 0.1 is taken over at the version it counted itself
+                context.stamp(
+                    script, found
+                )  # a store of xcray 0.1 is taken over at the version it counted itself
             environment.run_migrations()
 
 
@@ -165,14 +187,18 @@ def _silent(database: Database, oldest: str) -> dict[str, int]:
     Raises Conflict, code SCHEMA_IN_USE, as soon as one beats.
     """
     watch, first = Watch(time.monotonic), dict[str, int]()
-    LOG.info("looking whether programs older than %s are at work, for as long as their leases", oldest)
+    LOG.info(
+        "looking whether programs older than %s are at work, for as long as their leases", oldest
+    )
     while True:
         with database.read() as connection:
             older = _at_work(connection, oldest)
         moved = [each for each in older if first.setdefault(each.id, each.beats) != each.beats]
         if moved:
             raise _in_use(moved, oldest)
-        if len(watch.lost({each.id: (each.beats, each.lease_seconds) for each in older})) == len(older):
+        if len(watch.lost({each.id: (each.beats, each.lease_seconds) for each in older})) == len(
+            older
+        ):
             return {each.id: each.beats for each in older}
         time.sleep(LOOK_SECONDS)
 
@@ -234,7 +260,9 @@ def _turn(database: Database) -> Iterator[Connection]:
             yield connection
             return
         with unhurried(connection, STEP_SECONDS):
-            if not connection.execute(sa.select(sa.func.pg_try_advisory_xact_lock(LOCK))).scalar_one():
+            if not connection.execute(
+                sa.select(sa.func.pg_try_advisory_xact_lock(LOCK))
+            ).scalar_one():
                 raise Locked("another process upgrades the store", code="STORE")
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(STEP_SECONDS * 1000)}")
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(HOLD_SECONDS * 1000)}")

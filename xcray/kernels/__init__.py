@@ -19,7 +19,11 @@ from xcray.errors import Unavailable
 V2: Final = ("cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3")
 V3: Final = (*V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 V4: Final = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
-LEVELS: Final = {"x86-64-v2": V2, "x86-64-v3": V3, "x86-64-v4": V4}  # what code for these may use: x86-64 psABI 1.0, table 3.1
+LEVELS: Final = {
+    "x86-64-v2": V2,
+    "x86-64-v3": V3,
+    "x86-64-v4": V4,
+}  # what code for these may use: x86-64 psABI 1.0, table 3.1
 
 
 def use_baked() -> None:
@@ -30,7 +34,9 @@ def use_baked() -> None:
     baked, place = os.environ.get("XCRAY_KERNELS"), os.environ.get("NUMBA_CACHE_DIR")
     if not baked or not place:
         return
-    folders = [folder for folder in Path(baked).iterdir() if not (Path(place) / folder.name).exists()]
+    folders = [
+        folder for folder in Path(baked).iterdir() if not (Path(place) / folder.name).exists()
+    ]
     if folders:
         check_processor(os.environ.get("NUMBA_CPU_NAME", ""))
         Path(place).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,7 +77,13 @@ def missed() -> list[str]:
     place = os.environ.get("NUMBA_CACHE_DIR")
     if not place:
         return []
-    return sorted({path.name.rpartition("-")[0] for path in Path(place).glob("*/*.nbi") if not path.is_symlink()})
+    return sorted(
+        {
+            path.name.rpartition("-")[0]
+            for path in Path(place).glob("*/*.nbi")
+            if not path.is_symlink()
+        }
+    )
 
 
 use_baked()  # before numba hears of the first kernel, because then it chooses where that one's cache is

@@ -34,12 +34,16 @@ def _load32(typing: Any, data: Any, place: Any) -> Any:
 
 def _float_of(typing: Any, bits: Any) -> Any:
     """The float32 that these bits (uint32) are."""
-    return types.float32(types.uint32), lambda context, builder, signature, args: builder.bitcast(args[0], _F32)
+    return types.float32(types.uint32), lambda context, builder, signature, args: builder.bitcast(
+        args[0], _F32
+    )
 
 
 def _bits_of(typing: Any, value: Any) -> Any:
     """The bits of a float32 as uint32."""
-    return types.uint32(types.float32), lambda context, builder, signature, args: builder.bitcast(args[0], _I32)
+    return types.uint32(types.float32), lambda context, builder, signature, args: builder.bitcast(
+        args[0], _I32
+    )
 
 
 def _prefetch(typing: Any, data: Any, place: Any) -> Any:
@@ -64,6 +68,8 @@ float_of: Callable[..., Any] = intrinsic(_float_of)
 bits_of: Callable[..., Any] = intrinsic(_bits_of)
 prefetch: Callable[..., Any] = intrinsic(_prefetch)
 
-int64: Callable[..., Any] = np.int64  # in a kernel a Python int is one of 64 bits: type checkers are told so
+int64: Callable[..., Any] = (
+    np.int64
+)  # in a kernel a Python int is one of 64 bits: type checkers are told so
 float32: Callable[..., Any] = np.float32
 float64: Callable[..., Any] = np.float64

@@ -14,7 +14,7 @@ from xcray.kernels.bits import float64, int64
 from xcray.kernels.lists import Bytes
 from xcray.kernels.scan import Found, best_bounds
 
-BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca", "scan": "22af7bd1"}
+BUILT_ON = {"bits": "b69c88f5", "lists": "29439fef", "scan": "a4bc53f9"}
 
 LANES = 16  # rows are padded to a multiple of so many labels, so that no loop has a rest
 
@@ -27,14 +27,26 @@ def spread(W: CSR, dense: Float32) -> None:
             dense[W.indices[p], label] = W.data[p]
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"contract"})  # the product of two float32 is exact, so fusing changes no bit
+@numba.njit(
+    nogil=True, cache=True, fastmath={"contract"}
+)  # the product of two float32 is exact, so fusing changes no bit
 def add_rows(X: CSR, i: int, dense: Float32, totals: Float64) -> None:
     """Add x * weight of all features of row i, ascending, to the totals of all labels; four features at a time, in their order."""
     at, stop = X.indptr[i], X.indptr[i + 1]
     n = len(totals)
     while at + 4 <= stop:
-        a, b, c, d = dense[X.indices[at]], dense[X.indices[at + 1]], dense[X.indices[at + 2]], dense[X.indices[at + 3]]
-        p, q, r, s = float64(X.data[at]), float64(X.data[at + 1]), float64(X.data[at + 2]), float64(X.data[at + 3])
+        a, b, c, d = (
+            dense[X.indices[at]],
+            dense[X.indices[at + 1]],
+            dense[X.indices[at + 2]],
+            dense[X.indices[at + 3]],
+        )
+        p, q, r, s = (
+            float64(X.data[at]),
+            float64(X.data[at + 1]),
+            float64(X.data[at + 2]),
+            float64(X.data[at + 3]),
+        )
         for label in range(n):
             total = totals[label] + p * float64(a[label])
             total += q * float64(b[label])
@@ -49,7 +61,9 @@ def add_rows(X: CSR, i: int, dense: Float32, totals: Float64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def search_dense(X: CSR, first: int, stop: int, dense: Float32, bias: Float32, allowed: Bytes, out: Found) -> None:
+def search_dense(
+    X: CSR, first: int, stop: int, dense: Float32, bias: Float32, allowed: Bytes, out: Found
+) -> None:
     """Answer rows [first, stop) as `search.search` does, by the scores of all labels. allowed: (K,) uint8, or empty for all."""
     n_labels, k = len(bias), out.labels.shape[1]
     totals = np.empty(dense.shape[1], np.float64)
@@ -67,4 +81,6 @@ def search_dense(X: CSR, first: int, stop: int, dense: Float32, bias: Float32, a
         out.labels[i], out.scores[i] = best[:k], values[:k]
         out.exact[i], out.labels_scored[i] = 1, n_labels
         out.postings_read[i] = int64(X.indptr[i + 1] - X.indptr[i]) * n_labels
-        out.rival[i] = values[k - 1] - values[k] if size > k else 0.0  # the gap already, as search leaves it
+        out.rival[i] = (
+            values[k - 1] - values[k] if size > k else 0.0
+        )  # the gap already, as search leaves it

@@ -21,6 +21,9 @@ def fingerprints(matrix: CSR, bits: np.ndarray, seed: int) -> np.ndarray:
     for i in range(len(out)):
         state = mix(np.uint64(seed) + GAMMA)
         for p in range(matrix.indptr[i], matrix.indptr[i + 1]):
-            state = mix((state + GAMMA) ^ ((np.uint64(matrix.indices[p]) << np.uint64(32)) | np.uint64(bits[p])))
+            state = mix(
+                (state + GAMMA)
+                ^ ((np.uint64(matrix.indices[p]) << np.uint64(32)) | np.uint64(bits[p]))
+            )
         out[i] = state
     return out

@@ -41,7 +41,9 @@ def slot_of(slots: Int64, base: Any, mask: Any, column: Any) -> Any:
 
 
 @numba.njit(nogil=True, cache=True)
-def place_of(columns: Int32, slots: Int64, base: Any, size: Any, slot_begin: Any, mask: Any, column: Any) -> int:
+def place_of(
+    columns: Int32, slots: Int64, base: Any, size: Any, slot_begin: Any, mask: Any, column: Any
+) -> int:
     """The place of `column` in a row; -1 when it is not there. mask: of its table, below 2 * SMALL for a row without one."""
     if mask < 2 * SMALL:
         for p in range(size):
@@ -65,7 +67,10 @@ def widen(table: Table, j: int) -> None:
     """Move row j to a place with twice the room; the caller has seen that the pools have it."""
     room, old, new = max(4, 2 * table.room[j]), table.begin[j], table.used[0]
     for p in range(table.size[j]):
-        table.columns[new + p], table.values[new + p] = table.columns[old + p], table.values[old + p]
+        table.columns[new + p], table.values[new + p] = (
+            table.columns[old + p],
+            table.values[old + p],
+        )
     table.begin[j], table.room[j] = new, room
     table.used[0] += room
     if room > SMALL:
@@ -123,7 +128,11 @@ def add(table: Table, j: int, columns: Int32, changes: Float64, x: float, edge: 
         p = place_of(held, slots, base, table.size[j], slot_begin, mask, column)
         if p < 0:
             append(table, j, column, x * changes[a], edge)
-            base, slot_begin, mask = table.begin[j], table.slot_begin[j], 2 * np.int64(table.room[j]) - 1
+            base, slot_begin, mask = (
+                table.begin[j],
+                table.slot_begin[j],
+                2 * np.int64(table.room[j]) - 1,
+            )
             continue
         was = abs(values[base + p]) > edge
         values[base + p] += x * changes[a]
@@ -183,7 +192,9 @@ def clear(table: Table) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def count_past(table: Table, edge: float, least: float, begin: int, end: int, kept: Int64, dropped: Int64) -> None:
+def count_past(
+    table: Table, edge: float, least: float, begin: int, end: int, kept: Int64, dropped: Int64
+) -> None:
     """Of the entries past `edge` in rows begin..end - 1, count by column those past it by more than `least`, and the others."""
     for j in range(begin, end):
         lo = table.begin[j]
@@ -195,7 +206,16 @@ def count_past(table: Table, edge: float, least: float, begin: int, end: int, ke
 
 
 @numba.njit(nogil=True, cache=True)
-def turn_past(table: Table, edge: float, least: float, begin: int, end: int, ends: Int64, rows: Int32, values: Float64) -> None:
+def turn_past(
+    table: Table,
+    edge: float,
+    least: float,
+    begin: int,
+    end: int,
+    ends: Int64,
+    rows: Int32,
+    values: Float64,
+) -> None:
     """Write those that `count_past` keeps, by column, at `ends`, which move on: row numbers, and by how much they are past."""
     for j in range(begin, end):
         lo = table.begin[j]

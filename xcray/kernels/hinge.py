@@ -109,7 +109,9 @@ def all_as_negatives(scores: Any, weights: Float32, b: float) -> Sums:
 
 
 @numba.njit(nogil=True, cache=True)
-def signed_sums(scores: Any, weights: Float32, positives: Int32, factor: float, b: float) -> tuple[Sums, Sums]:
+def signed_sums(
+    scores: Any, weights: Float32, positives: Int32, factor: float, b: float
+) -> tuple[Sums, Sums]:
     """Sums of the negatives, and of the positives with `factor` times their weight."""
     n = all_as_negatives(scores, weights, b)
     n1, n2, nw, nc = n.first, n.second, n.weight, n.samples
@@ -129,7 +131,14 @@ def signed_sums(scores: Any, weights: Float32, positives: Int32, factor: float, 
 
 @numba.njit(nogil=True, cache=True)
 def best_bias(
-    o: Objective, scores: Any, weights: Float32, positives: Int32, factor: float, b: float, enough: float, steps: int
+    o: Objective,
+    scores: Any,
+    weights: Float32,
+    positives: Int32,
+    factor: float,
+    b: float,
+    enough: float,
+    steps: int,
 ) -> tuple[float, float, int]:
     """The bias that minimises the primal at fixed w, to within about `enough`, from `b` on.
 

@@ -10,7 +10,14 @@ from xcray.arrays import Float64, Int32, Int64
 
 @numba.njit(nogil=True, cache=True)
 def told(
-    labels: Int32, scores: Float64, groups: Int64, bins: Int32, n_bins: int, starts: Int64, xs: Float64, ys: Float64
+    labels: Int32,
+    scores: Float64,
+    groups: Int64,
+    bins: Int32,
+    n_bins: int,
+    starts: Int64,
+    xs: Float64,
+    ys: Float64,
 ) -> Float64:
     """(n, k) float64: at scores[i, j] the curve groups[j] * n_bins + bins[labels[i, j]], flat beyond its ends.
 

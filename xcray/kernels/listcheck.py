@@ -29,7 +29,7 @@ from xcray.kernels.lists import (
     top_at,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca"}
+BUILT_ON = {"bits": "b69c88f5", "lists": "29439fef"}
 
 
 @numba.njit(nogil=True, cache=True)
@@ -55,7 +55,11 @@ def _sound(lists: Lists, begin: int, end: int) -> bool:
     if not head & SPECIAL:
         body = list_bytes(n, width)
         weights = n * WEIGHT if width == NARROW else 0
-        if n == 0 or begin + HEAD + body + weights > end or not _sound_list(blocks, begin + HEAD, n, width, n_labels):
+        if (
+            n == 0
+            or begin + HEAD + body + weights > end
+            or not _sound_list(blocks, begin + HEAD, n, width, n_labels)
+        ):
             return False
         return _finite(blocks, begin + HEAD + body, weights // WEIGHT)
     if width == NARROW:
@@ -72,7 +76,11 @@ def _sound_dense(lists: Lists, begin: int, end: int, n: int) -> bool:
     n_all = int64(load32(blocks, begin + 12))
     place = begin + DENSE_HEAD + lists.n_labels
     full = place + room
-    if n_all > lists.n_labels or full + n_all * (NARROW + WEIGHT) > end or not _finite(blocks, begin + 4, 2):
+    if (
+        n_all > lists.n_labels
+        or full + n_all * (NARROW + WEIGHT) > end
+        or not _finite(blocks, begin + 4, 2)
+    ):
         return False
     if n > 0 and not _sound_list(blocks, place, n, NARROW, lists.n_labels):
         return False
@@ -87,7 +95,11 @@ def _sound_split(lists: Lists, begin: int, end: int, n: int) -> bool:
     """A block that is split."""
     blocks, ranges, leading = lists.blocks, n_ranges(lists.n_labels), n_leading(n)
     place = begin + SPLIT_HEAD + PLACE * ranges
-    if place + list_bytes(leading, lists.width) > end or leading == 0 or not _finite(blocks, begin + 4, 1):
+    if (
+        place + list_bytes(leading, lists.width) > end
+        or leading == 0
+        or not _finite(blocks, begin + 4, 1)
+    ):
         return False
     if not _sound_list(blocks, place, leading, lists.width, lists.n_labels):
         return False

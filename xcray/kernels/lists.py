@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from xcray.arrays import Float64
 from xcray.kernels.bits import bits_of, float32, float64, float_of, int64, load16, load32, prefetch
 
-BUILT_ON = {"bits": "68667ae0"}
+BUILT_ON = {"bits": "b69c88f5"}
 Bytes = NDArray[np.uint8]
 
 UNIT = 4  # bytes: where a block may begin
@@ -157,7 +157,12 @@ def narrow_units(n: int, n_labels: int, dense: bool) -> int:
         return 0
     size = HEAD + list_bytes(n, NARROW) + n * WEIGHT
     if dense:
-        size = DENSE_HEAD + n_labels + list_bytes(2 * n_clipped(n_labels), NARROW) + n * (NARROW + WEIGHT)
+        size = (
+            DENSE_HEAD
+            + n_labels
+            + list_bytes(2 * n_clipped(n_labels), NARROW)
+            + n * (NARROW + WEIGHT)
+        )
     return (size + UNIT - 1) // UNIT
 
 
@@ -208,12 +213,25 @@ def new_terms(n: int) -> Terms:
     reals = np.empty((5, n), np.float64)
     whole = np.empty((7, n), np.int64)
     return Terms(
-        reals[0], whole[0], reals[1], reals[2], whole[1], whole[2], whole[3], whole[4], reals[3], reals[4], whole[5], whole[6]
+        reals[0],
+        whole[0],
+        reals[1],
+        reals[2],
+        whole[1],
+        whole[2],
+        whole[3],
+        whole[4],
+        reals[3],
+        reals[4],
+        whole[5],
+        whole[6],
     )
 
 
 @numba.njit(nogil=True, cache=True)
-def read_terms(indices: NDArray[np.int32], values: NDArray[np.float32], lists: Lists, terms: Terms) -> int:
+def read_terms(
+    indices: NDArray[np.int32], values: NDArray[np.float32], lists: Lists, terms: Terms
+) -> int:
     """Fill in the terms of a row; returns how many there are. Values of 0 and features without weights make none."""
     count, blocks = 0, lists.blocks
     for i in range(len(indices)):  # two passes: the headers come from memory while we go on
@@ -257,7 +275,10 @@ def _open_list(lists: Lists, terms: Terms, t: int, place: int) -> None:
 def _open_dense(lists: Lists, terms: Terms, t: int, place: int) -> None:
     """Fill in what a dense feature tells; `place` is its header."""
     blocks = lists.blocks
-    lo, step = float64(float_of(load32(blocks, place + 4))), float64(float_of(load32(blocks, place + 8)))
+    lo, step = (
+        float64(float_of(load32(blocks, place + 4))),
+        float64(float_of(load32(blocks, place + 8))),
+    )
     terms.lo[t], terms.step[t], terms.n_all[t] = lo, step, load32(blocks, place + 12)
     place += DENSE_HEAD
     terms.dense[t] = place

@@ -31,7 +31,9 @@ def column_counts(indices: Int32, n_cols: int) -> Int64:
 
 
 @numba.njit(nogil=True, cache=True)
-def take_columns(matrix: CSR, cursors: Int64, first: int, stop: int, places: Int64, rows: Int32, data: Float32) -> None:
+def take_columns(
+    matrix: CSR, cursors: Int64, first: int, stop: int, places: Int64, rows: Int32, data: Float32
+) -> None:
     """The entries of columns [first, stop), column by column with ascending rows, into `rows` and `data`.
 
     cursors: (n_rows,) int64, where each row goes on: at its first entry of a column >= first; moved to the first >= stop.

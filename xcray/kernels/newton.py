@@ -10,7 +10,7 @@ from xcray.arrays import CSR, Float64
 from xcray.kernels.hinge import soft
 
 # The content of these files, held by test_house.py: numba's disk cache sees changes of this file alone.
-BUILT_ON = {"hinge": "8c56eec1"}
+BUILT_ON = {"hinge": "b797d533"}
 
 
 @numba.njit(nogil=True, cache=True)
@@ -68,7 +68,9 @@ def mirror(H: Float64, M: Float64, tau: float) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def descend(M: Float64, slope: Float64, w: Float64, lam: float, sweeps: int, enough: float, step: Float64) -> int:
+def descend(
+    M: Float64, slope: Float64, w: Float64, lam: float, sweeps: int, enough: float, step: Float64
+) -> int:
     """Minimise slope.s + s'Ms/2 + lam |w + s|_1 over s, by coordinate descent from `step` = 0; returns the sweeps done.
 
     The bias pays no l1. Ends when a sweep gains less than `enough` of all that was gained.
@@ -96,7 +98,9 @@ def descend(M: Float64, slope: Float64, w: Float64, lam: float, sweeps: int, eno
 
 
 @numba.njit(nogil=True, cache=True)
-def dual_value(v: Float64, first: float, second: float, scale: float, lam: float, tau: float) -> float:
+def dual_value(
+    v: Float64, first: float, second: float, scale: float, lam: float, tau: float
+) -> float:
     """The dual at `scale` times alpha: first = sum of alpha, second = sum of inv alpha^2, v = sum of alpha y x."""
     d = len(v) - 1
     w2 = (scale * v[d]) ** 2

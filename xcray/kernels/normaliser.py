@@ -24,14 +24,18 @@ from xcray.kernels.dense import add_rows
 from xcray.kernels.lists import NARROW, WEIGHT, Lists, Terms, new_terms, read_terms
 from xcray.kernels.postings import Scratch, add_all, add_touched, n_postings
 
-BUILT_ON = {"bits": "68667ae0", "dense": "e471a982", "lists": "c5e094ca", "postings": "2462fd82"}
+BUILT_ON = {"bits": "b69c88f5", "dense": "915c8cca", "lists": "29439fef", "postings": "5bf42791"}
 
 BLOCK = 256  # numbers that are looked at together
 SPARSE = 4  # from K / SPARSE postings on, going through all labels is cheaper than remembering which were touched
 ACCURATE = 1e-12  # how wrong a sum may be for its parts
 EPS = 2.0**-52
 LOWEST = -708.0  # exp of less is no normal float64, and nothing beside the 1 of the largest
-LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10  # LN2_HIGH: the 32 leading bits
+LOG2E, LN2_HIGH, LN2_LOW = (
+    1.4426950408889634,
+    0.6931471803691238,
+    1.9082149292705877e-10,
+)  # LN2_HIGH: the 32 leading bits
 ROUNDER = 6755399441055744.0  # 1.5 * 2**52: added and taken away it rounds, and its last bits are the whole number
 C12, C11, C10, C9, C8, C7, C6, C5, C4, C3 = (1.0 / math.factorial(n) for n in range(12, 2, -1))
 
@@ -118,7 +122,9 @@ def of_touched(whole: Whole, scratch: Scratch, n: int) -> float:
 
 
 @numba.njit(nogil=True, cache=True)
-def by_postings(X: CSR, first: int, stop: int, postings: CSR, whole: Whole, scratch: Scratch, out: Float64) -> None:
+def by_postings(
+    X: CSR, first: int, stop: int, postings: CSR, whole: Whole, scratch: Scratch, out: Float64
+) -> None:
     """The normalisers of rows [first, stop) into the same places of `out`. postings: (D, K), the weights by feature."""
     for i in range(first, stop):
         if n_postings(X, i, postings) * SPARSE < len(whole.biases):
@@ -138,7 +144,9 @@ def by_rows(X: CSR, first: int, stop: int, dense: Float32, whole: Whole, out: Fl
 
 
 @numba.njit(nogil=True, cache=True)
-def by_lists(X: CSR, first: int, stop: int, lists: Lists, whole: Whole, scratch: Scratch, out: Float64) -> None:
+def by_lists(
+    X: CSR, first: int, stop: int, lists: Lists, whole: Whole, scratch: Scratch, out: Float64
+) -> None:
     """`by_postings` from narrow lists, which hold all weights."""
     for i in range(first, stop):
         lo, hi = X.indptr[i], X.indptr[i + 1]
@@ -162,7 +170,9 @@ def add_listed(lists: Lists, terms: Terms, n_terms: int, sums: Float64) -> None:
         n, x = terms.n_all[t], terms.x[t]
         labels, weights = terms.all[t], terms.all[t] + NARROW * n
         for j in range(n):
-            sums[load16(blocks, labels + NARROW * j)] += x * float64(float_of(load32(blocks, weights + WEIGHT * j)))
+            sums[load16(blocks, labels + NARROW * j)] += x * float64(
+                float_of(load32(blocks, weights + WEIGHT * j))
+            )
 
 
 @numba.njit(nogil=True, cache=True)
@@ -174,7 +184,9 @@ def touch_listed(lists: Lists, terms: Terms, n_terms: int, scratch: Scratch) -> 
         labels, weights = terms.all[t], terms.all[t] + NARROW * n
         for j in range(n):
             label = load16(blocks, labels + NARROW * j)
-            scratch.touched[n_touched] = label  # written always, kept if new: no branch to mispredict
+            scratch.touched[n_touched] = (
+                label  # written always, kept if new: no branch to mispredict
+            )
             n_touched += 1 - scratch.seen[label]
             scratch.seen[label] = 1
             scratch.sums[label] += x * float64(float_of(load32(blocks, weights + WEIGHT * j)))

@@ -32,7 +32,7 @@ from xcray.kernels.lists import (
     round_up,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca"}
+BUILT_ON = {"bits": "b69c88f5", "lists": "29439fef"}
 INSERTION = 48  # lists up to this long are sorted by insertion
 
 
@@ -133,7 +133,11 @@ def _sort(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n: int) -> 
             b = (int64(key) >> (8 * half)) & 255
             at = counts[half, b]
             counts[half, b] = at + 1
-            keys[goal, at], labels[goal, at], weights[goal, at] = key, labels[source, i], weights[source, i]
+            keys[goal, at], labels[goal, at], weights[goal, at] = (
+                key,
+                labels[source, i],
+                weights[source, i],
+            )
 
 
 @numba.njit(nogil=True, cache=True)
@@ -164,7 +168,9 @@ def _write_list(labels: Int32, weights: Float32, width: int, out: Bytes, place: 
     count = chunk_count(n, shift)
     smallest = weights[n - 1]
     for chunk in range(count):
-        _put(out, place + 2 * chunk, 2, int64(round_up(weights[chunk_start(chunk, shift)])))  # equal keys round up to equal tops
+        _put(
+            out, place + 2 * chunk, 2, int64(round_up(weights[chunk_start(chunk, shift)]))
+        )  # equal keys round up to equal tops
     for i in range(n):
         smallest = min(smallest, weights[i])
     _put(out, place + 2 * count, 2, int64(round_down(smallest)))
@@ -187,16 +193,26 @@ def _write_weights(weights: Float32, out: Bytes, place: int) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def _write_dense(labels: Int32, weights: Float32, width: int, n_labels: int, out: Bytes, place: int) -> None:
+def _write_dense(
+    labels: Int32, weights: Float32, width: int, n_labels: int, out: Bytes, place: int
+) -> None:
     """A byte for every label, and a list of what does not fit between lo and hi."""
     n, most = len(labels), n_clipped(n_labels)
-    hi = max(float32(0.0), float_of(np.uint32(round_up(weights[most])) << np.uint32(16)))  # at most `most` are above it
-    lo = min(float32(0.0), float_of(np.uint32(before(round_up(weights[n - 1 - most]))) << np.uint32(16)))  # or below this
+    hi = max(
+        float32(0.0), float_of(np.uint32(round_up(weights[most])) << np.uint32(16))
+    )  # at most `most` are above it
+    lo = min(
+        float32(0.0), float_of(np.uint32(before(round_up(weights[n - 1 - most]))) << np.uint32(16))
+    )  # or below this
     step = float32((float64(hi) - float64(lo)) / 255.0 * 1.000001)
     scale = 1.0 / float64(step) if step > 0 else 0.0
     codes = out[place + DENSE_HEAD : place + DENSE_HEAD + n_labels]
     codes[:] = np.uint8(min(255, int64(-float64(lo) * scale + 0.5)))
-    left, rest, keys = np.empty((2, 2 * most), np.int32), np.empty((2, 2 * most), np.float32), np.empty((2, 2 * most), np.uint16)
+    left, rest, keys = (
+        np.empty((2, 2 * most), np.int32),
+        np.empty((2, 2 * most), np.float32),
+        np.empty((2, 2 * most), np.uint16),
+    )
     kept = 0
     for i in range(n):
         weight = min(max(weights[i], lo), hi)
@@ -217,7 +233,9 @@ def _write_dense(labels: Int32, weights: Float32, width: int, n_labels: int, out
 
 
 @numba.njit(nogil=True, cache=True)
-def _write_split(labels: Int32, weights: Float32, n: int, width: int, n_labels: int, out: Bytes, place: int) -> None:
+def _write_split(
+    labels: Int32, weights: Float32, n: int, width: int, n_labels: int, out: Bytes, place: int
+) -> None:
     """The largest weights, then a list for each range of labels. Row 0 holds the list, row 1 is used to put it into ranges."""
     ranges = n_ranges(n_labels)
     ends = np.zeros(ranges + 1, np.int64)
@@ -234,18 +252,24 @@ def _write_split(labels: Int32, weights: Float32, n: int, width: int, n_labels: 
     _put(out, place, 4, int64(n) | int64(SPECIAL))
     _put(out, place + 4, 4, int64(bits_of(smallest)))
     leading = n_leading(n)
-    goal = _write_list(labels[0, :leading], weights[0, :leading], width, out, place + SPLIT_HEAD + PLACE * ranges)
+    goal = _write_list(
+        labels[0, :leading], weights[0, :leading], width, out, place + SPLIT_HEAD + PLACE * ranges
+    )
     begin = int64(0)
     for r in range(ranges):
         _put(out, place + SPLIT_HEAD + PLACE * r, 4, goal - place)
         _put(out, place + SPLIT_HEAD + PLACE * r + 4, 4, ends[r] - begin)
         if ends[r] > begin:
-            goal = _write_list(labels[1, begin : ends[r]], weights[1, begin : ends[r]], NARROW, out, goal)
+            goal = _write_list(
+                labels[1, begin : ends[r]], weights[1, begin : ends[r]], NARROW, out, goal
+            )
         begin = ends[r]
 
 
 @numba.njit(nogil=True, cache=True)
-def wide_bytes(indices: Int32, indptr: Int64, data: Float32, least: float, width: int, kept: Int64) -> Int64:
+def wide_bytes(
+    indices: Int32, indptr: Int64, data: Float32, least: float, width: int, kept: Int64
+) -> Int64:
     """Bytes of each feature's block in wide lists: (D,) int64. kept: weights of each feature, (D,); the matrix is by label."""
     n_labels = len(indptr) - 1
     sizes = np.zeros(len(kept), np.int64)

@@ -145,7 +145,11 @@ def _line(text: Any, pos: int, row: int, slow: int, out: Rows, bounds: Bounds) -
     if bounds.labels and _is_digit(text[pos]):
         while True:
             label, pos = _whole(text, pos)
-            if label < 0 or label >= bounds.n_labels or not _put_label(out.y_index, out.y_ptr[row], y, label):
+            if (
+                label < 0
+                or label >= bounds.n_labels
+                or not _put_label(out.y_index, out.y_ptr[row], y, label)
+            ):
                 return -1, slow
             y += 1
             if text[pos] != COMMA:
@@ -160,10 +164,17 @@ def _line(text: Any, pos: int, row: int, slow: int, out: Rows, bounds: Bounds) -
             break
         index, end = _whole(text, pos)
         index -= bounds.base
-        if (pos == start and need_blank) or index <= previous or index >= bounds.n_features or text[end] != COLON:
+        if (
+            (pos == start and need_blank)
+            or index <= previous
+            or index >= bounds.n_features
+            or text[end] != COLON
+        ):
             return -1, slow
         value, pos, exact = _value(text, end + 1)
-        if pos < 0 or not (text[pos] == BLANK or text[pos] == LF or text[pos] == TAB or text[pos] == CR):
+        if pos < 0 or not (
+            text[pos] == BLANK or text[pos] == LF or text[pos] == TAB or text[pos] == CR
+        ):
             return -1, slow
         if not exact:
             out.slow[slow, 0], out.slow[slow, 1], out.slow[slow, 2] = x, end + 1, pos
@@ -178,7 +189,9 @@ def _line(text: Any, pos: int, row: int, slow: int, out: Rows, bounds: Bounds) -
 
 
 @numba.njit(nogil=True, cache=True)
-def parse_lines(text: Any, pos: int, row: int, last_row: int, slow: int, out: Rows, bounds: Bounds) -> tuple[int, int, int]:
+def parse_lines(
+    text: Any, pos: int, row: int, last_row: int, slow: int, out: Rows, bounds: Bounds
+) -> tuple[int, int, int]:
     """Parse lines of `text` from `pos` into rows `row`, `row` + 1, ... of `out`.
 
     text: (n,) uint8, read-only, ending with LF. slow: left-over values so far. Returns the position it stopped at (the end,

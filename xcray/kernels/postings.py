@@ -36,7 +36,9 @@ class Biases(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def top_k(X: CSR, start: int, stop: int, postings: CSR, biases: Biases, scratch: Scratch, out: TopK) -> None:
+def top_k(
+    X: CSR, start: int, stop: int, postings: CSR, biases: Biases, scratch: Scratch, out: TopK
+) -> None:
     """Write the best labels and scores of rows [start, stop) into the same rows of `out` ((n, k), 1 <= k <= K)."""
     n_labels = len(biases.values)
     for i in range(start, stop):
@@ -102,7 +104,9 @@ def add_all(X: CSR, row: int, postings: CSR, sums: Float64) -> None:
         lo, hi = postings.indptr[f], postings.indptr[f + 1]
         labels, weights = postings.indices[lo:hi], postings.data[lo:hi]
         for q in range(len(labels)):
-            sums[np.uint32(labels[q])] += x * np.float64(weights[q])  # unsigned: no test for negative indices
+            sums[np.uint32(labels[q])] += x * np.float64(
+                weights[q]
+            )  # unsigned: no test for negative indices
 
 
 @numba.njit(nogil=True, cache=True)
@@ -140,7 +144,9 @@ def offer_all(bias: Float32, sums: Float64, labels: Int32, scores: Float64) -> N
 
 
 @numba.njit(nogil=True, cache=True)
-def offer_touched(bias: Float32, scratch: Scratch, n_touched: int, labels: Int32, scores: Float64) -> int:
+def offer_touched(
+    bias: Float32, scratch: Scratch, n_touched: int, labels: Int32, scores: Float64
+) -> int:
     """Offer the touched labels to an empty heap and clear their sums; returns the heap's size."""
     size, worst = 0, -np.inf
     for t in range(n_touched):
@@ -155,13 +161,19 @@ def offer_touched(bias: Float32, scratch: Scratch, n_touched: int, labels: Int32
 
 @numba.njit(nogil=True, cache=True)
 def offer_untouched(
-    biases: Biases, seen: np.ndarray[tuple[int], np.dtype[np.uint8]], labels: Int32, scores: Float64, size: int
+    biases: Biases,
+    seen: np.ndarray[tuple[int], np.dtype[np.uint8]],
+    labels: Int32,
+    scores: Float64,
+    size: int,
 ) -> int:
     """Offer labels that score their bias, best first, until one is not good enough: the rest are worse still."""
     for label in biases.order:
         if seen[label]:
             continue
-        score = 0.0 + np.float64(biases.values[label])  # 0.0 +: an empty sum, so that a bias of -0.0 gives the same bits
+        score = 0.0 + np.float64(
+            biases.values[label]
+        )  # 0.0 +: an empty sum, so that a bias of -0.0 gives the same bits
         if size == len(labels) and not beats(score, label, scores[0], labels[0]):
             break
         size = offer(labels, scores, size, label, score)
@@ -198,7 +210,9 @@ def sink(labels: Int32, scores: Float64, size: int, label: int, score: float) ->
     at = 0
     while 2 * at + 1 < size:
         down = 2 * at + 1
-        if down + 1 < size and beats(scores[down], labels[down], scores[down + 1], labels[down + 1]):
+        if down + 1 < size and beats(
+            scores[down], labels[down], scores[down + 1], labels[down + 1]
+        ):
             down += 1
         if not beats(score, label, scores[down], labels[down]):
             break

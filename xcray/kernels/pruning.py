@@ -14,12 +14,17 @@ from xcray.arrays import CSR, Float32, Int32, Int64
 from xcray.kernels.hinge import Objective, best_bias
 
 # The content of these files, held by test_house.py: numba's disk cache sees changes of this file alone.
-BUILT_ON = {"hinge": "8c56eec1"}
-STEPS, ENOUGH = 100, 1e-6  # Newton steps for a bias, and how near the best it must be, of the loss before
+BUILT_ON = {"hinge": "b797d533"}
+STEPS, ENOUGH = (
+    100,
+    1e-6,
+)  # Newton steps for a bias, and how near the best it must be, of the loss before
 
 
 @numba.njit(nogil=True, cache=True)
-def move(XT: CSR, features: Int32, weights: Float32, order: Int64, begin: int, end: int, scores: Any) -> None:
+def move(
+    XT: CSR, features: Int32, weights: Float32, order: Int64, begin: int, end: int, scores: Any
+) -> None:
     """Take the weights order[begin:end] out of the scores; put order[end:begin] back in where end is smaller."""
     sign = -1.0 if end > begin else 1.0
     for q in range(min(begin, end), max(begin, end)):
@@ -31,7 +36,13 @@ def move(XT: CSR, features: Int32, weights: Float32, order: Int64, begin: int, e
 
 @numba.njit(nogil=True, cache=True)
 def loss_of(
-    o: Objective, scores: Any, sample_weights: Float32, positives: Int32, factor: float, bias: float, enough: float
+    o: Objective,
+    scores: Any,
+    sample_weights: Float32,
+    positives: Int32,
+    factor: float,
+    bias: float,
+    enough: float,
 ) -> tuple[float, float]:
     """The best bias, and the sum of losses there."""
     best, least, _ = best_bias(o, scores, sample_weights, positives, factor, bias, enough, STEPS)
@@ -61,7 +72,9 @@ def prune(
     order = np.argsort(np.abs(weights), kind="mergesort")
     scores[:] = 0.0
     move(XT, features, weights, order, n, 0, scores)
-    bias, before = loss_of(o, scores, sample_weights, positives, factor, bias, 1e-6 * abs(o.C) * len(positives))
+    bias, before = loss_of(
+        o, scores, sample_weights, positives, factor, bias, 1e-6 * abs(o.C) * len(positives)
+    )
     enough = ENOUGH * before
     low = int(np.sum(np.abs(weights) <= size))
     if most > 0:
@@ -71,7 +84,10 @@ def prune(
         middle = (low + high + 1) // 2
         move(XT, features, weights, order, gone, middle, scores)
         gone = middle
-        if loss_of(o, scores, sample_weights, positives, factor, bias, enough)[1] <= (1.0 + rise) * before:
+        if (
+            loss_of(o, scores, sample_weights, positives, factor, bias, enough)[1]
+            <= (1.0 + rise) * before
+        ):
             low = middle
         else:
             high = middle - 1

@@ -34,7 +34,7 @@ from xcray.kernels.lists import (
 )
 from xcray.kernels.postings import beats, offer, sort_best_first
 
-BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca", "postings": "2462fd82"}
+BUILT_ON = {"bits": "b69c88f5", "lists": "29439fef", "postings": "5bf42791"}
 
 ROUNDING = 2.0**-23  # of a float32 operation, doubled
 TINY = 1e-36  # float32 below it loses digits
@@ -183,7 +183,9 @@ def add_list(blocks: Bytes, tops: int, n: int, width: int, x: float, sums: Float
     place = tops + 2 * (chunks + 1)
     mask = label_mask(width)
     for chunk in range(chunks):
-        value = float32(x) * (top_at(blocks, tops, chunk) if x > 0 else floor_at(blocks, tops, chunk, chunks))
+        value = float32(x) * (
+            top_at(blocks, tops, chunk) if x > 0 else floor_at(blocks, tops, chunk, chunks)
+        )
         for _j in range(min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)):
             sums[load32(blocks, place) & mask] += value
             place += width
@@ -196,7 +198,14 @@ def add_split(lists: Lists, terms: Terms, t: int, sums: Float32) -> None:
         place = terms.dense[t] + PLACE * r
         n = int64(load32(lists.blocks, place + 4))
         if n:
-            add_list(lists.blocks, terms.all[t] + int64(load32(lists.blocks, place)), n, int64(2), terms.x[t], sums[r * RANGE :])
+            add_list(
+                lists.blocks,
+                terms.all[t] + int64(load32(lists.blocks, place)),
+                n,
+                int64(2),
+                terms.x[t],
+                sums[r * RANGE :],
+            )
 
 
 @numba.njit(nogil=True, cache=True)
@@ -220,17 +229,24 @@ def add_dense(lists: Lists, terms: Terms, which: Int64, sums: Float32) -> None:
         at += 4
     while at < stop:
         t = which[at]
-        codes, factor = lists.blocks[terms.dense[t] : terms.dense[t] + n], float32(terms.x[t] * terms.step[t])
+        codes, factor = (
+            lists.blocks[terms.dense[t] : terms.dense[t] + n],
+            float32(terms.x[t] * terms.step[t]),
+        )
         for label in range(n):
             sums[label] += factor * float32(codes[label])
         at += 1
 
 
 @numba.njit(nogil=True, cache=True)
-def add_four(a: Bytes, b: Bytes, c: Bytes, d: Bytes, p: float, q: float, r: float, s: float, sums: Float32) -> None:
+def add_four(
+    a: Bytes, b: Bytes, c: Bytes, d: Bytes, p: float, q: float, r: float, s: float, sums: Float32
+) -> None:
     """sums += p a + q b + r c + s d."""
     for label in range(len(sums)):
-        sums[label] += (p * float32(a[label]) + q * float32(b[label])) + (r * float32(c[label]) + s * float32(d[label]))
+        sums[label] += (p * float32(a[label]) + q * float32(b[label])) + (
+            r * float32(c[label]) + s * float32(d[label])
+        )
 
 
 @numba.njit(nogil=True, cache=True)
@@ -296,13 +312,17 @@ def propose(out: Found, i: int, size: int, label: int, value: float) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def offer_listed(listed: Int32, bias: Float32, skip: Bytes, allowed: Bytes, out: Found, i: int, size: int) -> int:
+def offer_listed(
+    listed: Int32, bias: Float32, skip: Bytes, allowed: Bytes, out: Found, i: int, size: int
+) -> int:
     """Offer labels that score their bias, best first, until one is not good enough. skip: (K,), those not 0 stay out, or empty."""
     for number in listed:
         label = int64(number)
         if (len(skip) and skip[label]) or (len(allowed) and not allowed[label]):
             continue
-        value = 0.0 + float64(bias[label])  # an empty sum, so that a bias of -0.0 gives the same bits
+        value = 0.0 + float64(
+            bias[label]
+        )  # an empty sum, so that a bias of -0.0 gives the same bits
         full = size == out.labels.shape[1]
         size = propose(out, i, size, label, value)
         if full and out.rival[i] >= value:
@@ -312,7 +332,16 @@ def offer_listed(listed: Int32, bias: Float32, skip: Bytes, allowed: Bytes, out:
 
 @numba.njit(nogil=True, cache=True)
 def rescore(
-    row: Row, engine: Engine, chosen: Int32, bounds: Float64, more: float, n: int, budget: int, out: Found, i: int, size: int
+    row: Row,
+    engine: Engine,
+    chosen: Int32,
+    bounds: Float64,
+    more: float,
+    n: int,
+    budget: int,
+    out: Found,
+    i: int,
+    size: int,
 ) -> int:
     """Score labels in the order of falling bounds until the next can't be among the best; returns the heap's size.
 
@@ -376,7 +405,17 @@ def add_terms(row: Row, lists: Lists, budget: int, sums: Float32) -> tuple[float
 
 
 @numba.njit(nogil=True, cache=True)
-def finish(row: Row, engine: Engine, work: Work, n: int, more: float, budget: int, out: Found, i: int, size: int) -> int:
+def finish(
+    row: Row,
+    engine: Engine,
+    work: Work,
+    n: int,
+    more: float,
+    budget: int,
+    out: Found,
+    i: int,
+    size: int,
+) -> int:
     """Score the n labels of `chosen` that are not seen yet, best bounds first; returns the heap's size.
 
     Many are not sorted as a whole: the scores of the FEW best mostly leave nothing of the rest.
@@ -405,14 +444,27 @@ def finish(row: Row, engine: Engine, work: Work, n: int, more: float, budget: in
         elif not work.seen[label]:
             out.rival[i] = max(out.rival[i], bound + more)
     order = np.argsort(-work.bounds[:others])
-    size = rescore(row, engine, work.chosen[:others][order], work.bounds[:others][order], more, others, budget, out, i, size)
+    size = rescore(
+        row,
+        engine,
+        work.chosen[:others][order],
+        work.bounds[:others][order],
+        more,
+        others,
+        budget,
+        out,
+        i,
+        size,
+    )
     for c in range(kept):
         work.seen[first[c]] -= KEPT
     return size
 
 
 @numba.njit(nogil=True, cache=True)
-def scan(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int) -> None:
+def scan(
+    row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int
+) -> None:
     """Bounds for all labels from all lists, then the best of them in full."""
     labels, scores = out.labels[i], out.scores[i]
     k, sums = len(labels), work.sums
@@ -450,9 +502,14 @@ def touch(row: Row, engine: Engine, work: Work) -> tuple[int, float]:
         place = terms.tops[t] + 2 * (count + 1)
         for chunk in range(count):
             value = x * (
-                top_at(lists.blocks, terms.tops[t], chunk) if x > 0 else floor_at(lists.blocks, terms.tops[t], chunk, count)
+                top_at(lists.blocks, terms.tops[t], chunk)
+                if x > 0
+                else floor_at(lists.blocks, terms.tops[t], chunk, count)
             )
-            for _j in range(chunk_start(chunk, terms.shift[t]), min(terms.n[t], chunk_start(chunk + 1, terms.shift[t]))):
+            for _j in range(
+                chunk_start(chunk, terms.shift[t]),
+                min(terms.n[t], chunk_start(chunk + 1, terms.shift[t])),
+            ):
                 label = load32(lists.blocks, place) & mask
                 place += lists.width
                 if not work.seen[label]:
@@ -488,7 +545,9 @@ def scan_exact(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
         n, x = terms.n_all[t], terms.x[t]
         labels, weights = terms.all[t], terms.all[t] + NARROW * terms.n_all[t]
         for j in range(n):
-            totals[load16(blocks, labels + NARROW * j)] += x * float64(float_of(load32(blocks, weights + WEIGHT * j)))
+            totals[load16(blocks, labels + NARROW * j)] += x * float64(
+                float_of(load32(blocks, weights + WEIGHT * j))
+            )
     for label in range(len(totals)):
         totals[label] += float64(engine.bias[label])
     if len(allowed):
@@ -500,7 +559,10 @@ def scan_exact(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
     if size > k:
         out.rival[i] = max(out.rival[i], scores[k])
     for c in range(k):
-        out.labels[i, k - 1 - c], out.scores[i, k - 1 - c] = best[c], scores[c]  # worst first: a heap
+        out.labels[i, k - 1 - c], out.scores[i, k - 1 - c] = (
+            best[c],
+            scores[c],
+        )  # worst first: a heap
     out.labels_scored[i] += len(totals)
     out.postings_read[i] += row.reach
 
@@ -523,7 +585,9 @@ def rank_of(X: CSR, i: int, label: int, engine: Engine, work: Work) -> int:
     begin_sums(engine.bias, work.seen[:0], work.sums)
     more = add_terms(row, engine.lists, EVERYTHING, work.sums)[0]
     for other in range(len(work.sums)):
-        if not float64(work.sums[other]) + more < own:  # not: sums that are no numbers are looked at too
+        if (
+            not float64(work.sums[other]) + more < own
+        ):  # not: sums that are no numbers are looked at too
             better += beats(score(row, engine.W, other, engine.bias), other, own, label)
     return better
 

@@ -24,7 +24,13 @@ from xcray.kernels.scan import (
 )
 from xcray.kernels.wide import MANY_TERMS, wide_search
 
-BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca", "postings": "2462fd82", "scan": "22af7bd1", "wide": "64f7c65f"}
+BUILT_ON = {
+    "bits": "b69c88f5",
+    "lists": "29439fef",
+    "postings": "5bf42791",
+    "scan": "a4bc53f9",
+    "wide": "752cf732",
+}
 
 UNSAFE = 1e30  # sums as large as this may leave float32
 SPARSE = 4  # from K / SPARSE postings on, going through all labels is cheaper than remembering which were touched
@@ -32,7 +38,15 @@ SPARSE = 4  # from K / SPARSE postings on, going through all labels is cheaper t
 
 @numba.njit(nogil=True, cache=True)
 def search(
-    X: CSR, first: int, stop: int, engine: Engine, allowed: Bytes, n_allowed: int, budget: int, work: Work, out: Found
+    X: CSR,
+    first: int,
+    stop: int,
+    engine: Engine,
+    allowed: Bytes,
+    n_allowed: int,
+    budget: int,
+    work: Work,
+    out: Found,
 ) -> None:
     """Answer rows [first, stop) into the same rows of `out`, whose k is at most the number of labels allowed.
 
@@ -44,17 +58,32 @@ def search(
         out.exact[i], out.labels_scored[i], out.postings_read[i], out.rival[i] = 1, 0, 0, -np.inf
         answer(row, engine, allowed, n_allowed, budget, work, out, i)
         sort_best_first(out.labels[i], out.scores[i])
-        out.labels_scored[i] = max(out.labels_scored[i], out.labels.shape[1])  # bare biases are scores too
+        out.labels_scored[i] = max(
+            out.labels_scored[i], out.labels.shape[1]
+        )  # bare biases are scores too
         rival = out.rival[i]
-        out.rival[i] = out.scores[i, out.scores.shape[1] - 1] - rival if np.isfinite(rival) else 0.0  # the gap from here on
+        out.rival[i] = (
+            out.scores[i, out.scores.shape[1] - 1] - rival if np.isfinite(rival) else 0.0
+        )  # the gap from here on
 
 
 @numba.njit(nogil=True, cache=True)
-def answer(row: Row, engine: Engine, allowed: Bytes, n_allowed: int, budget: int, work: Work, out: Found, i: int) -> None:
+def answer(
+    row: Row,
+    engine: Engine,
+    allowed: Bytes,
+    n_allowed: int,
+    budget: int,
+    work: Work,
+    out: Found,
+    i: int,
+) -> None:
     """One row; its answer is a heap still."""
     n_labels, k = len(engine.bias), out.labels.shape[1]
     most = budget if budget >= 0 else EVERYTHING
-    whole_lists = engine.lists.least == 0.0  # else a label that no list touches may have weights all the same
+    whole_lists = (
+        engine.lists.least == 0.0
+    )  # else a label that no list touches may have weights all the same
     if row.n_terms == 0 and (whole_lists or not row.values.any()):
         offer_listed(engine.order, engine.bias, work.seen[:0], allowed, out, i, int64(0))
     elif not row.most < UNSAFE or n_allowed * engine.row_cost < min(row.reach, most):
@@ -73,7 +102,12 @@ def answer(row: Row, engine: Engine, allowed: Bytes, n_allowed: int, budget: int
 def better_exact(row: Row, engine: Engine, k: int) -> bool:
     """Whether reading all weights of narrow lists takes less than bounds and the scores of some labels."""
     n_labels = len(engine.bias)
-    bounded = 0.7 * row.reach + row.n_dense * (0.08 * n_labels) + 0.3 * n_labels + engine.row_cost * (1.5 * k + 4)
+    bounded = (
+        0.7 * row.reach
+        + row.n_dense * (0.08 * n_labels)
+        + 0.3 * n_labels
+        + engine.row_cost * (1.5 * k + 4)
+    )
     for t in range(row.n_terms):
         if row.terms.dense[t] >= 0:
             bounded -= 0.7 * (row.terms.n_all[t] - row.terms.n[t])

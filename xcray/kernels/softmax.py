@@ -19,7 +19,10 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 
 LOG2_E = np.float32(1.4426950408889634)
-LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # ln 2 in two parts, the first exact in few bits
+LN2_HIGH, LN2_LOW = (
+    np.float32(0.693359375),
+    np.float32(-2.12194440e-4),
+)  # ln 2 in two parts, the first exact in few bits
 LEAST = np.float32(-87.0)  # exp of it is the smallest normal float32, about
 MOST = np.float32(80.0)  # exp of it is far below the largest float32
 EMPTY = np.float32(-3e38)  # the top of no scores at all
@@ -100,7 +103,9 @@ def _score(X: CSR, row: int, W: Float32, out: Float32) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def _add_pair(top: Float32, total: Float64, row: int, new_top: np.float32, new_total: np.float32) -> None:
+def _add_pair(
+    top: Float32, total: Float64, row: int, new_top: np.float32, new_total: np.float32
+) -> None:
     """Merge a partial sum into that of a row; whichever top is larger stays."""
     if new_top > top[row]:
         total[row] = total[row] * np.exp(np.float64(top[row]) - np.float64(new_top)) + new_total
@@ -218,7 +223,9 @@ def _step(X: CSR, row: int, r: Float32, W: Float32, h: Float32, rule: Rule) -> N
 
 
 @numba.njit(nogil=True, cache=True)
-def steps(shard: Rows, rows: Int64, lo: int, W: Float32, h: Float32, rule: Rule, summed: bool) -> None:
+def steps(
+    shard: Rows, rows: Int64, lo: int, W: Float32, h: Float32, rule: Rule, summed: bool
+) -> None:
     """Steps of stochastic gradient descent on a block, row by row in the order given; cost O(nnz k).
 
     lo: the block's first label; W: (D, k) and h: (D,) float32 change in place. summed: add the rows' scores, as they are met, to
@@ -287,7 +294,9 @@ def keep_best(S: Float32, rows: Int64, lo: int, labels: Int32, best: Float32) ->
             if s < values[m - 1] or (s == values[m - 1] and label > names[m - 1] >= 0):
                 continue
             at = m - 1
-            while at > 0 and (s > values[at - 1] or (s == values[at - 1] and label < names[at - 1])):
+            while at > 0 and (
+                s > values[at - 1] or (s == values[at - 1] and label < names[at - 1])
+            ):
                 values[at], names[at] = values[at - 1], names[at - 1]
                 at -= 1
             values[at], names[at] = s, label

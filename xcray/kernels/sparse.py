@@ -24,7 +24,9 @@ def _column_starts(indices: Int32, n_cols: int) -> Int64:
 
 
 @numba.njit(nogil=True, cache=True)
-def _transpose(indptr: Int64, indices: Int32, data: Float32, n_cols: int) -> tuple[Int64, Int32, Float32]:
+def _transpose(
+    indptr: Int64, indices: Int32, data: Float32, n_cols: int
+) -> tuple[Int64, Int32, Float32]:
     """Counting sort by column; stable, so rows ascend within each column."""
     starts = _column_starts(indices[: indptr[-1]], n_cols)
     rows = np.empty(starts[-1], np.int32)

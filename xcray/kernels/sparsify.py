@@ -16,9 +16,15 @@ from xcray.errors import ParameterError, ShapeMismatch
 UInt32 = NDArray[np.uint32]
 
 SIZE = np.uint32(0x7FFFFFFF)  # all bits but the sign
-STRIP = 256  # labels that are filled side by side: each has a cache line of its own that is written to
+STRIP = (
+    256  # labels that are filled side by side: each has a cache line of its own that is written to
+)
 RANKED = 64  # labels that are ranked side by side: their counts stay in the second cache
-DIGITS = ((20, 11), (10, 10), (0, 10))  # (shift, bits): the size of a weight, its leading bits first
+DIGITS = (
+    (20, 11),
+    (10, 10),
+    (0, 10),
+)  # (shift, bits): the size of a weight, its leading bits first
 
 
 @numba.njit(nogil=True, cache=True)
@@ -61,7 +67,16 @@ def _rank(bits: UInt32, labels: Int64, keep: int, bars: UInt32, ties: Int64, fir
 
 
 @numba.njit(nogil=True, cache=True)
-def _fill(bits: UInt32, W: Float32, first: int, bars: UInt32, ties: Int64, indptr: Int64, indices: Int32, data: Float32) -> None:
+def _fill(
+    bits: UInt32,
+    W: Float32,
+    first: int,
+    bars: UInt32,
+    ties: Int64,
+    indptr: Int64,
+    indices: Int32,
+    data: Float32,
+) -> None:
     """Weights above their label's bar, and the first `ties` of just its size, go to the label's row; ties is used up."""
     n = len(bars)
     cursors = indptr[:n].copy()
@@ -81,7 +96,9 @@ def _fill(bits: UInt32, W: Float32, first: int, bars: UInt32, ties: Int64, indpt
                 cursors[j] = at + 1
 
 
-def sparse_rows(W: Float32, prune: float = 0.0, keep: int = 0, *, first: int = 0, stop: int | None = None) -> tuple[CSR, Int64]:
+def sparse_rows(
+    W: Float32, prune: float = 0.0, keep: int = 0, *, first: int = 0, stop: int | None = None
+) -> tuple[CSR, Int64]:
     """The weights of a dense block by label, without the small ones: CSR ((stop - first) x D) of float32, and what was lost.
 
     W: (D, n) float32, a row a feature, C-contiguous (other arrays are copied). prune: weights of at most this size are dropped, 0
@@ -92,7 +109,9 @@ def sparse_rows(W: Float32, prune: float = 0.0, keep: int = 0, *, first: int = 0
     result's, and little more. Raises ParameterError, ShapeMismatch.
     """
     if np.ndim(W) != 2:
-        raise ShapeMismatch(f"a block of weights has 2 dimensions, features x labels; this one has {np.ndim(W)}")
+        raise ShapeMismatch(
+            f"a block of weights has 2 dimensions, features x labels; this one has {np.ndim(W)}"
+        )
     W = frozen(W, np.float32)
     stop = W.shape[1] if stop is None else stop
     if not prune >= 0 or keep < 0 or not 0 <= first <= stop <= W.shape[1]:

@@ -15,7 +15,7 @@ import numpy as np
 from xcray.arrays import Float32, Float64, Int32, Int64
 from xcray.kernels.vocabulary import Vocabulary, Words, begun, continued, find
 
-BUILT_ON = {"vocabulary": "432a6ceb"}
+BUILT_ON = {"vocabulary": "272cfe3e"}
 
 BLANK, UNDERSCORE, ZERO, NINE, UPPER_A, UPPER_Z, LOWER_A, LOWER_Z = 32, 95, 48, 57, 65, 90, 97, 122
 _C, _E, _H, _I, _N, _R, _S, _T, _U, _X, _Y = b"cehinrstuxy"
@@ -147,9 +147,13 @@ def _look_up(vocabulary: Vocabulary, w: Any, start: int, stop: int, found: Int32
 
 
 @numba.njit(nogil=True, cache=True)
-def _plain(text: Any, start: int, stop: int, vocabulary: Vocabulary, rules: Rules, room: Room) -> tuple[int, int]:
+def _plain(
+    text: Any, start: int, stop: int, vocabulary: Vocabulary, rules: Rules, room: Room
+) -> tuple[int, int]:
     """Cut an ASCII text into words; how many, and how many terms were found among the identifiers themselves."""
-    at: Any = np.int64(0)  # not 0: a literal has a type of its own, and what it is handed to is compiled once more for it
+    at: Any = np.int64(
+        0
+    )  # not 0: a literal has a type of its own, and what it is handed to is compiled once more for it
     n: Any = np.int64(0)
     m: Any = np.int64(0)
     p = start
@@ -176,13 +180,17 @@ def _plain(text: Any, start: int, stop: int, vocabulary: Vocabulary, rules: Rule
                 at = _put_word(text, q, end, rules, room, at, n)
                 n += 1
             q = max(end, q + 1)
-        end = _put(text, first, p, rules.lowercase, room.letters, at)  # not a word: the next one overwrites it
+        end = _put(
+            text, first, p, rules.lowercase, room.letters, at
+        )  # not a word: the next one overwrites it
         m = _look_up(vocabulary, room.letters, at, end, room.found, m)
     return n, m
 
 
 @numba.njit(nogil=True, cache=True)
-def _cut_before(text: Any, start: int, stop: int, vocabulary: Vocabulary, room: Room) -> tuple[int, int]:
+def _cut_before(
+    text: Any, start: int, stop: int, vocabulary: Vocabulary, room: Room
+) -> tuple[int, int]:
     """The words of a text that was cut before; results as `_plain`."""
     n: Any = np.int64(0)
     m: Any = np.int64(0)
@@ -224,7 +232,9 @@ def _runs(vocabulary: Vocabulary, n: int, longest: int, room: Room, m: int) -> i
 
 
 @numba.njit(nogil=True, cache=True)
-def _weigh(found: Int32, weighing: Weighing, columns: Int32, weights: Float64, values: Float32) -> tuple[int, int]:
+def _weigh(
+    found: Int32, weighing: Weighing, columns: Int32, weights: Float64, values: Float32
+) -> tuple[int, int]:
     """Count the terms found and weigh them, a row of length 1; how many entries, and the largest count."""
     found.sort()
     n, most, i, total = 0, 0, 0, 0.0
@@ -251,7 +261,9 @@ def _weigh(found: Int32, weighing: Weighing, columns: Int32, weights: Float64, v
 def _longer(items: Any, n: int, least: int) -> Any:
     """The first n items in an array at least twice as long."""
     out = np.empty(max(2 * len(items), least), items.dtype)
-    for i in range(n):  # a loop: assigning a slice makes numba compile the words of its error too, which takes seconds
+    for i in range(
+        n
+    ):  # a loop: assigning a slice makes numba compile the words of its error too, which takes seconds
         out[i] = items[i]
     return out
 
@@ -298,7 +310,10 @@ def _rows(
     )
     weights = np.empty(len(room.found), np.float64)
     indptr = np.zeros(len(cut) + 1, np.int64)
-    columns, values = np.empty(len(text) // 4 + 16, np.int32), np.empty(len(text) // 4 + 16, np.float32)
+    columns, values = (
+        np.empty(len(text) // 4 + 16, np.int32),
+        np.empty(len(text) // 4 + 16, np.float32),
+    )
     at, most = 0, 0
     for i in range(len(cut)):
         if cut[i]:

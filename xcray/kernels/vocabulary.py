@@ -120,11 +120,22 @@ def first_lost(vocabulary: Vocabulary) -> int:
         if not 0 <= start <= stop <= len(words.letters):
             return j
         longest = max(longest, stop - start)
-    word = np.empty(longest, np.uint8)  # a copy: `find` is compiled once, for texts that can be written to
+    word = np.empty(
+        longest, np.uint8
+    )  # a copy: `find` is compiled once, for texts that can be written to
     for j in range(len(words.offsets) - 1):
         start, length = words.offsets[j], words.offsets[j + 1] - words.offsets[j]
         for p in range(length):
             word[p] = words.letters[start + p]
-        if find(vocabulary, word, begin, length, continued(begun(vocabulary.seed), word, begin, length)) != j:
+        if (
+            find(
+                vocabulary,
+                word,
+                begin,
+                length,
+                continued(begun(vocabulary.seed), word, begin, length),
+            )
+            != j
+        ):
             return j
     return -1

@@ -49,7 +49,7 @@ from xcray.kernels.scan import (
     unread,
 )
 
-BUILT_ON = {"bits": "68667ae0", "lists": "c5e094ca", "postings": "2462fd82", "scan": "22af7bd1"}
+BUILT_ON = {"bits": "b69c88f5", "lists": "29439fef", "postings": "5bf42791", "scan": "a4bc53f9"}
 
 Int16 = NDArray[np.int16]
 
@@ -69,7 +69,9 @@ BLOCK = 256  # sums that are looked at together
 
 
 @numba.njit(nogil=True, cache=True)
-def wide_search(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int) -> None:
+def wide_search(
+    row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int
+) -> None:
     """Answer row i, which has at most MANY_TERMS terms, none of them dense. budget: postings that may be read."""
     k = out.labels.shape[1]
     picked = np.empty(k + EXTRA, np.int32)
@@ -78,7 +80,9 @@ def wide_search(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Wor
     if k <= DEEP and row.positive and budget >= row.reach:
         read, n = strongest(row, engine.lists, allowed, work, picked)
         out.postings_read[i] += read
-        size = rescore(row, engine, picked, np.full(n, np.inf), 0.0, n, EVERYTHING, out, i, size)  # inf: each of them
+        size = rescore(
+            row, engine, picked, np.full(n, np.inf), 0.0, n, EVERYTHING, out, i, size
+        )  # inf: each of them
     if n == 0 or size < k or not above_cuts(row, engine, allowed, work, out, i):
         whole(row, engine, allowed, budget, work, out, i, size)
     for c in range(n):
@@ -110,7 +114,9 @@ def strongest(row: Row, lists: Lists, allowed: Bytes, work: Work, picked: Int32)
                 value = terms.x[t] * top_at(blocks, tops, chunk)
                 if value < bar:
                     break
-                units = int64(100.0 * value / best) + 1  # 100 at most, for each of at most 2 FIRST postings of 300 terms
+                units = (
+                    int64(100.0 * value / best) + 1
+                )  # 100 at most, for each of at most 2 FIRST postings of 300 terms
                 lo, hi = chunk_start(chunk, shift), min(terms.n[t], chunk_start(chunk + 1, shift))
                 place = labels + lo * lists.width
                 for _j in range(hi - lo):
@@ -153,7 +159,15 @@ def hide(loud: Int32, seen: Bytes) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def choose_hidden(
-    engine: Engine, allowed: Bytes, unit: float, least: float, rest: float, work: Work, n: int, out: Found, i: int
+    engine: Engine,
+    allowed: Bytes,
+    unit: float,
+    least: float,
+    rest: float,
+    work: Work,
+    n: int,
+    out: Found,
+    i: int,
 ) -> int:
     """Unmark the hidden labels, and append those whose own bias + tally * unit is at least `least`; how many are chosen then."""
     for number in engine.loud:
@@ -198,10 +212,14 @@ def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
         if not fine:
             before = n
             n = reaching(work.tally[begin:stop], min(bar, 32767), begin, work.chosen, n)
-            fine = n - before > MANY  # many biases lie well below the largest then: from now on look at each label's own
+            fine = (
+                n - before > MANY
+            )  # many biases lie well below the largest then: from now on look at each label's own
             n = keep_own(work, engine, allowed, unit, scores[0] - rest, before, n)
         else:
-            n = tallies_above(work, engine, allowed, float32(unit), bar_of(scores[0] - rest), begin, stop, n)
+            n = tallies_above(
+                work, engine, allowed, float32(unit), bar_of(scores[0] - rest), begin, stop, n
+            )
         if n > MOST:
             break
     n = choose_hidden(engine, allowed, unit, scores[0] - rest, rest, work, n, out, i)
@@ -209,7 +227,9 @@ def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found,
     out.postings_read[i] += read
     if n > MOST:
         return False
-    rival = bar_of(scores[0] - rest) + rest if fine else float64(engine.quiet) + rest + (bar - 1) * unit
+    rival = (
+        bar_of(scores[0] - rest) + rest if fine else float64(engine.quiet) + rest + (bar - 1) * unit
+    )
     out.rival[i] = max(out.rival[i], rival)
     finish(row, engine, work, n, rest, EVERYTHING, out, i, len(scores))
     return True
@@ -222,7 +242,9 @@ def bar_of(least: float) -> float:
 
 
 @numba.njit(nogil=True, cache=True)
-def keep_own(work: Work, engine: Engine, allowed: Bytes, unit: float, least: float, first: int, stop: int) -> int:
+def keep_own(
+    work: Work, engine: Engine, allowed: Bytes, unit: float, least: float, first: int, stop: int
+) -> int:
     """Of the chosen labels [first, stop) those stay, allowed and not seen, whose own bias + tally * unit is at least `least`."""
     kept = first
     for c in range(first, stop):
@@ -274,7 +296,10 @@ def share_above(lists: Lists, terms: Terms, t: int, cut: float) -> tuple[float, 
     tops, n = terms.tops[t], terms.n[t]
     if terms.dense[t] >= 0:
         place = terms.dense[t] + PLACE * (n_ranges(lists.n_labels) // 2)
-        tops, n = terms.all[t] + int64(load32(lists.blocks, place)), int64(load32(lists.blocks, place + 4))
+        tops, n = (
+            terms.all[t] + int64(load32(lists.blocks, place)),
+            int64(load32(lists.blocks, place + 4)),
+        )
         if n == 0:
             return 0.5, 1.0
     shift = chunk_shift(n)
@@ -298,7 +323,9 @@ def first_below(blocks: Bytes, tops: int, n_chunks: int, cut: float) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def add_chunks(blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: float, tally: Int16) -> int:
+def add_chunks(
+    blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: float, tally: Int16
+) -> int:
     """Add bounds of factor * (w - cut) of the chunks of a list above its cut to the tallies, rounded up; how many postings were
     read. cut: at least 0 (factor is positive then), -inf to read all and subtract nothing, inf to read none.
     """
@@ -334,7 +361,15 @@ def add_unsplit(lists: Lists, row: Row, cuts: Float64, scale: float, tally: Int1
     read: int = int64(0)
     for t in range(row.n_terms):
         if terms.dense[t] < 0:
-            read += add_chunks(lists.blocks, terms.tops[t], terms.n[t], lists.width, cuts[t], terms.x[t] * scale, tally)
+            read += add_chunks(
+                lists.blocks,
+                terms.tops[t],
+                terms.n[t],
+                lists.width,
+                cuts[t],
+                terms.x[t] * scale,
+                tally,
+            )
     return read
 
 
@@ -382,7 +417,9 @@ def reaching(tally: Int16, bar: int, first: int, labels: Int32, count: int) -> i
 
 
 @numba.njit(nogil=True, cache=True)
-def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int, size: int) -> None:
+def whole(
+    row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int, size: int
+) -> None:
     """Read all lists, as far as the budget goes, and score the labels of the best bounds. size: of the heap of row i, whose labels
     are seen."""
     terms, lists, scores = row.terms, engine.lists, out.scores[i]
@@ -405,7 +442,14 @@ def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out
     first, bounds = np.empty(room, np.int32), np.empty(room, np.float64)
     n = int64(0)
     for r in range(n_ranges(len(work.tally))):
-        add_range(lists, row, r, cuts, 1.0 / unit, work.tally[r * RANGE : min((r + 1) * RANGE, len(work.tally))])
+        add_range(
+            lists,
+            row,
+            r,
+            cuts,
+            1.0 / unit,
+            work.tally[r * RANGE : min((r + 1) * RANGE, len(work.tally))],
+        )
         n = best_tallies(work, engine, allowed, float32(unit), r * RANGE, first, bounds, n)
     sort_best_first(first[:n], bounds[:n])
     size = rescore(row, engine, first, bounds, rest, n, left, out, i, size)
@@ -415,7 +459,9 @@ def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out
             work.seen[first[c]] = 1
         bar = scores[0] - rest if size == k else -np.inf
         bar = bar_of(bar)
-        others = tallies_above(work, engine, allowed, float32(unit), bar, int64(0), len(work.tally), int64(0))
+        others = tallies_above(
+            work, engine, allowed, float32(unit), bar, int64(0), len(work.tally), int64(0)
+        )
         out.rival[i] = max(out.rival[i], bar + rest)
         finish(row, engine, work, others, rest, left, out, i, size)
         for c in range(n):
@@ -427,7 +473,14 @@ def whole(row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out
 
 @numba.njit(nogil=True, cache=True)
 def best_tallies(
-    work: Work, engine: Engine, allowed: Bytes, unit: float, start: int, labels: Int32, bounds: Float64, size: int
+    work: Work,
+    engine: Engine,
+    allowed: Bytes,
+    unit: float,
+    start: int,
+    labels: Int32,
+    bounds: Float64,
+    size: int,
 ) -> int:
     """Offer the labels of the range from `start` on, not seen and allowed, to the heap of the largest bias + tally * unit; its size
     then."""
@@ -444,7 +497,11 @@ def best_tallies(
             continue
         for j in range(len(part)):
             value = float32(part[j]) * unit + biases[j]
-            if value > worst and not work.seen[begin + j] and (len(allowed) == 0 or allowed[begin + j]):
+            if (
+                value > worst
+                and not work.seen[begin + j]
+                and (len(allowed) == 0 or allowed[begin + j])
+            ):
                 size = offer(labels, bounds, size, begin + j, float64(value))
                 if size == len(labels):
                     worst = float32(bounds[0])
@@ -452,7 +509,16 @@ def best_tallies(
 
 
 @numba.njit(nogil=True, cache=True)
-def tallies_above(work: Work, engine: Engine, allowed: Bytes, unit: float, least: float, first: int, end: int, count: int) -> int:
+def tallies_above(
+    work: Work,
+    engine: Engine,
+    allowed: Bytes,
+    unit: float,
+    least: float,
+    first: int,
+    end: int,
+    count: int,
+) -> int:
     """Append the labels of [first, end), allowed and not seen, whose bias + tally * unit is at least `least`, to `chosen` and
     `bounds`; returns how many there are then."""
     bar = float32(least)
@@ -466,7 +532,12 @@ def tallies_above(work: Work, engine: Engine, allowed: Bytes, unit: float, least
             continue
         for j in range(len(part)):
             value, label = float32(part[j]) * unit + biases[j], begin + j
-            if value >= bar and value > -np.inf and not work.seen[label] and (len(allowed) == 0 or allowed[label]):
+            if (
+                value >= bar
+                and value > -np.inf
+                and not work.seen[label]
+                and (len(allowed) == 0 or allowed[label])
+            ):
                 work.chosen[count], work.bounds[count] = label, value
                 count += 1
     return count

@@ -19,7 +19,13 @@ from xcray.files import read_table, sha256_arrays, write_table
 from xcray.kernels.knots import told
 
 CALIBRATION = "calibration.arrow"
-COLUMNS = {"bins": pa.int32(), "places": pa.int64(), "starts": pa.int64(), "scores": pa.float64(), "probabilities": pa.float64()}
+COLUMNS = {
+    "bins": pa.int32(),
+    "places": pa.int64(),
+    "starts": pa.int64(),
+    "scores": pa.float64(),
+    "probabilities": pa.float64(),
+}
 
 
 class Calibration(NamedTuple):
@@ -50,12 +56,16 @@ class Calibration(NamedTuple):
         """
         labels, scores = frozen(labels, np.int32), frozen(scores, np.float64)
         if labels.shape != scores.shape or labels.ndim != 2:
-            raise ShapeMismatch(f"labels {labels.shape} and scores {scores.shape} must be rows x places, both the same")
+            raise ShapeMismatch(
+                f"labels {labels.shape} and scores {scores.shape} must be rows x places, both the same"
+            )
         group = np.zeros(labels.shape[1], np.int64)
         if not filtered:
             group = np.searchsorted(self.places, np.arange(1, labels.shape[1] + 1), side="right")
         if labels.size and not 0 <= labels.min() <= labels.max() < len(self.bins):
-            raise ShapeMismatch(f"labels lie in 0 to {len(self.bins) - 1}, these in {labels.min()} to {labels.max()}")
+            raise ShapeMismatch(
+                f"labels lie in 0 to {len(self.bins) - 1}, these in {labels.min()} to {labels.max()}"
+            )
         curves = (self.bins, self.n_bins, self.starts, self.scores, self.probabilities)
         return frozen(told(labels, scores, frozen(group, np.int64), *curves), np.float64)
 
@@ -67,7 +77,9 @@ class Calibration(NamedTuple):
     def save(self, path: Path) -> None:
         """Write the file: a table of one row, a list a column, which a memory map reads in place."""
         columns = {
-            name: pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), pa.array(values, COLUMNS[name]))
+            name: pa.LargeListArray.from_arrays(
+                pa.array([0, len(values)], pa.int64()), pa.array(values, COLUMNS[name])
+            )
             for name, values in self._asdict().items()
         }
         write_table(path, pa.table(columns))
@@ -76,8 +88,13 @@ class Calibration(NamedTuple):
     def load(cls, path: Path, n_labels: int) -> Calibration:
         """Map a file that `save` wrote, for a model of so many labels. Raises Corrupt when it can't be one."""
         table = read_table(path)
-        if table.schema != pa.schema({name: pa.large_list(kind) for name, kind in COLUMNS.items()}) or table.num_rows != 1:
-            raise Corrupt(f"{CALIBRATION} does not hold the five lists of a calibration", file=CALIBRATION)
+        if (
+            table.schema != pa.schema({name: pa.large_list(kind) for name, kind in COLUMNS.items()})
+            or table.num_rows != 1
+        ):
+            raise Corrupt(
+                f"{CALIBRATION} does not hold the five lists of a calibration", file=CALIBRATION
+            )
         found = cls(*(column.chunk(0).values.to_numpy() for column in table.columns))
         if problem := found.problem(n_labels):
             raise Corrupt(f"{CALIBRATION}: {problem}", file=CALIBRATION)
@@ -86,13 +103,20 @@ class Calibration(NamedTuple):
     def problem(self, n_labels: int) -> str | None:
         """What is wrong with it as the calibration of a model with so many labels; None when nothing is."""
         n_curves, knots = len(self.starts) - 1, np.diff(self.starts)
-        if n_curves < 1 or n_curves % (len(self.places) + 1) or self.starts[0] != 0 or (knots < 1).any():
+        if (
+            n_curves < 1
+            or n_curves % (len(self.places) + 1)
+            or self.starts[0] != 0
+            or (knots < 1).any()
+        ):
             return "its curves are not one or more knots each, for every group of places and bin"
         if not len(self.scores) == len(self.probabilities) == self.starts[-1]:
             return "scores and probabilities are not as many as its curves have knots"
         if len(self.places) and (self.places[0] != 1 or (np.diff(self.places) < 1).any()):
             return "groups of places do not ascend from 1"
-        if len(self.bins) != n_labels or (n_labels and not 0 <= self.bins.min() <= self.bins.max() < self.n_bins):
+        if len(self.bins) != n_labels or (
+            n_labels and not 0 <= self.bins.min() <= self.bins.max() < self.n_bins
+        ):
             return f"it has bins for {len(self.bins)} labels, not for {n_labels}, or names bins that it has no curves of"
         inside = np.ones(max(len(self.scores) - 1, 0), bool)
         inside[self.starts[1:-1] - 1] = False  # from one curve to the next anything may happen

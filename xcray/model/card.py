@@ -52,9 +52,7 @@ predictor.named(predictor.predict({example}, k=5))
 
 BRIER = ("brier", "brier_sigmoid", "brier_constant")
 MARGINS = "Scores are margins, not probabilities; compare them within one query only."
-LOGARITHMS = (
-    "Scores are logarithms of probabilities, but for a number that all labels of a row share: compare them within one query only."
-)
+LOGARITHMS = "Scores are logarithms of probabilities, but for a number that all labels of a row share: compare them within one query only."
 SOFTMAX = """
 ## Probabilities
 
@@ -73,9 +71,15 @@ def card(manifest: Mapping[str, Any]) -> str:
         n_features=n_features,
         per_label=manifest["nnz"] / max(n_labels, 1),
         xcray=manifest["versions"]["xcray"],
-        input="text, by the pipeline in `text/`" if manifest["text"] else "sparse rows of the training features",
+        input="text, by the pipeline in `text/`"
+        if manifest["text"]
+        else "sparse rows of the training features",
         example='["some text"]' if manifest["text"] else "X",
-        measures=_table("measure", {name: _percent(value) for name, value in manifest["measures"].items()}, "not measured"),
+        measures=_table(
+            "measure",
+            {name: _percent(value) for name, value in manifest["measures"].items()},
+            "not measured",
+        ),
         params=_table("parameter", manifest["params"], "none"),
         certificates=_certificates(manifest["report"], manifest["params"].get("eps")),
         calibration=_calibration(manifest["stages"][0]["calibration"])
@@ -84,7 +88,10 @@ def card(manifest: Mapping[str, Any]) -> str:
         probabilities=PROBABILITIES if manifest["stages"][0]["calibration"] else "",
         partial=_partial(manifest.get("partial"), n_labels),
         history=_history(manifest.get("provenance", ())),
-        **{name: manifest[name] for name in ("solver", "created", "dataset_hash", "nnz", "seed", "sha256")},
+        **{
+            name: manifest[name]
+            for name in ("solver", "created", "dataset_hash", "nnz", "seed", "sha256")
+        },
     )
 
 
@@ -92,9 +99,13 @@ def _certificates(report: Mapping[str, Any], eps: Any) -> str:
     """Rows that say how many classes are proven to be near their optimum, and how near; nothing where that is not recorded."""
     if "classes_certified" not in report or not isinstance(eps, float):
         return ""
-    rows = {"classes certified by their duality gap": f"{report['classes_certified']:,} of {report['classes']:,}"}
+    rows = {
+        "classes certified by their duality gap": f"{report['classes_certified']:,} of {report['classes']:,}"
+    }
     if isinstance(report.get("largest_gap"), float):
-        rows["largest gap"] = f"{report['largest_gap']:.2g} of the objective of predicting nothing; {eps:g} was asked for"
+        rows["largest gap"] = (
+            f"{report['largest_gap']:.2g} of the objective of predicting nothing; {eps:g} was asked for"
+        )
     return "".join(f"| {name} | {value} |\n" for name, value in rows.items())
 
 
@@ -114,15 +125,31 @@ def _calibration(facts: Mapping[str, Any] | None) -> str:
     if not facts:
         return ""
     rows, bins, places = facts["rows"], facts["bins"], facts["places"]
-    left = f" ({rows['left_out']:,} that equal a training row were left out)" if rows["left_out"] else ""
+    left = (
+        f" ({rows['left_out']:,} that equal a training row were left out)"
+        if rows["left_out"]
+        else ""
+    )
     groups = " and by place in the answer" if places else ""
     ranges = ", ".join(f"{b['least']:,} to {b['most']:,}: {b['labels']:,} labels" for b in bins)
-    names = {"ece": "calibrated", "ece_sigmoid": "sigmoid of the score", "floor": "a perfect forecast"}
+    names = {
+        "ece": "calibrated",
+        "ece_sigmoid": "sigmoid of the score",
+        "floor": "a perfect forecast",
+    }
     lines = [
-        f"| @{k} | " + " | ".join([_percent(one[name]) for name in names] + [f"{one[name]:.4f}" for name in BRIER]) + " |"
+        f"| @{k} | "
+        + " | ".join(
+            [_percent(one[name]) for name in names] + [f"{one[name]:.4f}" for name in BRIER]
+        )
+        + " |"
         for k, one in facts["report"].items()
     ]
-    head = "| | " + " | ".join(f"ECE, {name}" for name in names.values()) + " | Brier, calibrated | sigmoid | constant |"
+    head = (
+        "| | "
+        + " | ".join(f"ECE, {name}" for name in names.values())
+        + " | Brier, calibrated | sigmoid | constant |"
+    )
     return "\n".join(
         [
             "\n## Probabilities\n",
@@ -140,8 +167,9 @@ def _history(steps: Sequence[Mapping[str, Any]]) -> str:
     if not steps:
         return ""
     lines = [f"{number}. {_step(step)}" for number, step in enumerate(steps, 1)]
-    return "\n## History\n\nMade from an earlier model; the columns of all other labels are that model's, byte for byte.\n\n" + (
-        "\n".join(lines) + "\n"
+    return (
+        "\n## History\n\nMade from an earlier model; the columns of all other labels are that model's, byte for byte.\n\n"
+        + ("\n".join(lines) + "\n")
     )
 
 
@@ -149,7 +177,9 @@ def _step(step: Mapping[str, Any]) -> str:
     """One change of labels in a line: what, of how many labels, the first of them, from which model, on which data."""
     names = step.get("labels") or [f"{old} -> {new}" for old, new in step.get("names", ())]
     count = step.get("n_labels", step.get("n_names", len(names)))
-    shown = ", ".join(f"`{_cell(name).replace('`', '')}`" for name in names[:NAMES]) + (", ..." if count > NAMES else "")
+    shown = ", ".join(f"`{_cell(name).replace('`', '')}`" for name in names[:NAMES]) + (
+        ", ..." if count > NAMES else ""
+    )
     into = f" into `{_cell(step['into']).replace('`', '')}`" if "into" in step else ""
     data = f", on data `{step['dataset_hash'][:16]}`" if "dataset_hash" in step else ""
     return f"{step['operation']} {count:,} label{'s' if count != 1 else ''} ({shown}){into}, from `{step['parent'][:16]}`{data}"
@@ -157,7 +187,11 @@ def _step(step: Mapping[str, Any]) -> str:
 
 def _table(head: str, rows: Mapping[str, Any], none: str) -> str:
     """Two columns of Markdown, or `none` when there is nothing to show."""
-    lines = [f"| {head} | value |", "|---|---|", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())]
+    lines = [
+        f"| {head} | value |",
+        "|---|---|",
+        *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items()),
+    ]
     return "\n".join(lines) if rows else f"({none})"
 
 

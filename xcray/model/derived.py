@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from xcray.files import discard_directory, file_digests, publish_directory, staging_directory, sync_path, write_bytes
+from xcray.files import (
+    discard_directory,
+    file_digests,
+    publish_directory,
+    staging_directory,
+    sync_path,
+    write_bytes,
+)
 from xcray.index import packed
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import card
@@ -16,7 +23,9 @@ from xcray.model.directory import CARD, LISTS, MANIFEST, SCHEMA_VERSION, sealed
 from xcray.model.model import Model, calibrated
 
 
-def with_calibration(model: Model, target: str | Path, curves: Calibration, facts: Mapping[str, Any]) -> Model:
+def with_calibration(
+    model: Model, target: str | Path, curves: Calibration, facts: Mapping[str, Any]
+) -> Model:
     """Publish the model with these curves at `target`, by one rename; one that is calibrated already loses its earlier curves.
 
     facts: how the curves were fitted (JSON), with "measures" of them by name, which join the model's. Weights and index are
@@ -24,7 +33,12 @@ def with_calibration(model: Model, target: str | Path, curves: Calibration, fact
     model has of them: open it with verify=True first. Raises Conflict when `target` exists.
     """
     bare = _bare(model)
-    return _published(model, target, {**bare, **calibrated(bare, curves, facts)}, lambda staged: curves.save(staged / CALIBRATION))
+    return _published(
+        model,
+        target,
+        {**bare, **calibrated(bare, curves, facts)},
+        lambda staged: curves.save(staged / CALIBRATION),
+    )
 
 
 def with_lists(model: Model, target: str | Path) -> Model:
@@ -58,7 +72,11 @@ def _published(
         write(staged)
         write_bytes(staged / CARD, card(manifest).encode())
         fresh = file_digests(staged)
-        shared = {name: digest for name, digest in model.manifest["files"].items() if name not in fresh and not gone(name)}
+        shared = {
+            name: digest
+            for name, digest in model.manifest["files"].items()
+            if name not in fresh and not gone(name)
+        }
         for name in shared:
             _link(model.path / name, staged / name)
         write_bytes(staged / MANIFEST, sealed({**manifest, "files": {**shared, **fresh}}).encode())
@@ -73,6 +91,8 @@ def _link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links: then the content must be durable too
+    except (
+        OSError
+    ):  # another file system, or one without links: then the content must be durable too
         shutil.copyfile(source, target)
         sync_path(target)

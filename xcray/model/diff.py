@@ -39,7 +39,10 @@ def diff(a: Model, b: Model) -> ModelDiff:
     both = [name for name in rows_a if name in rows_b]
     to_a = _feature_map(a, b)
     same = {name for name in both if _same_row(a, rows_a[name], b, rows_b[name], to_a)}
-    measures = {name: (a.measures.get(name), b.measures.get(name)) for name in sorted({*a.measures, *b.measures})}
+    measures = {
+        name: (a.measures.get(name), b.measures.get(name))
+        for name in sorted({*a.measures, *b.measures})
+    }
     return ModelDiff(
         added=tuple(name for name in rows_b if name not in rows_a),
         removed=tuple(name for name in rows_a if name not in rows_b),

@@ -83,12 +83,21 @@ class Staging:
     turned within `budget` bytes. A context manager: what was not published is removed.
     """
 
-    def __init__(self, path: Path, budget: int = BUDGET, tick: Callable[[], None] = lambda: None, note: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        budget: int = BUDGET,
+        tick: Callable[[], None] = lambda: None,
+        note: Path | None = None,
+    ) -> None:
         """path: where the model will be. tick: called now and then by the long steps; what it raises ends them.
 
         note: a file that remembers the staging directory, so that the next one of the same run removes what a kill left.
         """
-        self.target, self._budget, self._tick, self._note = Path(path), budget, tick, note
+        self.target = Path(path)
+        self._budget = budget
+        self._tick = tick
+        self._note = note
         self._made: SearchIndex | None = None
 
     def __enter__(self) -> Self:
@@ -96,14 +105,21 @@ class Staging:
         self.target.parent.mkdir(parents=True, exist_ok=True)
         if self._note is not None and self._note.is_file():
             left = Path(self._note.read_text(encoding="utf-8"))
-            if left.name.startswith(".") and left.name.endswith(".part"):  # as staging directories are called: nothing else goes
+            if left.name.startswith(".") and left.name.endswith(
+                ".part"
+            ):  # as staging directories are called: nothing else goes
                 discard_directory(left)
         self.path = staging_directory(self.target)
         if self._note is not None:
             self._note.write_text(str(self.path.absolute()), encoding="utf-8")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Remove what was not published."""
         discard_directory(self.path)
         if self._note is not None:
@@ -135,7 +151,9 @@ class Staging:
             self._made = SearchIndex(lists, W, b, order)
         return self._made
 
-    def publish(self, parts: Parts, manifest: Mapping[str, Any], timeline: pa.Table | None = None) -> None:
+    def publish(
+        self, parts: Parts, manifest: Mapping[str, Any], timeline: pa.Table | None = None
+    ) -> None:
         """Write the rest and rename. Raises Conflict when the target exists.
 
         timeline: one row a batch of the training, kept beside the model; checksummed like every file, no part of its content.
@@ -151,7 +169,9 @@ class Staging:
         if parts.calibration is not None:
             parts.calibration.save(self.path / CALIBRATION)
         write_bytes(self.path / CARD, card(manifest).encode())
-        write_bytes(self.path / MANIFEST, sealed({**manifest, "files": file_digests(self.path)}).encode())
+        write_bytes(
+            self.path / MANIFEST, sealed({**manifest, "files": file_digests(self.path)}).encode()
+        )
         publish_directory(self.path, self.target)
 
 
@@ -197,7 +217,9 @@ def manifest_of(raw: bytes) -> dict[str, Any]:
             )
         sound = sealed(manifest).encode() == raw
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"{MANIFEST} is not a model's manifest: {type(error).__name__}", file=MANIFEST) from None
+        raise Corrupt(
+            f"{MANIFEST} is not a model's manifest: {type(error).__name__}", file=MANIFEST
+        ) from None
     if not sound:
         raise Corrupt(f"{MANIFEST} is not what was written (its seal differs)", file=MANIFEST)
     manifest["seal"] = seal
@@ -209,9 +231,15 @@ def check_sound(matrix: CSR, b: Float32, name: str) -> None:
     """Raise Corrupt, naming the file and the row, unless a matrix is canonical and all numbers are finite."""
     code, row = first_fault(matrix)
     if code:
-        raise Corrupt(f"{name}, row {row}: {FAULTS[code]}; train the model again or restore its file", file=name)
+        raise Corrupt(
+            f"{name}, row {row}: {FAULTS[code]}; train the model again or restore its file",
+            file=name,
+        )
     if not np.isfinite(b).all():
-        raise Corrupt(f"bias.arrow: label {int(np.argmin(np.isfinite(b)))} has a bias that is not finite", file="bias.arrow")
+        raise Corrupt(
+            f"bias.arrow: label {int(np.argmin(np.isfinite(b)))} has a bias that is not finite",
+            file="bias.arrow",
+        )
 
 
 def sealed(manifest: Mapping[str, Any]) -> str:
@@ -223,9 +251,13 @@ def sealed(manifest: Mapping[str, Any]) -> str:
 def _text(value: Mapping[str, Any]) -> str:
     """JSON in one fixed form. Raises ParameterError on what JSON can't hold."""
     try:
-        return json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+        return (
+            json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+        )
     except TypeError as error:
-        raise ParameterError(f"a model's parameters, measures and report must be JSON: {error}") from None
+        raise ParameterError(
+            f"a model's parameters, measures and report must be JSON: {error}"
+        ) from None
 
 
 def _check_claims(manifest: dict[str, Any]) -> None:
@@ -239,21 +271,32 @@ def _check_claims(manifest: dict[str, Any]) -> None:
         )
         files = needed <= set(manifest["files"])
         safe = all(_is_listed(name, entry) for name, entry in manifest["files"].items())
-        numbers = all(type(size) is int and size >= 0 for size in sizes) and max(n_labels, n_features) <= LARGEST
-        room = manifest["files"]["weights.arrow"]["bytes"] >= 8 * nnz and manifest["files"]["bias.arrow"]["bytes"] >= 4 * n_labels
+        numbers = (
+            all(type(size) is int and size >= 0 for size in sizes)
+            and max(n_labels, n_features) <= LARGEST
+        )
+        room = (
+            manifest["files"]["weights.arrow"]["bytes"] >= 8 * nnz
+            and manifest["files"]["bias.arrow"]["bytes"] >= 4 * n_labels
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"{MANIFEST} lacks what a model needs: {error!r}", file=MANIFEST) from None
     if wrong:
         raise Corrupt(f"{MANIFEST}: '{wrong[0]}' is not what a model says there", file=MANIFEST)
     if not (files and safe and numbers and room and nnz <= n_labels * n_features):
-        raise Corrupt(f"{MANIFEST} claims {n_labels} labels, {n_features} features, {nnz} weights; its files can't hold these")
+        raise Corrupt(
+            f"{MANIFEST} claims {n_labels} labels, {n_features} features, {nnz} weights; its files can't hold these"
+        )
 
 
 def _is_listed(name: str, entry: Any) -> bool:
     """Whether the manifest names a file below the directory, with its size and checksum."""
     parts = PurePosixPath(name).parts
     safe = (
-        not PurePosixPath(name).is_absolute() and ".." not in parts and "\0" not in name and max(map(len, parts), default=256) < 256
+        not PurePosixPath(name).is_absolute()
+        and ".." not in parts
+        and "\0" not in name
+        and max(map(len, parts), default=256) < 256
     )
     return safe and type(entry["bytes"]) is int and type(entry["sha256"]) is str
 
@@ -266,7 +309,10 @@ def _check_sizes(path: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
         except (FileNotFoundError, NotADirectoryError):
             raise Corrupt(f"{path.name}: file {name} is missing", file=name) from None
         if found != expected["bytes"]:
-            raise Corrupt(f"{path.name}: file {name} has {found} bytes, {expected['bytes']} were written", file=name)
+            raise Corrupt(
+                f"{path.name}: file {name} has {found} bytes, {expected['bytes']} were written",
+                file=name,
+            )
 
 
 def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> Parts:
@@ -283,8 +329,12 @@ def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> Parts:
         label_names=_column(path, "labels.arrow", "name", pa.large_string(), n_labels),
         feature_names=_column(path, "features.arrow", "name", pa.large_string(), n_features),
         text=TextPipeline.load(path / "text", verify) if manifest["text"] else None,
-        classes=read_table(path / "classes.arrow") if "classes.arrow" in manifest["files"] else None,
-        calibration=Calibration.load(path / CALIBRATION, n_labels) if CALIBRATION in manifest["files"] else None,
+        classes=read_table(path / "classes.arrow")
+        if "classes.arrow" in manifest["files"]
+        else None,
+        calibration=Calibration.load(path / CALIBRATION, n_labels)
+        if CALIBRATION in manifest["files"]
+        else None,
     )
 
 
@@ -300,20 +350,35 @@ def _matrix(path: Path, name: str, shape: tuple[int, int], nnz: int) -> CSR:
     """A mapped matrix of the claimed types, shape and number of entries."""
     schema = read_table(path / name).schema
     if {field.name: field.type for field in schema} != MATRIX:
-        raise Corrupt(f"{name} holds {schema.names} of other types than int32 indices and float32 values", file=name)
+        raise Corrupt(
+            f"{name} holds {schema.names} of other types than int32 indices and float32 values",
+            file=name,
+        )
     matrix = read_csr(path / name)
     if matrix.shape != shape or matrix.nnz != nnz or len(matrix.indices) != nnz:
-        raise Corrupt(f"{name} is {matrix.shape} with {matrix.nnz} weights, the manifest says {shape} with {nnz}", file=name)
+        raise Corrupt(
+            f"{name} is {matrix.shape} with {matrix.nnz} weights, the manifest says {shape} with {nnz}",
+            file=name,
+        )
     return matrix
 
 
 def _column(path: Path, name: str, column: str, kind: pa.DataType, length: int) -> Any:
     """The only column of a table as a mapped array: float32 for numpy, strings for Arrow."""
     table = read_table(path / name)
-    if table.schema != pa.schema({column: kind}) or table.num_rows != length or table.column(column).null_count:
+    if (
+        table.schema != pa.schema({column: kind})
+        or table.num_rows != length
+        or table.column(column).null_count
+    ):
         raise Corrupt(f"{name} is not {length} values of {column!r} ({kind})", file=name)
     chunks = table.column(column)
     if chunks.num_chunks > 1:
-        raise Corrupt(f"{name} holds {column!r} in {chunks.num_chunks} pieces where one was written", file=name)
-    values = chunks.chunk(0) if length else pa.array([], kind)  # the mapped pages themselves; combine_chunks would copy them
+        raise Corrupt(
+            f"{name} holds {column!r} in {chunks.num_chunks} pieces where one was written",
+            file=name,
+        )
+    values = (
+        chunks.chunk(0) if length else pa.array([], kind)
+    )  # the mapped pages themselves; combine_chunks would copy them
     return frozen(values.to_numpy(), np.float32) if kind == pa.float32() else values

@@ -21,7 +21,9 @@ from xcray.files import check_name, read_json, sync_path, write_json
 
 SUFFIX: Final = ".json"
 KEPT: Final = 256  # sets that stay parsed
-SETTLED: Final = 2.0  # seconds after which the next change gets another time, whatever the file system's clock
+SETTLED: Final = (
+    2.0  # seconds after which the next change gets another time, whatever the file system's clock
+)
 Known = dict[Path, tuple[tuple[int, ...], "LabelSet"]]
 
 
@@ -37,10 +39,17 @@ class LabelSets:
     """The sets of one model; made by `Registry.sets`. Calling it with the name of a set gives the names of its labels."""
 
     def __init__(
-        self, home: Path, change: Callable[[], AbstractContextManager[Path]], note: Callable[..., None], known: Known
+        self,
+        home: Path,
+        change: Callable[[], AbstractContextManager[Path]],
+        note: Callable[..., None],
+        known: Known,
     ) -> None:
         """home: the model's folder; change: locks it, or raises NotFound; note: writes its history; known: parsed sets."""
-        self._folder, self._change, self._note, self._known = home / "sets", change, note, known
+        self._folder = home / "sets"
+        self._change = change
+        self._note = note
+        self._known = known
 
     def __call__(self, name: str) -> tuple[str, ...]:
         """The names of the labels of a set. Raises NotFound, ParameterError."""
@@ -49,7 +58,11 @@ class LabelSets:
     def names(self) -> list[str]:
         """All sets, sorted."""
         found = (path.name for path in self._folder.iterdir()) if self._folder.is_dir() else ()
-        return sorted(name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX) and not name.startswith("."))
+        return sorted(
+            name.removesuffix(SUFFIX)
+            for name in found
+            if name.endswith(SUFFIX) and not name.startswith(".")
+        )
 
     def get(self, name: str) -> LabelSet:
         """One set, as it is now. Raises NotFound when there is none, ParameterError for what can't be a name, Corrupt."""
@@ -58,7 +71,8 @@ class LabelSets:
             stat = os.stat(path)
         except FileNotFoundError:
             raise NotFound(
-                f"there is no set of labels {excerpt(name)!r}; there are: {', '.join(self.names()) or 'none'}", code="NO_SET"
+                f"there is no set of labels {excerpt(name)!r}; there are: {', '.join(self.names()) or 'none'}",
+                code="NO_SET",
             ) from None
         mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)  # a change is a new file
         known = self._known.get(path)
@@ -100,7 +114,9 @@ class LabelSets:
 def _checked(labels: Iterable[Any]) -> Iterable[str]:
     """The labels, all of them texts."""
     if isinstance(labels, str):
-        raise ParameterError(f"a set is a list of names of labels, not one text; write [{excerpt(labels)!r}]")
+        raise ParameterError(
+            f"a set is a list of names of labels, not one text; write [{excerpt(labels)!r}]"
+        )
     for label in labels:
         if not isinstance(label, str) or not label:
             raise ParameterError(
@@ -114,8 +130,13 @@ def _read(path: Path, name: str) -> LabelSet:
     found = read_json(path)
     try:
         labels, changed = found["labels"], found["changed"]
-        if found["schema_version"] != 1 or not all(isinstance(label, str) for label in [*labels, changed]):
+        if found["schema_version"] != 1 or not all(
+            isinstance(label, str) for label in [*labels, changed]
+        ):
             raise TypeError
     except (KeyError, TypeError):
-        raise Corrupt(f"set {name!r} is not a list of labels of schema version 1: put it again", file=path.name) from None
+        raise Corrupt(
+            f"set {name!r} is not a list of labels of schema version 1: put it again",
+            file=path.name,
+        ) from None
     return LabelSet(name, tuple(labels), changed)

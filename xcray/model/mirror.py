@@ -57,17 +57,24 @@ class Mirror:
     """Copies each published version, and where aliases lead, to a storage. Nothing is ever deleted or overwritten there."""
 
     def __init__(
-        self, shelves: Callable[[], Iterable[Shelf]], root: Place, tell: Callable[[int], None] = lambda behind: None
+        self,
+        shelves: Callable[[], Iterable[Shelf]],
+        root: Place,
+        tell: Callable[[int], None] = lambda behind: None,
     ) -> None:
         """tell: hears how many versions are not there yet, whenever that changes."""
-        self._shelves, self._root, self._tell = shelves, root, tell
+        self._shelves = shelves
+        self._root = root
+        self._tell = tell
         self._there: set[tuple[str | None, str, int]] = set()
         self._led: dict[tuple[str | None, str], dict[str, Route]] = {}
 
     def turn(self, stop: threading.Event | None = None) -> Turn:
         """Copy what is missing. One version that can't be copied does not hold up others; all are tried again next time."""
         shelves = list(self._shelves())
-        missing = [(shelf, name, number) for shelf in shelves for name, number in self._missing(shelf)]
+        missing = [
+            (shelf, name, number) for shelf in shelves for name, number in self._missing(shelf)
+        ]
         moved, trouble = 0, None
         self._tell(len(missing))
         for shelf, name, number in missing:
@@ -78,7 +85,10 @@ class Mirror:
             except Stopped:
                 raise
             except (XcrayError, OSError) as error:
-                LOG.warning("a model was not mirrored", extra={"model": f"{name}:{number}", "detail": str(error)})
+                LOG.warning(
+                    "a model was not mirrored",
+                    extra={"model": f"{name}:{number}", "detail": str(error)},
+                )
                 trouble = trouble or error
         for shelf in shelves:
             try:
@@ -89,7 +99,11 @@ class Mirror:
 
     def _missing(self, shelf: Shelf) -> list[tuple[str, int]]:
         """Versions of a tenant of which it is not known that they are there."""
-        found = [(name, number) for name in shelf.registry.names() for number in shelf.registry.versions(name)]
+        found = [
+            (name, number)
+            for name in shelf.registry.names()
+            for number in shelf.registry.versions(name)
+        ]
         return [each for each in found if (shelf.tenant, *each) not in self._there]
 
     def _push(self, shelf: Shelf, name: str, number: int, stop: threading.Event | None) -> None:
@@ -101,16 +115,30 @@ class Mirror:
         pushed = push(path, shelf.place(self._root) / name, number, stop=stop)
         self._there.add((shelf.tenant, name, number))
         if pushed.moved.sent:
-            LOG.info("a model was mirrored", extra={"model": f"{name}:{number}", "place": pushed.shown, "bytes": pushed.moved.sent})
+            LOG.info(
+                "a model was mirrored",
+                extra={
+                    "model": f"{name}:{number}",
+                    "place": pushed.shown,
+                    "bytes": pushed.moved.sent,
+                },
+            )
 
     def _lead(self, shelf: Shelf) -> None:
         """Tell where aliases lead, of those whose versions are there."""
         for name in shelf.registry.names():
             splits = shelf.registry.routes(name)
-            here = {alias: splits.get(alias) or Route.to(number) for alias, number in shelf.registry.aliases(name).items()}
+            here = {
+                alias: splits.get(alias) or Route.to(number)
+                for alias, number in shelf.registry.aliases(name).items()
+            }
             del here[LATEST]
-            there = {number for tenant, of, number in self._there if (tenant, of) == (shelf.tenant, name)}
-            routes = {alias: route for alias, route in here.items() if there.issuperset(route.versions)}
+            there = {
+                number for tenant, of, number in self._there if (tenant, of) == (shelf.tenant, name)
+            }
+            routes = {
+                alias: route for alias, route in here.items() if there.issuperset(route.versions)
+            }
             place, key = shelf.place(self._root) / name, (shelf.tenant, name)
             if key not in self._led:
                 self._led[key] = aliases(place)
@@ -126,10 +154,15 @@ class Follower:
     """
 
     def __init__(
-        self, shelf: Callable[[str | None], Registry], root: Place, tell: Callable[[int], None] = lambda behind: None
+        self,
+        shelf: Callable[[str | None], Registry],
+        root: Place,
+        tell: Callable[[int], None] = lambda behind: None,
     ) -> None:
         """shelf: the registry of a tenant, None for default; tell: hears how many models are behind, whenever that changes."""
-        self._shelf, self._root, self._tell = shelf, root, tell
+        self._shelf = shelf
+        self._root = root
+        self._tell = tell
         self._here: set[tuple[str | None, str, int | None, str | None]] = set()
         self._led: dict[tuple[str | None, str], set[str]] = {}
 
@@ -144,7 +177,9 @@ class Follower:
                 except Stopped:
                     raise
                 except (XcrayError, OSError) as error:
-                    LOG.warning("a model was not followed", extra={"model": name, "detail": str(error)})
+                    LOG.warning(
+                        "a model was not followed", extra={"model": name, "detail": str(error)}
+                    )
                     behind, trouble = behind + 1, trouble or error
                     self._tell(behind)
         self._tell(behind)
@@ -170,7 +205,10 @@ class Follower:
                 shelf.registry.delete_alias(name, alias)
         self._led[shelf.tenant, name] = set(wanted.aliases)
         if came:
-            LOG.info("a model was followed", extra={"model": name, "versions": [remote.number for remote in wanted.remotes]})
+            LOG.info(
+                "a model was followed",
+                extra={"model": name, "versions": [remote.number for remote in wanted.remotes]},
+            )
             self._prune(shelf, name, wanted.remotes)
         return came
 
@@ -178,10 +216,18 @@ class Follower:
         """Delete versions that came from there and that nothing leads to, but the one before the latest."""
         registry, kept = shelf.registry, {remote.number for remote in wanted}
         seals = {remote.number: remote.seal for remote in versions(wanted[0].place.parent)}
-        others = [number for number in registry.versions(name) if number not in kept and number in seals]
-        older = [number for number in others if holds(registry.resolve(f"{name}:{number}"), seals[number] or "")]
+        others = [
+            number for number in registry.versions(name) if number not in kept and number in seals
+        ]
+        older = [
+            number
+            for number in others
+            if holds(registry.resolve(f"{name}:{number}"), seals[number] or "")
+        ]
         for number in older[:-1]:
             try:
                 registry.delete(name, number)
             except Conflict as error:  # an alias leads to it since a moment
-                LOG.info("a version stays", extra={"model": f"{name}:{number}", "detail": str(error)})
+                LOG.info(
+                    "a version stays", extra={"model": f"{name}:{number}", "detail": str(error)}
+                )

@@ -25,7 +25,16 @@ from xcray.files import read_table, sha256_arrays, write_matrix
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import transpose
 from xcray.model.calibration import CALIBRATION, Calibration
-from xcray.model.directory import BIAS, LISTS, SCHEMA_VERSION, TIMELINE, WEIGHTS, Parts, Staging, read_parts
+from xcray.model.directory import (
+    BIAS,
+    LISTS,
+    SCHEMA_VERSION,
+    TIMELINE,
+    WEIGHTS,
+    Parts,
+    Staging,
+    read_parts,
+)
 
 LINKS = ("identity", "softmax")
 LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
@@ -116,7 +125,9 @@ class Model:
     def label_name(self, label: int) -> str:
         """The name of label number `label`. Raises NotFound when there is no such number."""
         if not 0 <= label < self.n_labels:
-            raise NotFound(f"there is no label number {label}: the model has labels 0 to {self.n_labels - 1}")
+            raise NotFound(
+                f"there is no label number {label}: the model has labels 0 to {self.n_labels - 1}"
+            )
         return str(self.label_names[int(label)].as_py())
 
     def label_id(self, label: int | str) -> int:
@@ -126,7 +137,9 @@ class Model:
             return int(label)
         found = int(pc.index(self.label_names, pa.scalar(label, pa.large_string())).as_py())
         if found < 0:
-            raise NotFound(f"the model has no label {excerpt(label)!r}; the names are in model.label_names")
+            raise NotFound(
+                f"the model has no label {excerpt(label)!r}; the names are in model.label_names"
+            )
         return found
 
 
@@ -213,19 +226,29 @@ def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
     )
 
 
-def calibrated(manifest: Mapping[str, Any], curves: Calibration, facts: Mapping[str, Any]) -> dict[str, Any]:
+def calibrated(
+    manifest: Mapping[str, Any], curves: Calibration, facts: Mapping[str, Any]
+) -> dict[str, Any]:
     """What a manifest says otherwise once its model has these curves, whatever curves it had: stages, measures and sha256.
 
     facts: how the curves were fitted (JSON), with "measures" of them by name, which join the model's.
     """
     stage, *others = manifest["stages"]
     before = stage["calibration"] or {"model": manifest["sha256"], "measured": []}
-    measures = {name: value for name, value in manifest["measures"].items() if name not in before["measured"]}
+    measures = {
+        name: value
+        for name, value in manifest["measures"].items()
+        if name not in before["measured"]
+    }
     own = _plain(facts.get("measures", {}))
     told = {name: value for name, value in _plain(facts).items() if name != "measures"}
     told |= {"model": before["model"], "measured": sorted(own), "file": CALIBRATION}
     sha256 = sha256_arrays({"model": before["model"], "calibration": curves.sha256})
-    return {"stages": [{**stage, "calibration": told}, *others], "measures": {**measures, **own}, "sha256": sha256}
+    return {
+        "stages": [{**stage, "calibration": told}, *others],
+        "measures": {**measures, **own},
+        "sha256": sha256,
+    }
 
 
 def _hashed(link: str) -> dict[str, str]:
@@ -245,20 +268,35 @@ def _utf8(names: pa.LargeStringArray) -> NDArray[np.uint8]:
 
 
 def _parts(
-    staging: Staging, W: CSR, b: Any, label_names: Any, feature_names: Any, text: TextPipeline | None, classes: pa.Table | None
+    staging: Staging,
+    W: CSR,
+    b: Any,
+    label_names: Any,
+    feature_names: Any,
+    text: TextPipeline | None,
+    classes: pa.Table | None,
 ) -> Parts:
     """The parts of a model, checked against each other; arrays that are not staged yet are written."""
     labels, features = _names(label_names), _names(feature_names)
-    sizes = {"biases": (np.size(b), W.n_rows), "label names": (len(labels), W.n_rows), "feature names": (len(features), W.n_cols)}
+    sizes = {
+        "biases": (np.size(b), W.n_rows),
+        "label names": (len(labels), W.n_rows),
+        "feature names": (len(features), W.n_cols),
+    }
     if text is not None:
         sizes["terms of the text pipeline"] = (len(text.terms), W.n_cols)
     if classes is not None:
         sizes["rows of the class report"] = (classes.num_rows, W.n_rows)
     for what, (found, expected) in sizes.items():
         if found != expected:
-            raise ShapeMismatch(f"W is {W.n_rows} labels x {W.n_cols} features, but there are {found} {what}; give {expected}")
+            raise ShapeMismatch(
+                f"W is {W.n_rows} labels x {W.n_cols} features, but there are {found} {what}; give {expected}"
+            )
     if not staging.indexed:
-        lo, hi = int(W.indptr[0]), int(W.indptr[-1])  # a view of some rows becomes a matrix of its own
+        lo, hi = (
+            int(W.indptr[0]),
+            int(W.indptr[-1]),
+        )  # a view of some rows becomes a matrix of its own
         write_matrix(staging.weights, csr(W.indptr - lo, W.indices[lo:hi], W.data[lo:hi], W.n_cols))
     index = staging.index(b)
     return Parts(index.W, index, index.b, labels, features, text, classes)
@@ -268,9 +306,15 @@ def _names(names: Any) -> pa.LargeStringArray:
     """Strings as one Arrow array."""
     if isinstance(names, pa.ChunkedArray):
         names = names.combine_chunks()
-    out = names.cast(pa.large_string()) if isinstance(names, pa.Array) else pa.array(list(names), pa.large_string())
+    out = (
+        names.cast(pa.large_string())
+        if isinstance(names, pa.Array)
+        else pa.array(list(names), pa.large_string())
+    )
     if out.null_count:
-        raise ShapeMismatch(f"{out.null_count} names are missing; give every label and feature a name")
+        raise ShapeMismatch(
+            f"{out.null_count} names are missing; give every label and feature a name"
+        )
     return out
 
 

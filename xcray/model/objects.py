@@ -19,7 +19,16 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyarrow import fs
 
-from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, Refused, Unavailable, XcrayError, excerpt
+from xcray.errors import (
+    Conflict,
+    Corrupt,
+    NotFound,
+    ParameterError,
+    Refused,
+    Unavailable,
+    XcrayError,
+    excerpt,
+)
 from xcray.files import write_bytes
 
 NO_BUCKET: Final = "NO_BUCKET"
@@ -43,7 +52,9 @@ DENIED: Final = re.compile(
     r"ACCESS_DENIED|FORBIDDEN|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE|UNRECOGNIZED_CLIENT|EXPIRED|CREDENTIAL|PERMISSION_DENIED|UNAUTHENTICATED"
 )
 WORDS: Final = re.compile(r"AWS Error ([A-Z_]+)(?: \(HTTP status (\d+)\))? during (\w+)")
-GOOGLE: Final = re.compile(r"\b(UNAUTHENTICATED|PERMISSION_DENIED|NOT_FOUND|UNAVAILABLE|DEADLINE_EXCEEDED)\b")
+GOOGLE: Final = re.compile(
+    r"\b(UNAUTHENTICATED|PERMISSION_DENIED|NOT_FOUND|UNAVAILABLE|DEADLINE_EXCEEDED)\b"
+)
 
 T = TypeVar("T")
 
@@ -68,7 +79,8 @@ class Place(NamedTuple):
         parts = urlsplit(uri)
         if parts.scheme not in SCHEMES:
             raise ParameterError(
-                f"{excerpt(parts.scheme)!r} is no storage that is known: write s3://..., gs://... or file:///...", code="URI"
+                f"{excerpt(parts.scheme)!r} is no storage that is known: write s3://..., gs://... or file:///...",
+                code="URI",
             )
         if "@" in parts.netloc:
             raise ParameterError(
@@ -77,16 +89,31 @@ class Place(NamedTuple):
                 code="URI",
             )
         folder = "/".join(part for part in unquote(parts.path).split("/") if part)
-        if any(part in (".", "..") for part in folder.split("/")) or "\0" in folder or parts.fragment:
-            raise ParameterError(f"{excerpt(folder)!r} is no folder: write it without . and ..", code="URI")
+        if (
+            any(part in (".", "..") for part in folder.split("/"))
+            or "\0" in folder
+            or parts.fragment
+        ):
+            raise ParameterError(
+                f"{excerpt(folder)!r} is no folder: write it without . and ..", code="URI"
+            )
         if parts.scheme == "file":
             if parts.netloc not in ("", "localhost") or parts.query or not folder:
-                raise ParameterError("a folder of this machine is written file:///path/of/folder", code="URI")
+                raise ParameterError(
+                    "a folder of this machine is written file:///path/of/folder", code="URI"
+                )
             return cls(fs.LocalFileSystem(), f"/{folder}", f"file:///{folder}")
         if not BUCKET.fullmatch(parts.netloc):
-            raise ParameterError(f"{excerpt(parts.netloc)!r} is no bucket: write {parts.scheme}://bucket/folder", code="URI")
+            raise ParameterError(
+                f"{excerpt(parts.netloc)!r} is no bucket: write {parts.scheme}://bucket/folder",
+                code="URI",
+            )
         path = f"{parts.netloc}/{folder}".rstrip("/")
-        return cls(_storage(parts.scheme, parts.netloc, _options(parts.query)), path, f"{parts.scheme}://{path}")
+        return cls(
+            _storage(parts.scheme, parts.netloc, _options(parts.query)),
+            path,
+            f"{parts.scheme}://{path}",
+        )
 
     def __truediv__(self, name: str) -> Place:
         """What is called so below this folder."""
@@ -117,7 +144,11 @@ class Place(NamedTuple):
                 raise
             return []
         kinds = {fs.FileType.File, fs.FileType.Directory}
-        listed = [Entry(info.base_name, int(info.size) if info.is_file else None) for info in found if info.type in kinds]
+        listed = [
+            Entry(info.base_name, int(info.size) if info.is_file else None)
+            for info in found
+            if info.type in kinds
+        ]
         return sorted(listed)
 
     def size(self) -> int | None:
@@ -131,7 +162,9 @@ class Place(NamedTuple):
         if size is None:
             raise NotFound(f"there is no {self.shown}")
         if size > most:
-            raise Refused(f"{self.shown} has {size:,} bytes; at most {most:,} are read", code="TOO_LARGE")
+            raise Refused(
+                f"{self.shown} has {size:,} bytes; at most {most:,} are read", code="TOO_LARGE"
+            )
 
         def whole() -> bytes:
             with self.files.open_input_file(self.path) as opened:
@@ -193,7 +226,10 @@ def _problem(place: Place, error: OSError) -> Exception:
     code = found.group(1) if found else next(iter(GOOGLE.findall(str(error))), "")
     bucket = place.path.split("/")[0]
     if code == "NO_SUCH_BUCKET":
-        return NotFound(f"there is no bucket {bucket!r}: make it first, or mend the URI {place.shown}", code=NO_BUCKET)
+        return NotFound(
+            f"there is no bucket {bucket!r}: make it first, or mend the URI {place.shown}",
+            code=NO_BUCKET,
+        )
     if code in ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND", "NOT_FOUND"):
         return NotFound(f"there is no {place.shown}")
     if DENIED.search(code) or (found and found.group(2) in ("401", "403")):
@@ -206,7 +242,8 @@ def _problem(place: Place, error: OSError) -> Exception:
         return Conflict(f"{place.shown} was changed by another")
     step = f" during {found.group(3)}" if found else ""
     return Unavailable(
-        f"{place.shown} did not answer ({code or type(error).__name__}{step}): is the storage up?", code="STORAGE_AWAY"
+        f"{place.shown} did not answer ({code or type(error).__name__}{step}): is the storage up?",
+        code="STORAGE_AWAY",
     )
 
 
@@ -215,7 +252,10 @@ def _options(query: str) -> dict[str, str]:
     given = dict(parse_qsl(query, keep_blank_values=True))
     wrong = sorted(set(given) - set(OPTIONS))
     if wrong:
-        raise ParameterError(f"a URI has no option {excerpt(wrong[0])!r}; it may have {', '.join(OPTIONS)}", code="URI")
+        raise ParameterError(
+            f"a URI has no option {excerpt(wrong[0])!r}; it may have {', '.join(OPTIONS)}",
+            code="URI",
+        )
     return given
 
 
@@ -226,16 +266,34 @@ def _storage(scheme: str, bucket: str, options: Mapping[str, str]) -> fs.FileSys
         if scheme == "gs":
             given.pop("region", None)
             return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=REQUEST_SECONDS), **given)
-        endpoint = given.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        endpoint = (
+            given.get("endpoint_override")
+            or os.environ.get("AWS_ENDPOINT_URL_S3")
+            or os.environ.get("AWS_ENDPOINT_URL")
+        )
         if endpoint:
             before, separator, host = endpoint.rpartition("://")
-            given |= {"endpoint_override": host.rstrip("/"), **({"scheme": before} if separator else {})}
-        elif "region" not in given and not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+            given |= {
+                "endpoint_override": host.rstrip("/"),
+                **({"scheme": before} if separator else {}),
+            }
+        elif "region" not in given and not (
+            os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        ):
             given["region"] = _region(bucket)
-        region = given.pop("region", None) or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        return fs.S3FileSystem(region=region, connect_timeout=CONNECT_SECONDS, request_timeout=REQUEST_SECONDS, **given)
+        region = (
+            given.pop("region", None)
+            or os.environ.get("AWS_REGION")
+            or os.environ.get("AWS_DEFAULT_REGION")
+            or "us-east-1"
+        )
+        return fs.S3FileSystem(
+            region=region, connect_timeout=CONNECT_SECONDS, request_timeout=REQUEST_SECONDS, **given
+        )
     except (ValueError, TypeError) as error:
-        raise ParameterError(f"the options of the URI were refused: {excerpt(str(error))}", code="URI") from None
+        raise ParameterError(
+            f"the options of the URI were refused: {excerpt(str(error))}", code="URI"
+        ) from None
 
 
 def _region(bucket: str) -> str:

@@ -18,7 +18,17 @@ from xcray.files import NAME
 from xcray.model.directory import MANIFEST
 from xcray.model.objects import Place
 from xcray.model.registry import LATEST, Registry
-from xcray.model.remote import VERSION, Pulled, Remote, aliases, fetch_into, fetch_to, latest, names, numbered
+from xcray.model.remote import (
+    VERSION,
+    Pulled,
+    Remote,
+    aliases,
+    fetch_into,
+    fetch_to,
+    latest,
+    names,
+    numbered,
+)
 from xcray.model.routing import Route
 
 
@@ -45,10 +55,17 @@ def found_at(uri: str) -> list[Wanted]:
         if sign and NAME.fullmatch(before):
             return [_referred(place.parent / before, mark, after)]
     if version := VERSION.fullmatch(place.name):
-        return [Wanted((Remote(place, place.parent.name, int(version.group(1)), version.group(2)),), {})]
+        return [
+            Wanted((Remote(place, place.parent.name, int(version.group(1)), version.group(2)),), {})
+        ]
     entries = place.entries()
     if any(entry.name == MANIFEST and entry.size is not None for entry in entries):
-        return [Wanted((Remote(place, place.name if NAME.fullmatch(place.name) else "model", None, None),), {})]
+        return [
+            Wanted(
+                (Remote(place, place.name if NAME.fullmatch(place.name) else "model", None, None),),
+                {},
+            )
+        ]
     if any(VERSION.fullmatch(entry.name) for entry in entries if entry.size is None):
         return [wanted_of(place)]
     found = [wanted_of(place / name) for name in names(place)]
@@ -73,23 +90,34 @@ def pull_to(
     """
     found = found_at(uri)
     if len(found) > 1 and (name or alias or pinned):
-        raise InputError(f"{excerpt(uri)} holds {len(found)} models: a name, aliases and a hash are for one", code="USAGE")
+        raise InputError(
+            f"{excerpt(uri)} holds {len(found)} models: a name, aliases and a hash are for one",
+            code="USAGE",
+        )
     out: list[Pulled] = []
     for wanted in found:
         chief = wanted.remotes[0]
         called = name or chief.name
         pulled = [fetch_to(registry, called, chief, pinned, stop)]
         pulled += [fetch_to(registry, called, each, None, stop) for each in wanted.remotes[1:]]
-        follow_aliases(registry, called, {**wanted.aliases, **{each: Route.to(pulled[0].number or 0) for each in alias}})
+        follow_aliases(
+            registry,
+            called,
+            {**wanted.aliases, **{each: Route.to(pulled[0].number or 0) for each in alias}},
+        )
         out += pulled
     return out
 
 
-def pull_into(target: Path, uri: str, pinned: str | None = None, stop: threading.Event | None = None) -> Pulled:
+def pull_into(
+    target: Path, uri: str, pinned: str | None = None, stop: threading.Event | None = None
+) -> Pulled:
     """Bring the one model that a URI names into a directory, its latest version. Raises as `pull_to`."""
     found = found_at(uri)
     if len(found) > 1:
-        raise InputError(f"{excerpt(uri)} holds {len(found)} models: name one of them", code="USAGE")
+        raise InputError(
+            f"{excerpt(uri)} holds {len(found)} models: name one of them", code="USAGE"
+        )
     return fetch_into(found[0].remotes[0], target, pinned, stop)
 
 
@@ -112,7 +140,9 @@ def _referred(home: Place, mark: str, after: str) -> Wanted:
         return Wanted((latest(home),), {})
     routes = aliases(home)
     if after not in routes:
-        raise NotFound(f"{home.shown} has no alias {excerpt(after)!r}; it has {', '.join(sorted(routes)) or 'none'}")
+        raise NotFound(
+            f"{home.shown} has no alias {excerpt(after)!r}; it has {', '.join(sorted(routes)) or 'none'}"
+        )
     route = routes[after]
     chief = numbered(home, route.primary)
     others = [numbered(home, version) for version in route.versions if version != route.primary]

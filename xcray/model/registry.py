@@ -38,7 +38,9 @@ from xcray.model.routing import Route, needed, route_of
 
 LOCK = ".lock"
 LATEST = "latest"  # implied: the highest version there is
-SETTLED = 2.0  # seconds after which the next change gets another time, whatever the file system's clock
+SETTLED = (
+    2.0  # seconds after which the next change gets another time, whatever the file system's clock
+)
 
 
 class ModelVersion(NamedTuple):
@@ -72,7 +74,13 @@ class Registry:
         self._held = threading.local()
 
     def publish(
-        self, name: str, staged: str | Path, *, number: int | None = None, verified: bool = False, source: str | None = None
+        self,
+        name: str,
+        staged: str | Path,
+        *,
+        number: int | None = None,
+        verified: bool = False,
+        source: str | None = None,
     ) -> int:
         """Move a finished model directory in as the next version of `name`; returns its number.
 
@@ -92,20 +100,34 @@ class Registry:
             state = self._state(name)
             digests = {**state["digests"], str(number): manifest["sha256"]}
             self._write_state(name, {**state, "highest": max(highest, number), "digests": digests})
-            _note(home, "publish", version=number, sha256=manifest["sha256"], **({"source": source} if source else {}))
+            _note(
+                home,
+                "publish",
+                version=number,
+                sha256=manifest["sha256"],
+                **({"source": source} if source else {}),
+            )
         return number
 
     def names(self) -> list[str]:
         """Names that have at least one version, sorted."""
         if not self.root.is_dir():
             return []
-        return sorted(path.name for path in self.root.iterdir() if NAME.fullmatch(path.name) and self.versions(path.name))
+        return sorted(
+            path.name
+            for path in self.root.iterdir()
+            if NAME.fullmatch(path.name) and self.versions(path.name)
+        )
 
     def versions(self, name: str) -> list[int]:
         """Version numbers of a name, ascending; empty when there are none."""
         folder = self._home(name) / "versions"
         found = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
-        return sorted(int(number) for number in found if number.isdecimal() and (folder / number / MANIFEST).is_file())
+        return sorted(
+            int(number)
+            for number in found
+            if number.isdecimal() and (folder / number / MANIFEST).is_file()
+        )
 
     def aliases(self, name: str) -> dict[str, int]:
         """Version numbers by alias, `latest` included when there is a version."""
@@ -120,11 +142,16 @@ class Registry:
             name=name,
             version=version,
             path=path,
-            aliases=tuple(sorted(alias for alias, number in self.aliases(name).items() if number == version)),
+            aliases=tuple(
+                sorted(alias for alias, number in self.aliases(name).items() if number == version)
+            ),
             shape=(manifest["shape"][0], manifest["shape"][1]),
             n_bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
             calibrated=CALIBRATION in manifest["files"] or manifest.get("link") == "softmax",
-            **{key: manifest[key] for key in ("sha256", "created", "solver", "nnz", "measures", "dataset_hash")},
+            **{
+                key: manifest[key]
+                for key in ("sha256", "created", "solver", "nnz", "measures", "dataset_hash")
+            },
         )
 
     def entries(self, name: str | None = None) -> list[ModelVersion]:
@@ -147,7 +174,9 @@ class Registry:
         if ":" in reference:
             name, _, number = reference.partition(":")
             if not (number.isascii() and number.isdecimal() and len(number) <= 9):
-                raise ParameterError(f"version {excerpt(number)!r} is not a number; write {name[:80]}:1")
+                raise ParameterError(
+                    f"version {excerpt(number)!r} is not a number; write {name[:80]}:1"
+                )
             self._version_path(name, int(number))
             return name, Route.to(int(number))
         name, _, alias = reference.partition("@")
@@ -161,21 +190,33 @@ class Registry:
                 return name, route
         known = self.aliases(name)
         if not known:
-            raise NotFound(f"there is no model {excerpt(name)!r}; there are: {', '.join(self.names()) or 'none'}")
-        raise NotFound(f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(known))}")
+            raise NotFound(
+                f"there is no model {excerpt(name)!r}; there are: {', '.join(self.names()) or 'none'}"
+            )
+        raise NotFound(
+            f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(known))}"
+        )
 
     def routes(self, name: str) -> dict[str, Route]:
         """Where its aliases lead that split requests or have a shadow; the others lead to one version (`aliases`)."""
         state = self._state(name)
         found = {alias: route_of(state, alias) for alias in state["routes"]}
-        return {alias: route for alias, route in found.items() if route is not None and len(route.versions) > 1}
+        return {
+            alias: route
+            for alias, route in found.items()
+            if route is not None and len(route.versions) > 1
+        }
 
     def previous(self, name: str, alias: str = LATEST) -> list[int]:
         """Versions there still are that an alias led to before, latest first: what may answer when the present one can't."""
         versions = self.versions(name)
         if alias == LATEST:
             return versions[-2::-1]
-        moves = [line for line in self.history(name) if line.get("action") == "set_alias" and line.get("alias") == alias]
+        moves = [
+            line
+            for line in self.history(name)
+            if line.get("action") == "set_alias" and line.get("alias") == alias
+        ]
         before = [line["before"] for line in reversed(moves) if line.get("before") in versions]
         present = self._state(name)["aliases"].get(alias)
         return [version for version in dict.fromkeys(before) if version != present]
@@ -202,25 +243,48 @@ class Registry:
     def set_route(self, name: str, alias: str, route: Route) -> None:
         """Lead an alias to versions by weight. Raises NotFound when one of them is not there, ParameterError for a bad alias."""
         if check_name(alias, "alias") == LATEST:
-            raise ParameterError(f"alias {LATEST!r} always means the highest version; choose another name")
+            raise ParameterError(
+                f"alias {LATEST!r} always means the highest version; choose another name"
+            )
         for version in route.versions:
             self._version_path(name, version)
         with self._change(name) as home:
             for version in route.versions:
-                self._version_path(name, version)  # again: it may have been deleted before we had the lock
+                self._version_path(
+                    name, version
+                )  # again: it may have been deleted before we had the lock
             state = self._state(name)
-            aliases = {**state["aliases"], alias: route.primary}  # which is all that earlier programs know of
+            aliases = {
+                **state["aliases"],
+                alias: route.primary,
+            }  # which is all that earlier programs know of
             routes = {each: kept for each, kept in state["routes"].items() if each != alias}
             more = route.as_dict() if len(route.versions) > 1 else {}
-            self._write_state(name, {**state, "aliases": aliases, "routes": {**routes, alias: more} if more else routes})
-            _note(home, "set_alias", alias=alias, version=route.primary, before=state["aliases"].get(alias), **more)
+            self._write_state(
+                name,
+                {
+                    **state,
+                    "aliases": aliases,
+                    "routes": {**routes, alias: more} if more else routes,
+                },
+            )
+            _note(
+                home,
+                "set_alias",
+                alias=alias,
+                version=route.primary,
+                before=state["aliases"].get(alias),
+                **more,
+            )
 
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias. Raises NotFound when there is none."""
         with self._change(name) as home:
             state = self._state(name)
             if alias not in state["aliases"]:
-                raise NotFound(f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(state['aliases']) or 'none'}")
+                raise NotFound(
+                    f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(state['aliases']) or 'none'}"
+                )
             version = state["aliases"].pop(alias)
             state["routes"].pop(alias, None)
             self._write_state(name, state)
@@ -229,7 +293,12 @@ class Registry:
     def sets(self, name: str) -> LabelSets:
         """The sets of labels of a model: `registry.sets("news").put("safe", ["art", "music"])`. Raises ParameterError."""
         home = self._home(name)
-        return LabelSets(home, lambda: self._change(name), lambda action, **facts: _note(home, action, **facts), self._known)
+        return LabelSets(
+            home,
+            lambda: self._change(name),
+            lambda action, **facts: _note(home, action, **facts),
+            self._known,
+        )
 
     def delete(self, name: str, version: int) -> None:
         """Delete one version; its number is not used again. Raises NotFound, and Conflict while an alias points to it."""
@@ -239,8 +308,14 @@ class Registry:
             state = self._state(name)
             holders = [alias for alias in state["aliases"] if version in needed(state, alias)]
             if holders:
-                raise Conflict(f"{name}:{version} is in use as {', '.join(holders)}; move or delete the alias first")
-            for part, entry in (("digests", str(version)), ("corrupt", str(version)), ("unloads", f"{name}:{version}")):
+                raise Conflict(
+                    f"{name}:{version} is in use as {', '.join(holders)}; move or delete the alias first"
+                )
+            for part, entry in (
+                ("digests", str(version)),
+                ("corrupt", str(version)),
+                ("unloads", f"{name}:{version}"),
+            ):
                 state[part].pop(entry, None)
             self._write_state(name, {**state, "highest": self._highest(name)})
             gone = staging_directory(path)
@@ -256,7 +331,9 @@ class Registry:
 
     def corrupt(self, name: str) -> dict[int, str]:
         """Versions that somebody could not load because their files are not what was written, with the reason."""
-        return {int(version): str(reason) for version, reason in self._state(name)["corrupt"].items()}
+        return {
+            int(version): str(reason) for version, reason in self._state(name)["corrupt"].items()
+        }
 
     def mark_corrupt(self, name: str, version: int, reason: str | None) -> None:
         """Remember that a version is corrupt, for everybody to see; None: that it is not any more. Raises NotFound."""
@@ -272,7 +349,9 @@ class Registry:
     def kept(self, name: str) -> tuple[list[str], dict[str, int]]:
         """References of a name that every process shall hold in memory, and how often each was asked to be let go ("": all)."""
         state = self._state(name)
-        return list(state["kept"]), {reference: int(times) for reference, times in state["unloads"].items()}
+        return list(state["kept"]), {
+            reference: int(times) for reference, times in state["unloads"].items()
+        }
 
     def keep(self, reference: str) -> None:
         """Have every process hold what a reference stands for in memory. Raises NotFound, ParameterError."""
@@ -291,7 +370,9 @@ class Registry:
         name, route = self.route(reference)
 
         def stays(kept: str) -> bool:
-            return reference not in (name, kept) and not (":" in reference and route.primary in self._versions_of(kept))
+            return reference not in (name, kept) and not (
+                ":" in reference and route.primary in self._versions_of(kept)
+            )
 
         def change(state: dict[str, Any]) -> None:
             state["kept"] = [each for each in state["kept"] if stays(each)]
@@ -319,7 +400,9 @@ class Registry:
     def history(self, name: str) -> list[dict[str, Any]]:
         """All changes to a name, oldest first: at (UTC), action, and what it was about (version, alias, set)."""
         path = self._home(name) / "history.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        return (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        )
 
     def _home(self, name: str) -> Path:
         """The folder of a name, the name checked."""
@@ -339,10 +422,19 @@ class Registry:
             state = read_json(self._home(name) / "aliases.json")
         except NotFound:
             state = {}
-        empty: dict[str, Any] = {"aliases": {}, "routes": {}, "digests": {}, "corrupt": {}, "kept": [], "unloads": {}}
+        empty: dict[str, Any] = {
+            "aliases": {},
+            "routes": {},
+            "digests": {},
+            "corrupt": {},
+            "kept": [],
+            "unloads": {},
+        }
         return {"schema_version": 1, "highest": 0, **empty, **state}
 
-    def _alter(self, name: str, change: Callable[[dict[str, Any]], None], action: str, **facts: Any) -> None:
+    def _alter(
+        self, name: str, change: Callable[[dict[str, Any]], None], action: str, **facts: Any
+    ) -> None:
         """Change the state of a name in place, and say so in its history, unless nothing changes."""
         with self._change(name) as home:
             before, state = self._state(name), self._state(name)
@@ -355,10 +447,14 @@ class Registry:
         """The highest version there is: without a look at the others."""
         folder = f"{self._home(name)}/versions"
         try:
-            numbers = sorted((int(number) for number in os.listdir(folder) if number.isdecimal()), reverse=True)
+            numbers = sorted(
+                (int(number) for number in os.listdir(folder) if number.isdecimal()), reverse=True
+            )
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return next((number for number in numbers if os.path.isfile(f"{folder}/{number}/{MANIFEST}")), None)
+        return next(
+            (number for number in numbers if os.path.isfile(f"{folder}/{number}/{MANIFEST}")), None
+        )
 
     def _write_state(self, name: str, state: dict[str, Any]) -> None:
         """Replace the state, atomically and durably."""
@@ -373,7 +469,9 @@ class Registry:
         """The folder of a name that exists, locked against other changes."""
         home = self._home(name)
         if not home.is_dir():
-            raise NotFound(f"there is no model {name!r}; there are: {', '.join(self.names()) or 'none'}")
+            raise NotFound(
+                f"there is no model {name!r}; there are: {', '.join(self.names()) or 'none'}"
+            )
         if name in self._mine():
             yield home
         else:
@@ -390,7 +488,9 @@ class Registry:
 
 def _note(home: Path, action: str, **facts: Any) -> None:
     """Append one line to the history of a name; the caller holds its lock."""
-    line = json.dumps({"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "action": action, **facts})
+    line = json.dumps(
+        {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "action": action, **facts}
+    )
     with open(home / "history.jsonl", "a") as out:
         out.write(line + "\n")
         out.flush()

@@ -56,7 +56,10 @@ class Remote(NamedTuple):
         found = manifest_of(raw)
         checked(found["files"], self.place.shown)
         if self.seal is not None and found["seal"] != self.seal:
-            raise Corrupt(f"{self.place.shown} holds another model than its name says: restore it or push again", file=MANIFEST)
+            raise Corrupt(
+                f"{self.place.shown} holds another model than its name says: restore it or push again",
+                file=MANIFEST,
+            )
         return found, raw
 
 
@@ -83,7 +86,11 @@ class Pulled(NamedTuple):
 
 def names(folder: Place) -> list[str]:
     """Names of the models in a folder."""
-    return [entry.name for entry in folder.entries() if entry.size is None and NAME.fullmatch(entry.name)]
+    return [
+        entry.name
+        for entry in folder.entries()
+        if entry.size is None and NAME.fullmatch(entry.name)
+    ]
 
 
 def tenants(folder: Place) -> list[str]:
@@ -94,7 +101,11 @@ def tenants(folder: Place) -> list[str]:
 def versions(home: Place) -> list[Remote]:
     """Versions of a model's folder by number, also such as are on their way. Raises NotFound (bucket), Unavailable."""
     found = [VERSION.fullmatch(entry.name) for entry in home.entries() if entry.size is None]
-    listed = [Remote(home / each.group(0), home.name, int(each.group(1)), each.group(2)) for each in found if each]
+    listed = [
+        Remote(home / each.group(0), home.name, int(each.group(1)), each.group(2))
+        for each in found
+        if each
+    ]
     return sorted(listed, key=lambda remote: (remote.number, remote.seal))
 
 
@@ -133,7 +144,9 @@ def aliases(home: Place) -> dict[str, Route]:
 def aliases_text(routes: Mapping[str, Route]) -> bytes:
     """Aliases as they are kept."""
     kept = {alias: route.as_dict() for alias, route in routes.items()}
-    return (json.dumps({"schema_version": 1, "aliases": kept}, indent=2, sort_keys=True) + "\n").encode()
+    return (
+        json.dumps({"schema_version": 1, "aliases": kept}, indent=2, sort_keys=True) + "\n"
+    ).encode()
 
 
 def aliases_of(raw: bytes, shown: str) -> dict[str, Route]:
@@ -141,14 +154,34 @@ def aliases_of(raw: bytes, shown: str) -> dict[str, Route]:
     try:
         found = json.loads(raw)
         if found["schema_version"] != 1:
-            raise Corrupt(f"{shown} has schema version {found['schema_version']}, this xcray reads 1: use a newer xcray")
-        return {check_name(alias, "alias"): Route.from_dict(route) for alias, route in found["aliases"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ParameterError, RecursionError) as error:
-        raise Corrupt(f"{shown} does not hold aliases: {type(error).__name__}; the next mirroring mends it") from None
+            raise Corrupt(
+                f"{shown} has schema version {found['schema_version']}, this xcray reads 1: use a newer xcray"
+            )
+        return {
+            check_name(alias, "alias"): Route.from_dict(route)
+            for alias, route in found["aliases"].items()
+        }
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        ParameterError,
+        RecursionError,
+    ) as error:
+        raise Corrupt(
+            f"{shown} does not hold aliases: {type(error).__name__}; the next mirroring mends it"
+        ) from None
 
 
 def push(
-    source: Path, home: Place, number: int | None = None, *, again: bool = False, stop: threading.Event | None = None
+    source: Path,
+    home: Place,
+    number: int | None = None,
+    *,
+    again: bool = False,
+    stop: threading.Event | None = None,
 ) -> Pushed:
     """Copy a model directory to the folder of its name, as version `number`, or as the next one unless it is there already.
 
@@ -160,7 +193,9 @@ def push(
     checked(manifest["files"], source.name)
     seal, there = manifest["seal"], versions(home)
     if number is None:
-        same = [remote.number for remote in there if remote.seal == seal and remote.number is not None]
+        same = [
+            remote.number for remote in there if remote.seal == seal and remote.number is not None
+        ]
         number = same[-1] if same else max((remote.number or 0 for remote in there), default=0) + 1
     for remote in there:
         if remote.number == number and remote.seal != seal and is_whole(remote):
@@ -170,12 +205,22 @@ def push(
             )
     target = home / f"{number}-{seal}"
     if not again and (target / MANIFEST).size() is not None:
-        return Pushed(target.shown, home.name, number, seal, Moved(0, sum(entry["bytes"] for entry in manifest["files"].values())))
-    moved = send(source, manifest["files"], (source / MANIFEST).read_bytes(), target, again=again, stop=stop)
+        return Pushed(
+            target.shown,
+            home.name,
+            number,
+            seal,
+            Moved(0, sum(entry["bytes"] for entry in manifest["files"].values())),
+        )
+    moved = send(
+        source, manifest["files"], (source / MANIFEST).read_bytes(), target, again=again, stop=stop
+    )
     return Pushed(target.shown, home.name, number, seal, moved)
 
 
-def fetch_into(remote: Remote, target: Path, pinned: str | None = None, stop: threading.Event | None = None) -> Pulled:
+def fetch_into(
+    remote: Remote, target: Path, pinned: str | None = None, stop: threading.Event | None = None
+) -> Pulled:
     """Copy a version to the directory `target`, by one rename, unless it is there. Raises Conflict when another thing is there."""
     manifest, raw = remote.manifest()
     check_pin(manifest, pinned, remote.place.shown)
@@ -184,14 +229,20 @@ def fetch_into(remote: Remote, target: Path, pinned: str | None = None, stop: th
         if target.exists():
             if holds(target, manifest["seal"]):
                 return Pulled(*told, None)
-            raise Conflict(f"{target} exists already and is not this model: choose another place, or remove it")
+            raise Conflict(
+                f"{target} exists already and is not this model: choose another place, or remove it"
+            )
         staged, moved = _staged(remote, manifest, raw, target.parent, stop)
         publish_directory(staged, target)
     return Pulled(*told, moved)
 
 
 def fetch_to(
-    registry: Registry, name: str, remote: Remote, pinned: str | None = None, stop: threading.Event | None = None
+    registry: Registry,
+    name: str,
+    remote: Remote,
+    pinned: str | None = None,
+    stop: threading.Event | None = None,
 ) -> Pulled:
     """Copy a version into a registry, under its number, unless it is there. Raises Conflict when that is another model."""
     manifest, raw = remote.manifest()
@@ -202,10 +253,19 @@ def fetch_to(
         moved = None
         if number is None:
             staged, moved = _staged(remote, manifest, raw, home, stop)
-            number = registry.publish(name, staged, number=remote.number, verified=True, source=remote.place.shown)
+            number = registry.publish(
+                name, staged, number=remote.number, verified=True, source=remote.place.shown
+            )
             for left in home.glob(f"{STAGED}*.part"):  # of versions that nobody came back for
                 discard_directory(left)
-    return Pulled(remote.place.shown, registry.resolve(f"{name}:{number}"), name, number, manifest["sha256"], moved)
+    return Pulled(
+        remote.place.shown,
+        registry.resolve(f"{name}:{number}"),
+        name,
+        number,
+        manifest["sha256"],
+        moved,
+    )
 
 
 def check_pin(manifest: Mapping[str, Any], pinned: str | None, shown: str) -> None:
@@ -213,7 +273,9 @@ def check_pin(manifest: Mapping[str, Any], pinned: str | None, shown: str) -> No
     if pinned is None:
         return
     if not HASH.fullmatch(pinned.lower()):
-        raise ParameterError(f"{excerpt(pinned)!r} is no SHA-256: write its 64 hexadecimal digits", code="HASH")
+        raise ParameterError(
+            f"{excerpt(pinned)!r} is no SHA-256: write its 64 hexadecimal digits", code="HASH"
+        )
     if pinned.lower() not in (manifest["seal"], manifest["sha256"]):
         raise Corrupt(
             f"{shown} is not the model that was asked for: its sha256 is {manifest['sha256']}, its seal {manifest['seal']}"
@@ -224,7 +286,10 @@ def _only(whole: list[Remote]) -> Remote:
     """The one there is."""
     if len(whole) > 1:
         claims = ", ".join(remote.place.shown for remote in whole)
-        raise Conflict(f"two models claim to be the same version: {claims}; name one of them, or remove one", code="VERSION_TAKEN")
+        raise Conflict(
+            f"two models claim to be the same version: {claims}; name one of them, or remove one",
+            code="VERSION_TAKEN",
+        )
     return whole[0]
 
 
@@ -235,7 +300,10 @@ def _present(registry: Registry, name: str, number: int | None, seal: str) -> in
     if number is None or number in same:
         return number if number in same else next(iter(same), None)
     if number in there:
-        raise Conflict(f"{name}:{number} is another model here: pull it under another name (--name)", code="VERSION_TAKEN")
+        raise Conflict(
+            f"{name}:{number} is another model here: pull it under another name (--name)",
+            code="VERSION_TAKEN",
+        )
     return None
 
 
@@ -248,7 +316,11 @@ def holds(path: Path, seal: str) -> bool:
 
 
 def _staged(
-    remote: Remote, manifest: Mapping[str, Any], raw: bytes, beside: Path, stop: threading.Event | None
+    remote: Remote,
+    manifest: Mapping[str, Any],
+    raw: bytes,
+    beside: Path,
+    stop: threading.Event | None,
 ) -> tuple[Path, Moved]:
     """A version fetched into a directory that the next try would find; its manifest is written last."""
     staged = beside / f"{STAGED}{manifest['seal'][:32]}.part"
@@ -261,5 +333,9 @@ def _staged(
 def _remove_foreign(staged: Path, files: Mapping[str, Any]) -> None:
     """Remove what an earlier try can't have left there."""
     known = {MANIFEST, *files}
-    if staged.is_dir() and any(path.relative_to(staged).as_posix() not in known for path in staged.rglob("*") if path.is_file()):
+    if staged.is_dir() and any(
+        path.relative_to(staged).as_posix() not in known
+        for path in staged.rglob("*")
+        if path.is_file()
+    ):
         discard_directory(staged)

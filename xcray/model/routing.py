@@ -36,25 +36,40 @@ class Route(NamedTuple):
         return cls((Share(version, 1.0),))
 
     @classmethod
-    def of(cls, split: Sequence[tuple[int, float]], shadow: tuple[int, float] | None = None) -> Self:
+    def of(
+        cls, split: Sequence[tuple[int, float]], shadow: tuple[int, float] | None = None
+    ) -> Self:
         """A route, checked. Raises ParameterError with the mend."""
         shares = tuple(Share(int(version), float(weight)) for version, weight in split)
         if not 1 <= len(shares) <= MOST:
-            raise ParameterError(f"a split names {len(shares)} versions: name 1 to {MOST}", code="SPLIT")
+            raise ParameterError(
+                f"a split names {len(shares)} versions: name 1 to {MOST}", code="SPLIT"
+            )
         if len({share.version for share in shares}) < len(shares):
             raise ParameterError("a split names a version twice: add its weights up", code="SPLIT")
         if not all(0.0 < share.weight <= 1.0 for share in shares):  # also NaN
-            raise ParameterError("weights of a split lie between 0 and 1: leave out versions without weight", code="SPLIT")
+            raise ParameterError(
+                "weights of a split lie between 0 and 1: leave out versions without weight",
+                code="SPLIT",
+            )
         total = math.fsum(share.weight for share in shares)
         if abs(total - 1.0) > NEAR:
-            raise ParameterError(f"the weights of a split sum to {total:.6g}: let them sum to 1", code="SPLIT")
+            raise ParameterError(
+                f"the weights of a split sum to {total:.6g}: let them sum to 1", code="SPLIT"
+            )
         if shadow is None:
             return cls(shares)
         copies = Share(int(shadow[0]), float(shadow[1]))
         if copies.version in {share.version for share in shares}:
-            raise ParameterError(f"version {copies.version} answers already: a shadow is another version", code="SPLIT")
+            raise ParameterError(
+                f"version {copies.version} answers already: a shadow is another version",
+                code="SPLIT",
+            )
         if not 0.0 < copies.weight <= 1.0:
-            raise ParameterError("the share of a shadow lies between 0 and 1: leave it out, or give it some", code="SPLIT")
+            raise ParameterError(
+                "the share of a shadow lies between 0 and 1: leave it out, or give it some",
+                code="SPLIT",
+            )
         return cls(shares, copies)
 
     @property
@@ -75,18 +90,27 @@ class Route(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: what `from_dict` reads."""
         out: dict[str, Any] = {"split": [[share.version, share.weight] for share in self.split]}
-        return out if self.shadow is None else {**out, "shadow": [self.shadow.version, self.shadow.weight]}
+        return (
+            out
+            if self.shadow is None
+            else {**out, "shadow": [self.shadow.version, self.shadow.weight]}
+        )
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
         """A route as it was kept. Raises KeyError, TypeError, ValueError, ParameterError when it is none."""
         shadow = value.get("shadow")
-        return cls.of([(version, weight) for version, weight in value["split"]], None if shadow is None else (shadow[0], shadow[1]))
+        return cls.of(
+            [(version, weight) for version, weight in value["split"]],
+            None if shadow is None else (shadow[0], shadow[1]),
+        )
 
 
 def point(salt: str, key: str) -> float:
     """Where a key lies in [0, 1): by BLAKE2b, the same everywhere; keys spread evenly, and anew for each salt."""
-    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=salt.encode()[:64]).digest()
+    digest = hashlib.blake2b(
+        key.encode("utf-8", "surrogatepass"), digest_size=8, key=salt.encode()[:64]
+    ).digest()
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
@@ -111,7 +135,9 @@ def route_of(state: Mapping[str, Any], alias: str) -> Route | None:
     try:
         route = Route.from_dict(more)
     except (KeyError, TypeError, ValueError, IndexError, ParameterError) as error:
-        raise Corrupt(f"aliases.json: the split of alias {alias} can't be read ({type(error).__name__}); set it again") from None
+        raise Corrupt(
+            f"aliases.json: the split of alias {alias} can't be read ({type(error).__name__}); set it again"
+        ) from None
     return route if route.primary == version else Route.to(int(version))
 
 

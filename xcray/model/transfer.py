@@ -46,25 +46,49 @@ def checked(files: Digests, what: str) -> Digests:
     A manifest comes from a stranger's storage: nothing is written, and no memory taken, before its claims are sane.
     """
     if not 0 < len(files) <= MOST_FILES:
-        raise Corrupt(f"the manifest of {what} names {len(files):,} files; 1 to {MOST_FILES:,} can be", file=MANIFEST)
+        raise Corrupt(
+            f"the manifest of {what} names {len(files):,} files; 1 to {MOST_FILES:,} can be",
+            file=MANIFEST,
+        )
     for name, entry in files.items():
         path = PurePosixPath(name)
         safe = (
-            path.as_posix() == name and not path.is_absolute() and ".." not in path.parts and "\0" not in name and "\\" not in name
+            path.as_posix() == name
+            and not path.is_absolute()
+            and ".." not in path.parts
+            and "\0" not in name
+            and "\\" not in name
         )
-        whole = isinstance(entry, Mapping) and type(entry.get("bytes")) is int and entry["bytes"] >= 0
-        if not (safe and whole and name not in ("", ".", MANIFEST) and isinstance(entry.get("sha256"), str)):
+        whole = (
+            isinstance(entry, Mapping) and type(entry.get("bytes")) is int and entry["bytes"] >= 0
+        )
+        if not (
+            safe
+            and whole
+            and name not in ("", ".", MANIFEST)
+            and isinstance(entry.get("sha256"), str)
+        ):
             raise Corrupt(
-                f"the manifest of {what} names a file {name[:80]!r} that can't be: it was not made by xcray", file=MANIFEST
+                f"the manifest of {what} names a file {name[:80]!r} that can't be: it was not made by xcray",
+                file=MANIFEST,
             )
     folders = {parent.as_posix() for name in files for parent in PurePosixPath(name).parents}
     if clash := sorted(folders & set(files)):
-        raise Corrupt(f"the manifest of {what} names {clash[0][:80]!r} as a file and as a folder", file=MANIFEST)
+        raise Corrupt(
+            f"the manifest of {what} names {clash[0][:80]!r} as a file and as a folder",
+            file=MANIFEST,
+        )
     return files
 
 
 def send(
-    source: Path, files: Digests, manifest: bytes, target: Place, *, again: bool = False, stop: threading.Event | None = None
+    source: Path,
+    files: Digests,
+    manifest: bytes,
+    target: Place,
+    *,
+    again: bool = False,
+    stop: threading.Event | None = None,
 ) -> Moved:
     """Bring a sealed directory to `target`: what is there in its size stays, the manifest comes last, and only when all is there.
 
@@ -94,10 +118,16 @@ def fetch(source: Place, files: Digests, into: Path, stop: threading.Event | Non
     missing = total - sum(min(_size(into / name), entry["bytes"]) for name, entry in files.items())
     free = shutil.disk_usage(into).free
     if missing + SPARE > free:
-        raise Refused(f"{source.shown} needs {missing:,} bytes more, {free:,} are free at {into}: make room", code="DISK_FULL")
+        raise Refused(
+            f"{source.shown} needs {missing:,} bytes more, {free:,} are free at {into}: make room",
+            code="DISK_FULL",
+        )
     largest_first = sorted(files, key=lambda name: -int(files[name]["bytes"]))
     with ThreadPoolExecutor(AHEAD * FILES, "xcray-pieces") as readers:
-        sent = _side_by_side(largest_first, lambda name: _fetch_file(source / name, files[name], into / name, readers, stop))
+        sent = _side_by_side(
+            largest_first,
+            lambda name: _fetch_file(source / name, files[name], into / name, readers, stop),
+        )
     for folder in sorted({(into / name).parent for name in files}):
         sync_path(folder)
     return Moved(sum(sent), total - sum(sent))
@@ -134,7 +164,11 @@ def _send_file(source: Path, target: Place, stop: threading.Event | None) -> int
 
 
 def _fetch_file(
-    source: Place, entry: Mapping[str, Any], target: Path, readers: ThreadPoolExecutor, stop: threading.Event | None
+    source: Place,
+    entry: Mapping[str, Any],
+    target: Path,
+    readers: ThreadPoolExecutor,
+    stop: threading.Event | None,
 ) -> int:
     """One file, after what an earlier transfer left of it, unless that proves wrong. The bytes that travelled."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +185,8 @@ def _fetch_file(
         if digest.hexdigest() != entry["sha256"]:
             out.truncate(0)  # no other try shall build upon it
             raise Corrupt(
-                f"{source.shown} is not what was sent (its checksum differs): push the model again, or restore it", file=source.name
+                f"{source.shown} is not what was sent (its checksum differs): push the model again, or restore it",
+                file=source.name,
             )
         out.flush()
         os.fsync(out.fileno())
@@ -168,7 +203,13 @@ def _take_up(out: IO[bytes], size: int, digest: Any) -> int:
 
 
 def _stream(
-    source: Place, begin: int, size: int, out: IO[bytes], digest: Any, readers: ThreadPoolExecutor, stop: threading.Event | None
+    source: Place,
+    begin: int,
+    size: int,
+    out: IO[bytes],
+    digest: Any,
+    readers: ThreadPoolExecutor,
+    stop: threading.Event | None,
 ) -> int:
     """Bytes [begin, size) of an object: read side by side, written and hashed in order."""
     if begin == size:
@@ -179,7 +220,9 @@ def _stream(
     try:
         while True:
             while len(under_way) < AHEAD and (start := next(starts, None)) is not None:
-                under_way.append(readers.submit(_piece, source, opened, start, min(PIECE, size - start)))
+                under_way.append(
+                    readers.submit(_piece, source, opened, start, min(PIECE, size - start))
+                )
             if not under_way:
                 return size - begin
             _check_stop(stop)
@@ -201,10 +244,15 @@ def _open(source: Place, size: int) -> Any:
     except NotFound as error:
         if error.code == NO_BUCKET:
             raise
-        raise Corrupt(f"{source.shown} is missing: push the model again", file=source.name) from None
+        raise Corrupt(
+            f"{source.shown} is missing: push the model again", file=source.name
+        ) from None
     found = opened.size()
     if found != size:
-        raise Corrupt(f"{source.shown} has {found:,} bytes, {size:,} were sent: push the model again", file=source.name)
+        raise Corrupt(
+            f"{source.shown} has {found:,} bytes, {size:,} were sent: push the model again",
+            file=source.name,
+        )
     return opened
 
 
@@ -214,7 +262,9 @@ def _piece(source: Place, opened: Any, start: int, length: int) -> bytes:
     def read() -> bytes:
         piece = bytes(opened.read_at(length, start))
         if len(piece) != length:
-            raise Unavailable(f"{source.shown} ended early at byte {start + len(piece):,}", code="STORAGE_AWAY")
+            raise Unavailable(
+                f"{source.shown} ended early at byte {start + len(piece):,}", code="STORAGE_AWAY"
+            )
         return piece
 
     return patiently(source, read)

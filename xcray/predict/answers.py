@@ -12,7 +12,9 @@ from xcray.errors import ShapeMismatch
 from xcray.index.answer import Answer
 
 
-def answer_table(answer: Answer, names: pa.LargeStringArray | None, probabilities: Float64 | None = None) -> pa.Table:
+def answer_table(
+    answer: Answer, names: pa.LargeStringArray | None, probabilities: Float64 | None = None
+) -> pa.Table:
     """One row for each row asked, in order.
 
     answer: n rows of k labels. names: (K,) names of the model's labels; None gives their numbers. probabilities: (n, k), of
@@ -22,9 +24,14 @@ def answer_table(answer: Answer, names: pa.LargeStringArray | None, probabilitie
     """
     n, k = answer.labels.shape
     if probabilities is not None and probabilities.shape != (n, k):
-        raise ShapeMismatch(f"there are {probabilities.shape} probabilities for {n} rows of {k} answers")
+        raise ShapeMismatch(
+            f"there are {probabilities.shape} probabilities for {n} rows of {k} answers"
+        )
     numbers = pa.array(answer.labels.reshape(-1))
-    columns: dict[str, Any] = {"labels": numbers if names is None else names.take(numbers), "scores": answer.scores.reshape(-1)}
+    columns: dict[str, Any] = {
+        "labels": numbers if names is None else names.take(numbers),
+        "scores": answer.scores.reshape(-1),
+    }
     if probabilities is not None:
         columns["probabilities"] = probabilities.reshape(-1)
     offsets = pa.array(np.arange(n + 1, dtype=np.int32) * k)

@@ -19,7 +19,9 @@ from xcray.model.model import Model
 SET = "set:"  # in front of the name of a set
 KEPT = 8  # filters that are remembered: five bytes a label each
 
-Sets: TypeAlias = Callable[[str], Iterable[str]]  # the labels of a set by its name; raises NotFound when there is no such set
+Sets: TypeAlias = Callable[
+    [str], Iterable[str]
+]  # the labels of a set by its name; raises NotFound when there is no such set
 
 
 class Named(NamedTuple):
@@ -49,7 +51,10 @@ class Filters:
             if found is not None:
                 self._made.move_to_end(key)
                 return found
-        made = LabelFilter.of(self._model.n_labels, *(None if one is None else numbers_of(self._model, one) for one in key))
+        made = LabelFilter.of(
+            self._model.n_labels,
+            *(None if one is None else numbers_of(self._model, one) for one in key),
+        )
         with self._lock:
             self._made[key] = made
             while len(self._made) > KEPT:
@@ -88,7 +93,10 @@ def numbers_of(model: Model, named: Named) -> Int64:
     if missing := named.names.difference(at):
         first = min(missing)
         kind = "label and no set" if first.startswith(SET) else "label"
-        raise NotFound(f"the model has no {kind} {excerpt(first)!r}; the names are in model.label_names", n_missing=len(missing))
+        raise NotFound(
+            f"the model has no {kind} {excerpt(first)!r}; the names are in model.label_names",
+            n_missing=len(missing),
+        )
     return np.unique(np.concatenate([np.array(sorted(named.numbers), np.int64), *at.values()]))
 
 
@@ -112,7 +120,17 @@ def positions(model: Model, names: Iterable[str]) -> dict[str, Int64]:
     which = found.take(pa.array(at)).to_numpy()
     order = np.argsort(which, kind="stable")
     starts = np.flatnonzero(np.diff(which[order], prepend=-1))
-    return dict(zip((asked[i] for i in which[order][starts]), np.split(at[order], starts[1:]), strict=True)) if len(at) else {}
+    return (
+        dict(
+            zip(
+                (asked[i] for i in which[order][starts]),
+                np.split(at[order], starts[1:]),
+                strict=True,
+            )
+        )
+        if len(at)
+        else {}
+    )
 
 
 def _of_set(sets: Sets | None, label: str) -> Iterable[str] | None:

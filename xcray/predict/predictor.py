@@ -36,7 +36,8 @@ class Predictor:
         """threads: cores used for a batch (>= 1); answers do not depend on it."""
         if threads < 1:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
-        self.model, self.threads = model, threads
+        self.model = model
+        self.threads = threads
         self.index = model.search
         self._normaliser = Normaliser(self.index) if model.link == "softmax" else None
         self._filters = Filters(model)
@@ -76,7 +77,11 @@ class Predictor:
         """
         if not probabilities:
             return self.index.query(
-                self.features(rows), k, threads=self.threads, deadline_ms=deadline_ms, among=self.filter(allow, deny)
+                self.features(rows),
+                k,
+                threads=self.threads,
+                deadline_ms=deadline_ms,
+                among=self.filter(allow, deny),
             )
         begun = time.perf_counter()
         self.require_probabilities()
@@ -94,10 +99,14 @@ class Predictor:
         scores are margins.
         """
         if self._normaliser is None:
-            raise ParameterError(f"scores of this model are margins (link {self.model.link!r}): they have no normaliser")
+            raise ParameterError(
+                f"scores of this model are margins (link {self.model.link!r}): they have no normaliser"
+            )
         return self._normaliser.of(self.features(rows), threads=self.threads)
 
-    def filter(self, allow: Any = None, deny: Any = None, *, sets: Sets | None = None) -> LabelFilter | None:
+    def filter(
+        self, allow: Any = None, deny: Any = None, *, sets: Sets | None = None
+    ) -> LabelFilter | None:
         """Which labels may be answered: those of `allow` (None: all) that are not in `deny`; None when all may.
 
         allow, deny: lists of label numbers, label names and "set:NAME", the labels kept under a name. sets: gives the labels of a
@@ -108,7 +117,9 @@ class Predictor:
         """
         if isinstance(allow, LabelFilter):
             if deny is not None:
-                raise ParameterError("a ready LabelFilter takes no `deny`; make one of both: predictor.filter(allow, deny)")
+                raise ParameterError(
+                    "a ready LabelFilter takes no `deny`; make one of both: predictor.filter(allow, deny)"
+                )
             return allow
         if allow is None and deny is None:
             return None
@@ -152,7 +163,9 @@ class Predictor:
     def table(self, answer: Answer, *, filtered: bool = False) -> pa.Table:
         """An answer in Arrow, a row each: see `answer_table`. With probabilities when the model is calibrated, or softmax
         and asked for them."""
-        asked = self.likely == "curves" or (self.likely == "softmax" and len(answer.log_normaliser) == len(answer.scores))
+        asked = self.likely == "curves" or (
+            self.likely == "softmax" and len(answer.log_normaliser) == len(answer.scores)
+        )
         told = self.probabilities(answer, filtered=filtered) if asked else None
         return answer_table(answer, self.model.label_names, told)
 
@@ -160,7 +173,9 @@ class Predictor:
         """Names and scores of an answer, one list per row; with `probabilities` (n, k), of the method of that name, these too."""
         names = self.model.label_names.take(pa.array(top.labels.ravel())).to_pylist()
         likely = () if probabilities is None else (probabilities.ravel().tolist(),)
-        scored = [Scored(*each) for each in zip(names, top.scores.ravel().tolist(), *likely, strict=True)]
+        scored = [
+            Scored(*each) for each in zip(names, top.scores.ravel().tolist(), *likely, strict=True)
+        ]
         n_rows, k = top.labels.shape
         return [scored[i * k : (i + 1) * k] for i in range(n_rows)]
 
@@ -172,7 +187,9 @@ class Predictor:
         """
         x, j = self.features(row), self.model.label_id(label)
         if x.n_rows != 1:
-            raise ShapeMismatch(f"explain takes one row, this is {x.n_rows}; choose one, as in X[i : i + 1]")
+            raise ShapeMismatch(
+                f"explain takes one row, this is {x.n_rows}; choose one, as in X[i : i + 1]"
+            )
         if top < 0:
             raise ParameterError(f"top is {top}: it must be at least 0")
         score, best = self.index.score(x, j), self.index.query(x, k).scores[0]
@@ -208,8 +225,16 @@ class Predictor:
         """
         X = self.features(rows)
         if Y.shape != (X.n_rows, self.model.n_labels):
-            raise ShapeMismatch(f"Y is {Y.shape}, it must be rows x labels of the model: {(X.n_rows, self.model.n_labels)}")
-        return evaluate(self.predict(X, max(ks, default=1)), Y, ks=ks, label_counts=label_counts, n_train=n_train)
+            raise ShapeMismatch(
+                f"Y is {Y.shape}, it must be rows x labels of the model: {(X.n_rows, self.model.n_labels)}"
+            )
+        return evaluate(
+            self.predict(X, max(ks, default=1)),
+            Y,
+            ks=ks,
+            label_counts=label_counts,
+            n_train=n_train,
+        )
 
     def features(self, rows: Any) -> CSR:
         """Rows of features (n, D) of anything that `predict` takes. Errors as there."""

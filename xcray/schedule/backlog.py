@@ -30,11 +30,16 @@ class Backlog:
     Taking looks at no more than `LARGEST` labels; sorting takes O(n log n).
     """
 
-    def __init__(self, labels: Sequence[int] | Int32, terms: Any, rates: Sequence[float], values: Any = None) -> None:
+    def __init__(
+        self, labels: Sequence[int] | Int32, terms: Any, rates: Sequence[float], values: Any = None
+    ) -> None:
         self._labels = np.asarray(labels, np.int64)
-        self._terms = np.asarray(terms, np.float64).reshape(len(self._labels), len(rates))  # (n,) seconds are one column
+        self._terms = np.asarray(terms, np.float64).reshape(
+            len(self._labels), len(rates)
+        )  # (n,) seconds are one column
         self._values = None if values is None else np.asarray(values, np.float64)
-        self._begin, self._end = 0, len(self._labels)
+        self._begin = 0
+        self._end = len(self._labels)
         self.sort(rates)
 
     def __len__(self) -> int:
@@ -77,7 +82,11 @@ class Backlog:
     def take(self, rates: Sequence[float], limit: float, back: bool = False) -> Batch:
         """The next labels that cost no more than `limit` seconds together, or one that does; from the back: the last ones."""
         count = self._count(rates, limit, back)
-        return self._cut(self._end - count, self._end) if back else self._cut(self._begin, self._begin + count)
+        return (
+            self._cut(self._end - count, self._end)
+            if back
+            else self._cut(self._begin, self._begin + count)
+        )
 
     def take_all(self) -> Batch:
         """Everything that is left."""
@@ -92,7 +101,11 @@ class Backlog:
         count = 0
         for look in LOOKS:
             n = min(look, len(self))
-            sums = self._sums[self._end - n : self._end + 1][::-1] if back else self._sums[self._begin : self._begin + n + 1]
+            sums = (
+                self._sums[self._end - n : self._end + 1][::-1]
+                if back
+                else self._sums[self._begin : self._begin + n + 1]
+            )
             prices = np.abs(sums - sums[0]) @ np.asarray(rates)
             count = int(np.searchsorted(prices, limit, side="right")) - 1
             if count < n:

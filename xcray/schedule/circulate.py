@@ -55,17 +55,27 @@ class Circulate:
                 f"{len(homes)} shards, {blocks} blocks, {laps} laps, {ahead} visits ahead: "
                 "give at least one shard, one block and one visit ahead, and no negative number of laps"
             )
-        self._workers, self._ahead = stations(homes), ahead
+        self._workers = stations(homes)
+        self._ahead = ahead
         self._shape = {"order": order, "shards": len(homes), "blocks": blocks, "laps": laps}
         self._route: Route
         if order in ("sync", "ring"):
             self._route = Ring(homes, blocks, laps, ahead=ahead, barrier=order == "sync")
         else:
-            self._route = Nomad(homes, blocks, laps, ahead=ahead, shortest=order == "shortest", seed=seed, nodes=nodes)
+            self._route = Nomad(
+                homes,
+                blocks,
+                laps,
+                ahead=ahead,
+                shortest=order == "shortest",
+                seed=seed,
+                nodes=nodes,
+            )
         self._held: dict[str, dict[int, Visit]] = {worker: {} for worker in self._workers}
         self._reason: str | None = None
         self._visits = 0
-        self.done_cells, self.total_cells = 0, len(homes) * blocks * laps
+        self.done_cells = 0
+        self.total_cells = len(homes) * blocks * laps
         self._hear = {Done: self._complete, Lost: self._lose}
 
     def begin(self) -> list[Visit | Finish]:
@@ -93,17 +103,29 @@ class Circulate:
         """Where everything is, JSON-ready; for people, not to go on from: a stretch that broke off is begun again."""
         visits = [{**visit._asdict(), "shards": list(visit.shards)} for visit in self.under_way()]
         cells = {"done_cells": self.done_cells, "total_cells": self.total_cells}
-        return {**self._shape, **cells, "under_way": visits, "reason": self._reason, **self._route.state()}
+        return {
+            **self._shape,
+            **cells,
+            "under_way": visits,
+            "reason": self._reason,
+            **self._route.state(),
+        }
 
     def check(self) -> None:
         """Raises AssertionError when a promise is broken, as far as the books can tell."""
         visits = self.under_way()
         blocks = [visit.block for visit in visits]
         require(len(blocks) == len(set(blocks)), "a block is in two places")
-        require(all(len(held) <= self._ahead for held in self._held.values()), "a worker has more visits than may be ahead")
+        require(
+            all(len(held) <= self._ahead for held in self._held.values()),
+            "a worker has more visits than may be ahead",
+        )
         for visit in visits:
             shards = self._workers[visit.worker]
-            require(all(shard in shards for shard in visit.shards), f"{visit} is at shards of another worker")
+            require(
+                all(shard in shards for shard in visit.shards),
+                f"{visit} is at shards of another worker",
+            )
         require(bool(visits) or self._at_rest(), "nothing is under way, and not all is done")
         self._route.check(visits)
 

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 MEMORY = 64.0  # batches that count: a fit made on the dear labels gives way to one made on the cheap ones
-RIDGE = 0.01  # pull towards the first guess's proportions, as a share of what the batches say of a term
+RIDGE = (
+    0.01  # pull towards the first guess's proportions, as a share of what the batches say of a term
+)
 UNSEEN = 1e-3  # and, for a term they hardly have, of what they say of the others
 FLOOR = 1e-3  # no rate falls below this share of its guess: a label that costs nothing would make endless batches
 OUTLIER = 8.0  # a batch that took so many times longer, or less, than foreseen counts as if by this factor
@@ -46,11 +48,15 @@ class CostModel:
     def __init__(self, guess: Sequence[float]) -> None:
         self._guess = [float(rate) for rate in guess]
         if not self._guess or not all(0.0 < rate < math.inf for rate in self._guess):
-            raise ValueError(f"a first guess of rates must be positive and finite, not {list(guess)}")
+            raise ValueError(
+                f"a first guess of rates must be positive and finite, not {list(guess)}"
+            )
         n = len(self._guess)
         self._theta = [1.0] * n
-        self._A, self._b = [[0.0] * n for _ in range(n)], [0.0] * n  # sums over batches: z z' / p and z seconds / p
-        self._guessed, self._took = FIRST, FIRST  # sums over batches: seconds by the guess, and as measured
+        self._A = [[0.0] * n for _ in range(n)]
+        self._b = [0.0] * n  # sums over batches: z z' / p and z seconds / p
+        self._guessed = FIRST
+        self._took = FIRST  # sums over batches: seconds by the guess, and as measured
         self.rates: tuple[float, ...] = tuple(self._guess)
 
     def price(self, terms: Sequence[float]) -> float:
@@ -77,7 +83,13 @@ class CostModel:
     def state(self) -> dict[str, Any]:
         """Everything learned, JSON-ready."""
         sums = {"A": [list(row) for row in self._A], "b": list(self._b)}
-        return {"guess": list(self._guess), "theta": list(self._theta), **sums, "guessed": self._guessed, "took": self._took}
+        return {
+            "guess": list(self._guess),
+            "theta": list(self._theta),
+            **sums,
+            "guessed": self._guessed,
+            "took": self._took,
+        }
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> CostModel:
@@ -102,7 +114,9 @@ class CostModel:
             if (agreed == free).all():
                 break
             free, theta = agreed, np.full(len(b), floor)
-            theta[free] = np.linalg.solve(A[np.ix_(free, free)], b[free] - floor * A[np.ix_(free, ~free)].sum(axis=1))
+            theta[free] = np.linalg.solve(
+                A[np.ix_(free, free)], b[free] - floor * A[np.ix_(free, ~free)].sum(axis=1)
+            )
         self._theta = np.maximum(theta, floor).tolist()
         self._name_rates()
 
@@ -118,14 +132,17 @@ class Speed:
     """
 
     def __init__(self, like: float = 1.0, weight: float = FULL) -> None:
-        self._foreseen, self._took = like * weight, weight
+        self._foreseen = like * weight
+        self._took = weight
         self.factor = like
 
     def learn(self, foreseen: float, seconds: float) -> None:
         """A batch that the model foresaw at `foreseen` seconds took `seconds`; the last ten batches or so count."""
         if not (0.0 < seconds < math.inf and NOTHING < foreseen < math.inf):
             return
-        seconds = min(max(seconds, foreseen / self.factor / OUTLIER), foreseen / self.factor * OUTLIER)
+        seconds = min(
+            max(seconds, foreseen / self.factor / OUTLIER), foreseen / self.factor * OUTLIER
+        )
         share = min(1.0, FULL / max(foreseen, seconds))
         self._foreseen = 0.9 * self._foreseen + share * foreseen
         self._took = 0.9 * self._took + share * seconds

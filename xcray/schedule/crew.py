@@ -12,7 +12,9 @@ class Worker:
     """One worker: the tasks it holds, in the order given; the first is under way since `since`, in seconds."""
 
     def __init__(self, name: str, like: float) -> None:
-        self.name, self.held, self.since = name, dict[int, Task](), 0.0
+        self.name = name
+        self.held = dict[int, Task]()
+        self.since = 0.0
         self.pace = Speed(like)
 
     @property

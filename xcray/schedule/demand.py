@@ -64,18 +64,28 @@ def workers_wanted(outlook: Outlook, staff: Staff, most: int, thrift: Thrift) ->
         >>> workers_wanted(Outlook(200.0, 900, 4, ()), Staff(4, 0, 0), 100, Thrift(node=60.0))
         4
     """
-    new = max(outlook.labels, 0 if staff.ready else 1)  # nobody new has anything to do but what is not given out
+    new = max(
+        outlook.labels, 0 if staff.ready else 1
+    )  # nobody new has anything to do but what is not given out
     near = min(staff.ready + staff.room, max(staff.ready, int(outlook.seconds / thrift.worker), 1))
     wanted = max(near, 1)
-    if near == staff.ready + staff.room and (outlook.measured or not near):  # no node has room for more; and it is no mere guess
-        lead = max(thrift.node - staff.waited, thrift.worker)  # until one comes that is asked for, or was
+    if near == staff.ready + staff.room and (
+        outlook.measured or not near
+    ):  # no node has room for more; and it is no mere guess
+        lead = max(
+            thrift.node - staff.waited, thrift.worker
+        )  # until one comes that is asked for, or was
         wanted = max(wanted, int((outlook.seconds - near * lead) / thrift.node))
         if staff.asked and staff.waited > GIVE_UP * thrift.node:
-            wanted = max(near, min(wanted, near + 1))  # this cluster does not grow; should it, the rest are asked for again
+            wanted = max(
+                near, min(wanted, near + 1)
+            )  # this cluster does not grow; should it, the rest are asked for again
     return max(staff.ready, min(wanted, staff.ready + new, most))
 
 
-def given_back(outlook: Outlook, since: Mapping[str, float], nodes: Mapping[str, str], now: float) -> list[str]:
+def given_back(
+    outlook: Outlook, since: Mapping[str, float], nodes: Mapping[str, str], now: float
+) -> list[str]:
     """Workers to let go now: none while anything is left to give out; else those that idle but for some spares.
 
     since: when each idle worker became so, by the clock of `now`; nodes: the node of every worker there is. Whole nodes first,
@@ -86,7 +96,11 @@ def given_back(outlook: Outlook, since: Mapping[str, float], nodes: Mapping[str,
         >>> given_back(Outlook(5.0, 0, 1, ("b", "c", "d")), {"b": 0.0, "c": 0.0, "d": 0.0}, nodes, 9.0)
         ['c', 'd']
     """
-    spare = [worker for worker in outlook.idle if worker in nodes and now - since.get(worker, now) >= IDLE_SECONDS]
+    spare = [
+        worker
+        for worker in outlook.idle
+        if worker in nodes and now - since.get(worker, now) >= IDLE_SECONDS
+    ]
     if outlook.labels or not spare:
         return []
     kept = min(outlook.batches, 1 + outlook.batches // SPARES) - (len(outlook.idle) - len(spare))

@@ -14,7 +14,9 @@ HALVINGS = 100  # of the interval that holds the least time; each also steps dow
 SLACK = 1e-12  # relative: sums of costs are floats
 
 
-def homes_by_speed(costs: Sequence[float] | Float64, speeds: Mapping[str, float]) -> tuple[str, ...]:
+def homes_by_speed(
+    costs: Sequence[float] | Float64, speeds: Mapping[str, float]
+) -> tuple[str, ...]:
     """The worker of each shard (S,): consecutive shards for each worker, in the order of `speeds`, least time of the slowest.
 
     costs: (S,) what a block costs to pass each shard, in any unit; speeds: worker -> units a second. A worker that would hold up
@@ -26,16 +28,24 @@ def homes_by_speed(costs: Sequence[float] | Float64, speeds: Mapping[str, float]
         >>> homes_by_speed([1.0] * 5, {"a": 1.0, "b": 0.25})
         ('a', 'a', 'a', 'a', 'b')
     """
-    wrong = [cost for cost in costs if not 0.0 <= cost < math.inf] or [v for v in speeds.values() if not 0.0 < v < math.inf]
+    wrong = [cost for cost in costs if not 0.0 <= cost < math.inf] or [
+        v for v in speeds.values() if not 0.0 < v < math.inf
+    ]
     if wrong or not len(costs) or not speeds:
-        raise ParameterError(f"{len(costs)} shards, {len(speeds)} workers: give costs >= 0 and speeds > 0 (found {wrong[:3]})")
+        raise ParameterError(
+            f"{len(costs)} shards, {len(speeds)} workers: give costs >= 0 and speeds > 0 (found {wrong[:3]})"
+        )
     weights = np.asarray(costs, np.float64)
     if not weights.any():
         weights = np.ones(len(weights))  # nothing is known of them: count them
     sums = np.concatenate([[0.0], np.cumsum(weights)])
     rates = list(speeds.values())
     cuts = _cuts(sums, rates, _least(sums, rates))
-    return tuple(name for name, first, last in zip(speeds, [0, *cuts], cuts, strict=False) for _ in range(first, last))
+    return tuple(
+        name
+        for name, first, last in zip(speeds, [0, *cuts], cuts, strict=False)
+        for _ in range(first, last)
+    )
 
 
 def _reach(sums: Float64, first: int, budget: float) -> int:

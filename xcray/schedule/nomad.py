@@ -44,19 +44,33 @@ class Nomad:
         nodes: Mapping[str, str] | None,
     ) -> None:
         shards = stations(homes)
-        self._names, self._shards = list(shards), [tuple(each) for each in shards.values()]
+        self._names = list(shards)
+        self._shards = [tuple(each) for each in shards.values()]
         self._number = {name: number for number, name in enumerate(self._names)}
-        self._blocks, self._laps, self._shortest, self._random = blocks, laps, shortest, Random(seed)
+        self._blocks = blocks
+        self._laps = laps
+        self._shortest = shortest
+        self._random = Random(seed)
         workers = len(self._names)
-        self._all_workers, self._all_blocks = (1 << workers) - 1, (1 << blocks) - 1
+        self._all_workers = (1 << workers) - 1
+        self._all_blocks = (1 << blocks) - 1
         self._node = self._nodes_of(nodes)
-        self._neighbours = [sum(1 << w for w in range(workers) if self._node[w] == node) for node in range(workers)]
-        self._to_pass = [self._all_workers] * blocks  # workers that a block has still to pass in its lap
-        self._to_take = [self._all_blocks] * workers  # blocks that a worker has still to take in its lap
-        self._block_lap, self._worker_lap = [0] * blocks, [0] * workers
+        self._neighbours = [
+            sum(1 << w for w in range(workers) if self._node[w] == node) for node in range(workers)
+        ]
+        self._to_pass = [
+            self._all_workers
+        ] * blocks  # workers that a block has still to pass in its lap
+        self._to_take = [
+            self._all_blocks
+        ] * workers  # blocks that a worker has still to take in its lap
+        self._block_lap = [0] * blocks
+        self._worker_lap = [0] * workers
         self._blocks_in = [self._all_blocks] + [0] * laps  # by lap
         self._workers_in = [self._all_workers] + [0] * laps
-        self._with_load = [self._all_workers] + [0] * ahead  # workers, by stops taken and not passed
+        self._with_load = [self._all_workers] + [
+            0
+        ] * ahead  # workers, by stops taken and not passed
         self._load = [0] * workers
         self._loose = self._all_blocks  # blocks that wait, and may go to any node
         self._bound = [0] * workers  # and those that may not leave their node, by node
@@ -67,7 +81,9 @@ class Nomad:
         lap = self._worker_lap[w]
         if lap == self._laps:
             return None
-        waiting = self._to_take[w] & self._blocks_in[lap] & (self._loose | self._bound[self._node[w]])
+        waiting = (
+            self._to_take[w] & self._blocks_in[lap] & (self._loose | self._bound[self._node[w]])
+        )
         if not waiting:
             return None
         block = self._draw(waiting, self._blocks)
@@ -94,7 +110,11 @@ class Nomad:
         """Laps done by each block and taken to the end by each shard."""
         return {
             "block_laps": list(self._block_lap),
-            "shard_laps": [lap for lap, shards in zip(self._worker_lap, self._shards, strict=True) for _ in shards],
+            "shard_laps": [
+                lap
+                for lap, shards in zip(self._worker_lap, self._shards, strict=True)
+                for _ in shards
+            ],
         }
 
     def check(self, under_way: Sequence[Visit]) -> None:
@@ -103,22 +123,33 @@ class Nomad:
         loads = [sum(visit.worker == name for visit in under_way) for name in self._names]
         require(self._load == loads, "the queues are not as long as they are held to be")
         waiting = self._loose | sum(self._bound)
-        require(sum(loads) + waiting.bit_count() + self._block_lap.count(self._laps) == self._blocks, "a block is lost")
+        require(
+            sum(loads) + waiting.bit_count() + self._block_lap.count(self._laps) == self._blocks,
+            "a block is lost",
+        )
         for w, lap in enumerate(self._worker_lap):
             may_come = self._loose | self._bound[self._node[w]]
             for block in range(self._blocks):
                 gap, taken = lap - self._block_lap[block], not self._to_take[w] >> block & 1
                 passed = not self._to_pass[block] >> w & 1
-                require(gap + taken == passed, f"block {block} and {self._names[w]} do not agree on what they have done")
+                require(
+                    gap + taken == passed,
+                    f"block {block} and {self._names[w]} do not agree on what they have done",
+                )
                 waits = may_come >> block & 1 and gap == 0 and not passed and lap < self._laps
-                require(not waits or self._load[w] == len(self._with_load) - 1, f"block {block} waits for a worker that has room")
+                require(
+                    not waits or self._load[w] == len(self._with_load) - 1,
+                    f"block {block} waits for a worker that has room",
+                )
 
     def _nodes_of(self, nodes: Mapping[str, str] | None) -> list[int]:
         """The node of each worker, by number; without nodes there is one, and nothing to be bound to."""
         if nodes is None:
             return [0] * len(self._names)
         if homeless := [name for name in self._names if name not in nodes]:
-            raise ParameterError(f"{homeless[0]} is on no node; name the node of every worker, or of none")
+            raise ParameterError(
+                f"{homeless[0]} is on no node; name the node of every worker, or of none"
+            )
         number: dict[str, int] = {}
         return [number.setdefault(nodes[name], len(number)) for name in self._names]
 

@@ -35,12 +35,21 @@ class Patience:
 
     def __init__(self) -> None:
         self._alone: float | None = None  # since when nobody is ready
-        self._open: dict[str, float] = {}  # node -> since when it has had room while somebody waited and nobody came
+        self._open: dict[
+            str, float
+        ] = {}  # node -> since when it has had room while somebody waited and nobody came
         self._tried: set[str] = set()  # nodes for which those that waited have been asked for anew
         self._waited: set[str] = set()
         self._surplus: float | None = None
 
-    def look(self, now: float, asked: Mapping[str, float], ready: int, rooms: Collection[str], start: float) -> Way:
+    def look(
+        self,
+        now: float,
+        asked: Mapping[str, float],
+        ready: int,
+        rooms: Collection[str],
+        start: float,
+    ) -> Way:
         """What to do. asked: workers that have no place, by when they were asked for; ready: workers that can work; rooms: nodes
         that have room for one; start: seconds that a start may take when nobody is ready."""
         self._alone = None if ready else now if self._alone is None else self._alone
@@ -65,14 +74,18 @@ class Patience:
     def surplus(self, now: float, too_many: int) -> int:
         """How many of those that wait are to be called off, of `too_many`: none before there have been too many for a while."""
         self._surplus = None if too_many <= 0 else now if self._surplus is None else self._surplus
-        return too_many if self._surplus is not None and now - self._surplus >= SURPLUS_SECONDS else 0
+        return (
+            too_many if self._surplus is not None and now - self._surplus >= SURPLUS_SECONDS else 0
+        )
 
     def _words(self, now: float, asked: Mapping[str, float], rooms: Collection[str]) -> str:
         """What is waited for."""
         longest = now - min(asked.values(), default=now)
         if longest < SAID_SECONDS:
             return ""
-        who = f"{len(asked)} worker{'s' * (len(asked) > 1)} wait{'s' * (len(asked) == 1)} for a place"
+        who = (
+            f"{len(asked)} worker{'s' * (len(asked) > 1)} wait{'s' * (len(asked) == 1)} for a place"
+        )
         since = min((self._open.get(node, now) for node in rooms), default=now)
         if not rooms:
             return f"{who}: no node has room"

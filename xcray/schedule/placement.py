@@ -46,10 +46,15 @@ def room(node: Node, need: Need) -> int:
     if node.leaving:
         return 0
     counts = [(node.cpus, need.cpus), (node.memory, need.memory), (node.store, need.store)]
-    return max(0, min(int(free / each + 1e-9) for free, each in counts if each > 0.0 and free < float("inf")))
+    return max(
+        0,
+        min(int(free / each + 1e-9) for free, each in counts if each > 0.0 and free < float("inf")),
+    )
 
 
-def places(nodes: Iterable[Node], need: Need, count: int, *, ours: Mapping[str, int], home: str = "") -> list[str]:
+def places(
+    nodes: Iterable[Node], need: Need, count: int, *, ours: Mapping[str, int], home: str = ""
+) -> list[str]:
     """Node ids of up to `count` new workers, in order; fewer where there is no room.
 
     ours: workers of the job on each node; home: the driver's node. Of nodes that have none, the smallest that takes all that are
@@ -70,17 +75,26 @@ def places(nodes: Iterable[Node], need: Need, count: int, *, ours: Mapping[str, 
     return out
 
 
-def _filled(nodes: Sequence[Node], need: Need, count: int, ours: Mapping[str, int], home: str) -> list[str]:
+def _filled(
+    nodes: Sequence[Node], need: Need, count: int, ours: Mapping[str, int], home: str
+) -> list[str]:
     """See `places`; nothing goes where there is no room."""
     rooms = {node.id: room(node, need) for node in nodes}
     out: list[str] = []
-    known = sorted((id for id in rooms if ours.get(id) or id == home), key=lambda id: (-ours.get(id, 0), id != home, id))
+    known = sorted(
+        (id for id in rooms if ours.get(id) or id == home),
+        key=lambda id: (-ours.get(id, 0), id != home, id),
+    )
     for id in known:
         out += [id] * min(rooms.pop(id), count - len(out))
     while len(out) < count and any(rooms.values()):
         left = count - len(out)
         enough = [id for id in rooms if rooms[id] >= left]
-        best = min(enough, key=lambda id: (rooms[id], id)) if enough else max(sorted(rooms), key=rooms.__getitem__)
+        best = (
+            min(enough, key=lambda id: (rooms[id], id))
+            if enough
+            else max(sorted(rooms), key=rooms.__getitem__)
+        )
         out += [best] * min(rooms.pop(best), left)
     return out
 

@@ -29,25 +29,40 @@ class Ring:
     """The way of `blocks` blocks round the shards of `homes` (homes[s]: the worker of shard s), `laps` times; `ahead`: visits
     taken and not passed, at most, per worker."""
 
-    def __init__(self, homes: Sequence[str], blocks: int, laps: int, *, ahead: int, barrier: bool) -> None:
+    def __init__(
+        self, homes: Sequence[str], blocks: int, laps: int, *, ahead: int, barrier: bool
+    ) -> None:
         n = len(homes)
-        self._homes, self._blocks, self._laps, self._barrier = tuple(homes), blocks, laps, barrier
+        self._homes = tuple(homes)
+        self._blocks = blocks
+        self._laps = laps
+        self._barrier = barrier
         starts = [block * n // blocks for block in range(blocks)]
         # One cycle of blocks serves all shards: those that start at the last shard, at the one before, ..., at the first. A
         # shard enters it at the blocks that start there, or at the next that there are.
         self._cycle = sorted(range(blocks), key=lambda block: (-starts[block], block))
         self._entry = [sum(start > shard for start in starts) % blocks for shard in range(n)]
-        self._next = [self._cycle[entry] for entry in self._entry]  # the block that each shard takes next
+        self._next = [
+            self._cycle[entry] for entry in self._entry
+        ]  # the block that each shard takes next
         self._taken = [0] * n  # blocks taken by a shard, in all laps
         self._at = starts  # the shard that each block passes next
         self._steps = [0] * blocks  # shards passed by a block, in all laps
         self._free = [laps > 0] * blocks  # neither under way nor at the end
         self._ready: dict[str, list[tuple[int, int]]] = {worker: [] for worker in homes}
-        self._place: list[str | None] = [None] * blocks  # the worker that holds each block; while it is under way, the one before
-        self._holds = dict.fromkeys(homes, 0)  # blocks held by each worker, those under way to it included
+        self._place: list[str | None] = [
+            None
+        ] * blocks  # the worker that holds each block; while it is under way, the one before
+        self._holds = dict.fromkeys(
+            homes, 0
+        )  # blocks held by each worker, those under way to it included
         shares = {worker: blocks * len(shards) / n for worker, shards in stations(homes).items()}
-        self._most = {worker: blocks if barrier else ceil(CROWD * share) + ahead for worker, share in shares.items()}
-        self._epoch, self._left = 0, blocks  # the step that all are in, and how many blocks have not made it
+        self._most = {
+            worker: blocks if barrier else ceil(CROWD * share) + ahead
+            for worker, share in shares.items()
+        }
+        self._epoch = 0
+        self._left = blocks  # the step that all are in, and how many blocks have not made it
         for block in range(blocks):
             self._offer(block)
 
@@ -69,7 +84,11 @@ class Ring:
         if self._place[block] != worker:
             self._holds[worker] += 1
         n, shard, lap = len(self._homes), self._at[block], self._steps[block] // len(self._homes)
-        shards = (shard,) if self._barrier else self._run(block, shard, (lap + 1) * n - self._steps[block])
+        shards = (
+            (shard,)
+            if self._barrier
+            else self._run(block, shard, (lap + 1) * n - self._steps[block])
+        )
         self._free[block] = False
         for shard in shards:
             taken = self._taken[shard] = self._taken[shard] + 1
@@ -112,18 +131,39 @@ class Ring:
 
     def check(self, under_way: Sequence[Visit]) -> None:
         """The books of blocks and those of shards speak of the same cells; raises AssertionError if not."""
-        n, ready = len(self._homes), [block for entries in self._ready.values() for _, block in entries]
+        n, ready = (
+            len(self._homes),
+            [block for entries in self._ready.values() for _, block in entries],
+        )
         cells = sum(len(visit.shards) for visit in under_way)
-        require(sum(self._taken) == sum(self._steps) + cells, "blocks and shards do not agree on what they have done")
-        require(not any(self._free[visit.block] for visit in under_way), "a block under way is held to be free")
+        require(
+            sum(self._taken) == sum(self._steps) + cells,
+            "blocks and shards do not agree on what they have done",
+        )
+        require(
+            not any(self._free[visit.block] for visit in under_way),
+            "a block under way is held to be free",
+        )
         for block in (block for block in range(self._blocks) if self._free[block]):
             shard, lap = self._at[block], self._steps[block] // n
-            require(self._taken[shard] // self._blocks <= lap, f"shard {shard} is a lap before block {block}, which has to pass it")
-        places = [*self._place, *(visit.worker for visit in under_way if self._place[visit.block] != visit.worker)]
+            require(
+                self._taken[shard] // self._blocks <= lap,
+                f"shard {shard} is a lap before block {block}, which has to pass it",
+            )
+        places = [
+            *self._place,
+            *(visit.worker for visit in under_way if self._place[visit.block] != visit.worker),
+        ]
         held = {worker: places.count(worker) for worker in self._homes}
         require(held == self._holds, "workers do not hold what they are held to")
-        require(all(held[worker] <= self._most[worker] for worker in held), "a worker holds more blocks than it may")
-        require(sorted(ready) == [b for b in range(self._blocks) if self._may_go(b)], "what is offered is not what may go")
+        require(
+            all(held[worker] <= self._most[worker] for worker in held),
+            "a worker holds more blocks than it may",
+        )
+        require(
+            sorted(ready) == [b for b in range(self._blocks) if self._may_go(b)],
+            "what is offered is not what may go",
+        )
 
     def _may_go(self, block: int) -> bool:
         """Whether a block may go to its next shard."""

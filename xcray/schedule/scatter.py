@@ -92,15 +92,25 @@ class Scatter:
         self._model = CostModel(rates)
         self._backlog = Backlog(labels, terms, rates, values)
         self._crew = Crew(workers)
-        self._batch_seconds = batch_seconds or min(max(workers / BATCHES_A_SECOND, SHORTEST), LONGEST)
-        self._depth, self._max_attempts, self._joint, self._by_value = depth, max_attempts, joint, values is not None
+        self._batch_seconds = batch_seconds or min(
+            max(workers / BATCHES_A_SECOND, SHORTEST), LONGEST
+        )
+        self._depth = depth
+        self._max_attempts = max_attempts
+        self._joint = joint
+        self._by_value = values is not None
         self._flights: dict[int, _Flight] = {}
         self._again: deque[_Flight] = deque()
-        self._next_id, self._sorted_at, self._looked_at = 0, 0, -inf
+        self._next_id = 0
+        self._sorted_at = 0
+        self._looked_at = -inf
         self._failed: str | None = None
         self._draining = False
-        self._total, self._done = self._backlog.left, tuple(0.0 for _ in rates)
-        self.done_labels, self.done_tasks, self.total_labels = 0, 0, len(self._backlog)
+        self._total = self._backlog.left
+        self._done = tuple(0.0 for _ in rates)
+        self.done_labels = 0
+        self.done_tasks = 0
+        self.total_labels = len(self._backlog)
         self._hear = {
             Joined: self._join,
             Lost: self._lose,
@@ -132,17 +142,29 @@ class Scatter:
 
     def under_way(self) -> list[tuple[str, Task, float]]:
         """What each busy worker is working on now: its name, the task, and since when."""
-        return [(worker.name, head, worker.since) for worker in self._crew if (head := worker.head) is not None]
+        return [
+            (worker.name, head, worker.since)
+            for worker in self._crew
+            if (head := worker.head) is not None
+        ]
 
     def outlook(self) -> Outlook:
         """What is left, for whoever decides how many workers there are to be."""
         average = max(self._crew.average, 1e-9)
         out = sum(self._price(flight) for flight in (*self._again, *self._flights.values()))
-        new = 0 if self._draining else len(self._backlog) + sum(len(flight.batch.labels) for flight in self._again)
+        new = (
+            0
+            if self._draining
+            else len(self._backlog) + sum(len(flight.batch.labels) for flight in self._again)
+        )
         left = 0.0 if self._draining else self._model.price(self._backlog.left)
         new = min(new, 1) if self._joint else new
         return Outlook(
-            (left + out) / average, new, len(self._flights), tuple(self._crew.idle), self.done_tasks > 2 * len(self._crew)
+            (left + out) / average,
+            new,
+            len(self._flights),
+            tuple(self._crew.idle),
+            self.done_tasks > 2 * len(self._crew),
         )
 
     def expect(self, workers: int) -> None:
@@ -161,8 +183,13 @@ class Scatter:
 
     def state(self) -> dict[str, Any]:
         """What a restored schedule needs, JSON-ready: labels that are not done with their terms and values, and the fit."""
-        left = [*(flight.batch for flight in (*self._again, *self._flights.values())), self._backlog.rest()]
-        values = [value for batch in left if batch.values is not None for value in batch.values.tolist()]
+        left = [
+            *(flight.batch for flight in (*self._again, *self._flights.values())),
+            self._backlog.rest(),
+        ]
+        values = [
+            value for batch in left if batch.values is not None for value in batch.values.tolist()
+        ]
         return {
             "labels": [label for batch in left for label in batch.labels.tolist()],
             "terms": [terms for batch in left for terms in batch.terms.tolist()],
@@ -174,7 +201,9 @@ class Scatter:
     def restore(cls, state: dict[str, Any], **options: Any) -> Scatter:
         """A schedule for what `state` (of `Scatter.state`) says is left; `options` as in the constructor."""
         model = CostModel.restore(state["model"])
-        schedule = cls(state["labels"], state["terms"], model.rates, values=state["values"], **options)
+        schedule = cls(
+            state["labels"], state["terms"], model.rates, values=state["values"], **options
+        )
         schedule._model = model
         return schedule
 
@@ -210,7 +239,9 @@ class Scatter:
                 self._withdraw(flight, name)
                 if len(flight.losses) >= self._max_attempts:
                     labels = f"{task.labels[0]}..{task.labels[-1]}"
-                    self._failed = f"{len(flight.losses)} workers were lost on the batch of labels {labels}"
+                    self._failed = (
+                        f"{len(flight.losses)} workers were lost on the batch of labels {labels}"
+                    )
         return self._fill(None, now)
 
     def _withdraw(self, flight: _Flight, name: str) -> None:
@@ -268,9 +299,15 @@ class Scatter:
         """Fill the worker that something happened to, then those that idle; with nothing to give, copy what is late."""
         out: list[Command] = []
         depth = self._depth if self._plenty() else 1
-        while worker is not None and len(worker.held) < depth and (flight := self._take(worker)) is not None:
+        while (
+            worker is not None
+            and len(worker.held) < depth
+            and (flight := self._take(worker)) is not None
+        ):
             out.append(self._give(flight, worker, now))
-        while (idle := next(iter(self._crew.idle.values()), None)) is not None and (flight := self._take(idle)) is not None:
+        while (idle := next(iter(self._crew.idle.values()), None)) is not None and (
+            flight := self._take(idle)
+        ) is not None:
             out.append(self._give(flight, idle, now))
         return out or self._copy(now)
 
@@ -288,7 +325,9 @@ class Scatter:
         if not self._backlog:
             return None
         self._next_id += 1
-        return _Flight(self._next_id - 1, self._backlog.take_all() if self._joint else self._batch(worker), [])
+        return _Flight(
+            self._next_id - 1, self._backlog.take_all() if self._joint else self._batch(worker), []
+        )
 
     def _batch(self, worker: Worker) -> Batch:
         """The dearest labels that are a fair share for a worker.
@@ -318,13 +357,23 @@ class Scatter:
     def _copy(self, now: float) -> list[Command]:
         """Copies of tasks that idle workers should end sooner than those that hold them; one copy of each."""
         waiting = self._crew.idle and self._flights and self.done_tasks
-        if not waiting or self._draining or self._failed or self._joint or now < self._looked_at + PAUSE:
+        if (
+            not waiting
+            or self._draining
+            or self._failed
+            or self._joint
+            or now < self._looked_at + PAUSE
+        ):
             return []
         self._looked_at = now
         out: list[Command] = []
         late = sorted(self._alone(now), key=lambda found: -found[0])
         for idle in sorted(self._crew.idle.values(), key=lambda worker: -worker.speed):
-            gains = (at for at, (seconds, flight) in enumerate(late) if seconds > self._price(flight) / idle.speed + MARGIN)
+            gains = (
+                at
+                for at, (seconds, flight) in enumerate(late)
+                if seconds > self._price(flight) / idle.speed + MARGIN
+            )
             if (best := next(gains, None)) is None:
                 break  # who is slower gains less
             out.append(self._give(late.pop(best)[1], idle, now))

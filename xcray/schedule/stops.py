@@ -41,7 +41,9 @@ def stations(homes: Sequence[str]) -> dict[str, range]:
     for shard, worker in enumerate(homes):
         known = out.get(worker)
         if known is not None and known.stop != shard:
-            raise ParameterError(f"{worker} is the home of shards {known.start}..{known.stop - 1} and of {shard}: not consecutive")
+            raise ParameterError(
+                f"{worker} is the home of shards {known.start}..{known.stop - 1} and of {shard}: not consecutive"
+            )
         out[worker] = range(shard if known is None else known.start, shard + 1)
     return out
 

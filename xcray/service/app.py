@@ -112,7 +112,9 @@ def create_app(
     return _app(rooms, authenticate or _by_keys(kept, settings), life, whole)
 
 
-def _app(rooms: Rooms, authenticate: Callable[[Request], Awaitable[auth.Caller]], life: Any, whole: bool) -> FastAPI:
+def _app(
+    rooms: Rooms, authenticate: Callable[[Request], Awaitable[auth.Caller]], life: Any, whole: bool
+) -> FastAPI:
     """Routes behind walls: the guard is the outermost."""
     settings = rooms.settings
     app = FastAPI(
@@ -129,12 +131,22 @@ def _app(rooms: Rooms, authenticate: Callable[[Request], Awaitable[auth.Caller]]
     if whole:
         app.add_middleware(predict.PredictDoor)
     auditor = Auditor(rooms.store, settings.audit_entries)
-    app.add_middleware(Gate, settings=settings, authenticate=authenticate, limits=Limiter(settings), auditor=auditor)
+    app.add_middleware(
+        Gate,
+        settings=settings,
+        authenticate=authenticate,
+        limits=Limiter(settings),
+        auditor=auditor,
+    )
     if tracing.is_on():
         app.add_middleware(TracedRequests)
-    app.add_middleware(Guard, settings=settings, gauges=rooms.gauges, draining=lambda: rooms.draining)
+    app.add_middleware(
+        Guard, settings=settings, gauges=rooms.gauges, draining=lambda: rooms.draining
+    )
     problems.install(app)
-    for room in (predict, batch, datasets, jobs, models, inference, keys, health) if whole else (health,):
+    for room in (
+        (predict, batch, datasets, jobs, models, inference, keys, health) if whole else (health,)
+    ):
         app.include_router(room.router)
     app.include_router(health.pages)
     openapi.describe(app)
@@ -148,14 +160,22 @@ def _checked(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _by_keys(store: JobStore, settings: Settings) -> Callable[[Request], Awaitable[auth.Caller]]:
     """Callers by the keys of the store."""
-    return auth.Authenticator(store, admits_all=settings.admits_all, grace=settings.keys_grace_seconds)
+    return auth.Authenticator(
+        store, admits_all=settings.admits_all, grace=settings.keys_grace_seconds
+    )
 
 
 def _housekeeper(rooms: Rooms, post: Post, alone: bool) -> Housekeeper:
     """Who keeps the house from here, while it has the post."""
     settings = rooms.settings
     alone = alone and settings.workers == 1 and not settings.shares_store
-    return Housekeeper(rooms.builder, rooms.uploads, post, alone=alone, sweep=retention_of(settings, rooms.home, rooms.store).turn)
+    return Housekeeper(
+        rooms.builder,
+        rooms.uploads,
+        post,
+        alone=alone,
+        sweep=retention_of(settings, rooms.home, rooms.store).turn,
+    )
 
 
 def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any]:
@@ -166,7 +186,9 @@ def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any
         rooms: Rooms = app.state.rooms
         if house is not None:
             await house.turn()
-        await rooms.readiness.look(HANGS)  # so that who asks first is not told that nothing is known yet
+        await rooms.readiness.look(
+            HANGS
+        )  # so that who asks first is not told that nothing is known yet
         LOGGER.info("started")
         watching = [
             asyncio.create_task(_tend(rooms, house), name="tend"),

@@ -68,19 +68,28 @@ def template_of(route: Any) -> str:
 class Auditor:
     """Writes entries; the oldest of more than `keep` are forgotten. steady: seconds of a clock that never jumps."""
 
-    def __init__(self, store: JobStore, keep: int, steady: Callable[[], float] = time.monotonic) -> None:
-        self._store, self._keep, self._steady = store, keep, steady
+    def __init__(
+        self, store: JobStore, keep: int, steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._keep = keep
+        self._steady = steady
         self._written = itertools.count(1)
-        self._window, self._refused = steady(), 0
+        self._window = steady()
+        self._refused = 0
 
-    async def changed(self, scope: MutableMapping[str, Any], caller: Caller, status: int, location: str | None) -> None:
+    async def changed(
+        self, scope: MutableMapping[str, Any], caller: Caller, status: int, location: str | None
+    ) -> None:
         """Note that a request was answered: when it was a change and was done, or was refused to a caller who is known."""
         action = action_of(scope)
         if action == QUESTION or not (200 <= status < 300 or status == 403):
             return
         detail = {"status": status, **scope.get("audited", {})}
         name = f"{action}.refused" if status == 403 else action
-        await self._write(caller.tenant, caller.key_id, name, excerpt(location or scope["path"]), detail)
+        await self._write(
+            caller.tenant, caller.key_id, name, excerpt(location or scope["path"]), detail
+        )
 
     async def refused(self, scope: MutableMapping[str, Any], why: str) -> None:
         """Note that a stranger was refused; only some of a flood, with how many there were before."""
@@ -97,12 +106,22 @@ class Auditor:
         detail |= {"unwritten": before - REFUSALS} if before > REFUSALS else {}
         await self._write(NOBODY, None, "login.refused", client[0] if client else NOBODY, detail)
 
-    async def _write(self, tenant: str, key_id: str | None, action: str, subject: str, detail: dict[str, Any]) -> None:
+    async def _write(
+        self, tenant: str, key_id: str | None, action: str, subject: str, detail: dict[str, Any]
+    ) -> None:
         """One entry. What was done stays done when it can't be written: then the log of the service has it."""
         try:
-            await asyncio.to_thread(self._store.record, tenant, key_id, action, subject, detail, REQUEST_ID.get())
+            await asyncio.to_thread(
+                self._store.record, tenant, key_id, action, subject, detail, REQUEST_ID.get()
+            )
             if next(self._written) % TRIMMED_EVERY == 0:
                 await asyncio.to_thread(self._store.trim_audit, self._keep)
         except XcrayError as error:
-            facts = {"tenant": tenant, "key": key_id, "action": action, "subject": subject, "detail": error.message}
+            facts = {
+                "tenant": tenant,
+                "key": key_id,
+                "action": action,
+                "subject": subject,
+                "detail": error.message,
+            }
             LOGGER.error("an audit entry can't be written", extra=facts)

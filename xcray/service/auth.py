@@ -94,8 +94,13 @@ class _Seen:
 
     __slots__ = ("asked", "caller", "expires", "problem")
 
-    def __init__(self, asked: float, caller: Caller | None, expires: float | None, problem: str) -> None:
-        self.asked, self.caller, self.expires, self.problem = asked, caller, expires, problem
+    def __init__(
+        self, asked: float, caller: Caller | None, expires: float | None, problem: str
+    ) -> None:
+        self.asked = asked
+        self.caller = caller
+        self.expires = expires
+        self.problem = problem
 
 
 class Authenticator:
@@ -115,8 +120,11 @@ class Authenticator:
         steady: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._keys, self._admits_all, self._grace = keys, admits_all, grace
-        self._steady, self._now = steady, now
+        self._keys = keys
+        self._admits_all = admits_all
+        self._grace = grace
+        self._steady = steady
+        self._now = now
         self._seen: OrderedDict[bytes, _Seen] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[_Seen]] = {}
         self._touched: dict[str, float] = {}
@@ -141,19 +149,30 @@ class Authenticator:
         if seen.caller is None:
             raise Unauthorised(seen.problem)
         if seen.expires is not None and self._now() >= seen.expires:
-            raise Unauthorised("this key has expired: ask an operator for another (`xcray keys create`)", reason="expired")
+            raise Unauthorised(
+                "this key has expired: ask an operator for another (`xcray keys create`)",
+                reason="expired",
+            )
         return seen.caller
 
     def peek(self, request: Request) -> Caller | None:
         """The caller of a request that anybody may make, as far as it is known without asking the store; None for a stranger."""
         steady = self._steady()
         if not self._keyed:
-            return ANYBODY if self._keyless is None or steady - self._keyless < STALE + self._grace else None
+            return (
+                ANYBODY
+                if self._keyless is None or steady - self._keyless < STALE + self._grace
+                else None
+            )
         try:
             seen = self._seen.get(hashlib.sha256(bearer(request)).digest())
         except Unauthorised:
             return None
-        live = seen is not None and steady - seen.asked < STALE and (seen.expires is None or self._now() < seen.expires)
+        live = (
+            seen is not None
+            and steady - seen.asked < STALE
+            and (seen.expires is None or self._now() < seen.expires)
+        )
         return seen.caller if seen is not None and live else None
 
     async def _look_for_keys(self, steady: float) -> bool:
@@ -170,11 +189,17 @@ class Authenticator:
     async def _known(self, mark: bytes, given: bytes, old: _Seen | None) -> _Seen:
         """What the store says of a key now; what it said, for a while, when it does not answer."""
         if mark not in self._asking and len(self._asking) >= ASKED_AT_ONCE:
-            raise Unavailable("too many unknown keys at once: try again in a second", code="BUSY", retry_after=1)
+            raise Unavailable(
+                "too many unknown keys at once: try again in a second", code="BUSY", retry_after=1
+            )
         try:
             return await asyncio.shield(self._ask(mark, given))
         except Unavailable:
-            if old is None or old.caller is None or self._steady() - old.asked >= STALE + self._grace:
+            if (
+                old is None
+                or old.caller is None
+                or self._steady() - old.asked >= STALE + self._grace
+            ):
                 raise
             return old
 
@@ -199,20 +224,49 @@ class Authenticator:
         """A question was answered, or not."""
         del self._asking[mark]
         if not done.cancelled() and (error := done.exception()) is not None:
-            LOGGER.warning("a key can't be looked up", extra={"detail": getattr(error, "message", type(error).__name__)})
+            LOGGER.warning(
+                "a key can't be looked up",
+                extra={"detail": getattr(error, "message", type(error).__name__)},
+            )
 
     def _look(self, given: bytes) -> _Seen:
         """What the store says of a key. In a thread."""
         asked = self._steady()
         token = tokens.read_token(given.decode("latin-1"))
         found = None if token is None else self._keys.find_key(token[1])
-        if token is None or found is None or found.id != token[0] or not hmac.compare_digest(found.digest, token[1]):
-            return _Seen(asked, None, None, "nobody knows this key: check that it is whole, or ask an operator for one")
+        if (
+            token is None
+            or found is None
+            or found.id != token[0]
+            or not hmac.compare_digest(found.digest, token[1])
+        ):
+            return _Seen(
+                asked,
+                None,
+                None,
+                "nobody knows this key: check that it is whole, or ask an operator for one",
+            )
         if found.revoked is not None:
-            return _Seen(asked, None, None, "this key was revoked: ask an operator for another (`xcray keys create`)")
+            return _Seen(
+                asked,
+                None,
+                None,
+                "this key was revoked: ask an operator for another (`xcray keys create`)",
+            )
         self._touch(found.id, asked)
-        limits = Limits(**{name: value for name, value in (found.limits or {}).items() if name in Limits._fields})
-        return _Seen(asked, Caller(found.tenant, frozenset(found.scopes), found.id, limits), found.expires, "")
+        limits = Limits(
+            **{
+                name: value
+                for name, value in (found.limits or {}).items()
+                if name in Limits._fields
+            }
+        )
+        return _Seen(
+            asked,
+            Caller(found.tenant, frozenset(found.scopes), found.id, limits),
+            found.expires,
+            "",
+        )
 
     def _touch(self, key_id: str, steady: float) -> None:
         """Note now and then that a key is in use; that it can't be noted now is no reason to refuse it."""
@@ -222,7 +276,9 @@ class Authenticator:
         try:
             self._keys.touch_key(key_id)
         except XcrayError as error:
-            LOGGER.warning("the use of a key can't be noted", extra={"key": key_id, "detail": error.message})
+            LOGGER.warning(
+                "the use of a key can't be noted", extra={"key": key_id, "detail": error.message}
+            )
 
 
 def bearer(request: Request) -> bytes:
@@ -239,7 +295,9 @@ def bearer(request: Request) -> bytes:
         )
     kind, _, given = found.partition(b" ")
     if kind.lower() != b"bearer" or len(given) > 256:
-        raise Unauthorised("the Authorization header holds no key: send `Authorization: Bearer xck_...`")
+        raise Unauthorised(
+            "the Authorization header holds no key: send `Authorization: Bearer xck_...`"
+        )
     return given.strip()
 
 

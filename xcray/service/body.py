@@ -28,7 +28,9 @@ INLINE = 32_768  # bytes that are parsed on the event loop; more go to a thread
 DESCRIBED: dict[str, type[BaseModel]] = {}  # models of bodies that routes described, by name
 
 
-def json_body(model: type[M], limit: str = "body_bytes", check: Check | None = None) -> Callable[[Request], Awaitable[M]]:
+def json_body(
+    model: type[M], limit: str = "body_bytes", check: Check | None = None
+) -> Callable[[Request], Awaitable[M]]:
     """A dependency that reads the body as `model`.
 
     limit: names the setting of its largest size; check: raises for what is cheaper to refuse before all of it is looked at.
@@ -57,7 +59,9 @@ def parse(model: type[M], body: bytes, check: Callable[[dict[str, Any]], None] |
     """A body as a model, after `check` saw its value. Raises BadJSON, or InputError with what does not fit."""
     value = loads(body)
     if not isinstance(value, dict):
-        kind = {list: "an array", str: "a string", type(None): "null", bool: "true or false"}.get(type(value), "a number")
+        kind = {list: "an array", str: "a string", type(None): "null", bool: "true or false"}.get(
+            type(value), "a number"
+        )
         raise InputError(f"the body is {kind}, a JSON object was expected", code="BODY_TYPE")
     if check is not None:
         check(value)
@@ -72,7 +76,10 @@ def check_type(request: Request, allowed: tuple[str, ...]) -> str:
     """The media type of a request, when it is one of `allowed`. Raises InputError CONTENT_TYPE or CONTENT_ENCODING."""
     encoding = (header(request, b"content-encoding") or "identity").strip().lower()
     if encoding != "identity":
-        raise InputError(f"Content-Encoding {excerpt(encoding)!r} is not accepted: send the body as it is", code="CONTENT_ENCODING")
+        raise InputError(
+            f"Content-Encoding {excerpt(encoding)!r} is not accepted: send the body as it is",
+            code="CONTENT_ENCODING",
+        )
     kind, _, parameters = (header(request, b"content-type") or "").partition(";")
     kind = kind.strip().lower()
     if kind not in allowed:
@@ -80,7 +87,9 @@ def check_type(request: Request, allowed: tuple[str, ...]) -> str:
         raise InputError(f"{found}: send {' or '.join(allowed)}", code="CONTENT_TYPE")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if kind == "application/json" and charset not in ("", "utf-8", "utf8"):
-        raise InputError(f"charset {excerpt(charset)!r} is not accepted: send JSON as UTF-8", code="CONTENT_TYPE")
+        raise InputError(
+            f"charset {excerpt(charset)!r} is not accepted: send JSON as UTF-8", code="CONTENT_TYPE"
+        )
     return kind
 
 
@@ -150,7 +159,11 @@ def declared_length(request: Request) -> int:
 
 def too_large(limit: int) -> InputError:
     """The error for a body above its limit."""
-    return InputError(f"the body is larger than {limit:,} bytes: send less at once", code="BODY_TOO_LARGE", limit=limit)
+    return InputError(
+        f"the body is larger than {limit:,} bytes: send less at once",
+        code="BODY_TOO_LARGE",
+        limit=limit,
+    )
 
 
 async def _drain(request: Request, limit: int) -> None:

@@ -14,9 +14,15 @@ Headers = list[tuple[bytes, bytes]]
 
 SECURE: Final[Headers] = [
     (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
     (b"cross-origin-opener-policy", b"same-origin"),
-    (b"permissions-policy", b"camera=(), display-capture=(), geolocation=(), microphone=(), payment=(), usb=()"),
+    (
+        b"permissions-policy",
+        b"camera=(), display-capture=(), geolocation=(), microphone=(), payment=(), usb=()",
+    ),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
 ]
@@ -32,7 +38,11 @@ class Browsers:
 
     def __init__(self, settings: Settings) -> None:
         self._origins = frozenset(settings.cors_origins)
-        self.always = [*SECURE, HSTS] if settings.tls_certfile is not None or settings.behind_proxy else SECURE
+        self.always = (
+            [*SECURE, HSTS]
+            if settings.tls_certfile is not None or settings.behind_proxy
+            else SECURE
+        )
 
     def admits(self, origin: str, host: str) -> bool:
         """Whether a page of `origin` may change things at `host`."""
@@ -48,11 +58,18 @@ class Browsers:
         if origin not in self._origins:
             return [VARY]
         assert origin is not None
-        return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"access-control-expose-headers", SEEN), VARY]
+        return [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-expose-headers", SEEN),
+            VARY,
+        ]
 
     def preflight(self, origin: str | None) -> Headers | None:
         """The answer to a browser that asks before it asks; None when the origin is not listed: it is a request like others."""
         if origin is None or origin not in self._origins:
             return None
-        asked = [(b"access-control-allow-methods", METHODS), (b"access-control-allow-headers", SENT)]
+        asked = [
+            (b"access-control-allow-methods", METHODS),
+            (b"access-control-allow-headers", SENT),
+        ]
         return [*self.for_page(origin), *asked, (b"access-control-max-age", b"600")]

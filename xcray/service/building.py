@@ -28,10 +28,25 @@ from xcray.service.logs import LOGGER
 from xcray.service.settings import Settings
 
 INGEST = (sys.executable, "-m", "xcray.service.ingest")
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV")  # no tokens, no addresses
+PASSED_ON = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "PYTHONPATH",
+    "PYTHONHASHSEED",
+    "VIRTUAL_ENV",
+)  # no tokens, no addresses
 DEATHS = {
-    -signal.SIGXCPU: {"code": "TIME_LIMIT", "message": "the build took longer than this server allows; send less data"},
-    None: {"code": "BUILD_DIED", "message": "the build ended without a word, most likely for want of memory; send less data"},
+    -signal.SIGXCPU: {
+        "code": "TIME_LIMIT",
+        "message": "the build took longer than this server allows; send less data",
+    },
+    None: {
+        "code": "BUILD_DIED",
+        "message": "the build ended without a word, most likely for want of memory; send less data",
+    },
 }
 BUILDING, READY, FAILED = "BUILDING", "READY", "FAILED"
 STALE_SECONDS = 600.0  # after which a request that is not whole is one that a crash left
@@ -85,7 +100,9 @@ class Builder:
         dataset_id = new_id("ds")
         staged, folder = self._root / f".{dataset_id}.part", self._root / dataset_id
         staged.mkdir(mode=0o700)
-        moved = {part: folder / f"{part}.{format}" if take else path for part, path in sources.items()}
+        moved = {
+            part: folder / f"{part}.{format}" if take else path for part, path in sources.items()
+        }
         if take:
             for part, path in sources.items():
                 os.rename(path, staged / moved[part].name)
@@ -96,14 +113,24 @@ class Builder:
             "options": dict(options),
             "sources": {part: str(path) for part, path in moved.items()},
             "target": str(self._home.dataset(dataset_id)),
-            "limits": {"memory_bytes": self._settings.build_memory_bytes, "seconds": self._settings.build_seconds},
+            "limits": {
+                "memory_bytes": self._settings.build_memory_bytes,
+                "seconds": self._settings.build_seconds,
+            },
         }
         write_json(staged / "request.json", request)
         os.rename(staged, folder)
         sync_path(self._root)
         stats, target = {"format": format}, str(self._home.dataset(dataset_id))
         record = self._store.add_dataset(
-            name, target, tenant=tenant, status=BUILDING, stats=stats, dataset_id=dataset_id, idempotency_key=key, digest=digest
+            name,
+            target,
+            tenant=tenant,
+            status=BUILDING,
+            stats=stats,
+            dataset_id=dataset_id,
+            idempotency_key=key,
+            digest=digest,
         )
         created = record.id == dataset_id
         if not created:  # the same key came through another door
@@ -114,7 +141,9 @@ class Builder:
         """Start the work on an accepted data set, or leave it to the leader. Called on the event loop."""
         if not self._leads or dataset_id in self._tasks:
             return
-        task = asyncio.get_running_loop().create_task(self._run(dataset_id), name=f"build {dataset_id}")
+        task = asyncio.get_running_loop().create_task(
+            self._run(dataset_id), name=f"build {dataset_id}"
+        )
         self._tasks[dataset_id] = task
         task.add_done_callback(lambda _: self._forget(dataset_id))
 
@@ -134,7 +163,9 @@ class Builder:
         for dataset_id in await asyncio.to_thread(self._there):
             if self._wanted(dataset_id):  # asked again: it may have ended meanwhile
                 self.begin(dataset_id)
-        for dataset_id in [each for each in self._tasks if each not in self._told and not self._wanted(each)]:
+        for dataset_id in [
+            each for each in self._tasks if each not in self._told and not self._wanted(each)
+        ]:
             await self.cancel(dataset_id)
             await asyncio.to_thread(shutil.rmtree, self._home.dataset(dataset_id), True)
 
@@ -181,8 +212,13 @@ class Builder:
                 self._gauges.build_seconds.observe(time.monotonic() - begun)
                 outcome = await asyncio.to_thread(_outcome, asked, code)
                 await asyncio.to_thread(self._record, dataset_id, request["tenant"], outcome)
-            except XcrayError as error:  # the store is away, or the request was removed: the next start takes it up
-                LOGGER.error("a build could not be recorded", extra={"dataset": dataset_id, "detail": error.message})
+            except (
+                XcrayError
+            ) as error:  # the store is away, or the request was removed: the next start takes it up
+                LOGGER.error(
+                    "a build could not be recorded",
+                    extra={"dataset": dataset_id, "detail": error.message},
+                )
 
     def _asked(self, folder: Path, request: dict[str, Any]) -> Path:
         """The request as the child reads it; its outcome gets the same ending, so that it is never taken for another leader's."""
@@ -217,7 +253,9 @@ class Builder:
         self._gauges.builds.labels(status.lower()).inc()
         try:
             known = self._store.get_dataset(dataset_id, tenant)
-            if known.status == BUILDING:  # else it was recorded by one who died before the request was removed
+            if (
+                known.status == BUILDING
+            ):  # else it was recorded by one who died before the request was removed
                 stats = {**known.stats, **outcome.get("stats", outcome)}
                 self._store.update_dataset(dataset_id, tenant, status=status, stats=stats)
         except NotFound:  # deleted meanwhile, or the crash came between the request and its record: nobody was told of it
@@ -252,8 +290,12 @@ def _sweep_target(target: Path) -> None:
 def _outcome(asked: Path, code: int) -> dict[str, Any]:
     """What a child left beside its request, or what its end means when it could not write any more."""
     try:
-        outcome: dict[str, Any] = read_json(asked.with_name(asked.name.replace("request", "outcome", 1)))
+        outcome: dict[str, Any] = read_json(
+            asked.with_name(asked.name.replace("request", "outcome", 1))
+        )
     except NotFound:
-        LOGGER.error("a build ended without an outcome", extra={"dataset": asked.parent.name, "exit": code})
+        LOGGER.error(
+            "a build ended without an outcome", extra={"dataset": asked.parent.name, "exit": code}
+        )
         return {"problem": DEATHS.get(code, DEATHS[None])}
     return outcome

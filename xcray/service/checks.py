@@ -41,9 +41,16 @@ def readiness_of(rooms: Rooms) -> Readiness:
 class Idle:
     """Whether jobs wait that nobody looks at: the store's count of looks at the queue stands still. Judged by our own clock."""
 
-    def __init__(self, ask: Callable[[], StoreFigures], silence: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], StoreFigures],
+        silence: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """silence: seconds without a look after which nobody is there."""
-        self._ask, self._silence, self._clock = ask, silence, clock
+        self._ask = ask
+        self._silence = silence
+        self._clock = clock
         self._seen: float | None = None
         self._since = clock()
 
@@ -54,14 +61,21 @@ class Idle:
         if looks != self._seen or not found.waiting:
             self._seen, self._since = looks, now
         elif now - self._since > self._silence:
-            raise Unavailable("jobs wait and no runner looks at the queue: start `xcray runner`", code="RUNNER")
+            raise Unavailable(
+                "jobs wait and no runner looks at the queue: start `xcray runner`", code="RUNNER"
+            )
 
 
 def _check_builds(rooms: Rooms) -> None:
     """Raise Unavailable when a data set was accepted so long ago that its build would have ended twice."""
-    oldest = min((path.stat().st_mtime for path in (rooms.home.path / "builds").glob("ds_*")), default=None)
+    oldest = min(
+        (path.stat().st_mtime for path in (rooms.home.path / "builds").glob("ds_*")), default=None
+    )
     if oldest is not None and time.time() - oldest > BUILDS * rooms.settings.build_seconds:
-        raise Unavailable("data sets wait to be built for very long: is there a process that leads?", code="BUILDER")
+        raise Unavailable(
+            "data sets wait to be built for very long: is there a process that leads?",
+            code="BUILDER",
+        )
 
 
 def _check_disk(rooms: Rooms) -> None:

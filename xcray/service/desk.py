@@ -24,7 +24,9 @@ from typing import Any, Final, TypeAlias
 
 from xcray.errors import Unavailable
 
-Together: TypeAlias = Callable[[list[Any]], Sequence[Any]]  # what was given, of several -> as many results
+Together: TypeAlias = Callable[
+    [list[Any]], Sequence[Any]
+]  # what was given, of several -> as many results
 
 LEARNING: Final = 0.2  # share of the newest measurement in what is foreseen
 IN_THREADS: Final = 4.0  # a thread takes so many times as much together as the loop
@@ -46,9 +48,18 @@ class _Work:
 class Desk:
     """Computes for one event loop."""
 
-    def __init__(self, threads: int, rows: int, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        threads: int,
+        rows: int,
+        seconds: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """threads: for what is not cheap. rows: at most so many wait or are computed. seconds: see above; 0: all go to threads."""
-        self._threads, self._most, self._seconds, self._clock = threads, rows, seconds, clock
+        self._threads = threads
+        self._most = rows
+        self._seconds = seconds
+        self._clock = clock
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xcray-predict")
         self._cheap: deque[_Work] = deque()
         self._others: deque[_Work] = deque()
@@ -63,14 +74,26 @@ class Desk:
         if self.rows and self.rows + rows > self._most:
             seconds = max(1, math.ceil(self.rows * self._row_seconds))
             wait = "a second" if seconds == 1 else f"{seconds} seconds"
-            raise Unavailable(f"too many predictions are waiting: try again in {wait}", code="BUSY", retry_after=seconds)
+            raise Unavailable(
+                f"too many predictions are waiting: try again in {wait}",
+                code="BUSY",
+                retry_after=seconds,
+            )
         self.rows += rows
         try:
             yield
         finally:
             self.rows -= rows
 
-    async def compute(self, key: Hashable, given: Any, together: Together, *, weight: float = 1.0, joins: bool = True) -> Any:
+    async def compute(
+        self,
+        key: Hashable,
+        given: Any,
+        together: Together,
+        *,
+        weight: float = 1.0,
+        joins: bool = True,
+    ) -> Any:
         """`together([given])[0]`, computed now or soon. Raises what it raises.
 
         key: what is alike: works of one key have the same `together`, take seconds in proportion to their `weight`, and may be
@@ -79,7 +102,9 @@ class Desk:
         loop = asyncio.get_running_loop()
         work = _Work(key, given, weight, together, joins, loop.create_future())
         pace = self._pace.get(key)
-        (self._cheap if pace is not None and pace * weight <= self._seconds else self._others).append(work)
+        (
+            self._cheap if pace is not None and pace * weight <= self._seconds else self._others
+        ).append(work)
         self._wake(loop)
         return await work.future
 
@@ -120,7 +145,12 @@ class Desk:
         pace = self._pace.get(first.key)
         room = seconds / pace - first.weight if pace else 0.0
         for work in waiting:
-            if work.key == first.key and work.joins and work.weight <= room and not work.future.done():
+            if (
+                work.key == first.key
+                and work.joins
+                and work.weight <= room
+                and not work.future.done()
+            ):
                 room -= work.weight
                 works.append(work)
             else:
@@ -142,7 +172,12 @@ class Desk:
             results = [error]
         return results, self._clock() - begun
 
-    def _ended(self, loop: asyncio.AbstractEventLoop, works: list[_Work], done: asyncio.Future[tuple[list[Any], float]]) -> None:
+    def _ended(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        works: list[_Work],
+        done: asyncio.Future[tuple[list[Any], float]],
+    ) -> None:
         """A thread is free again."""
         self._busy -= 1
         if done.cancelled():

@@ -20,10 +20,16 @@ from xcray.service.body import header
 from xcray.service.problems import STATUS_OF_CODE
 
 IfNoneMatch: TypeAlias = Annotated[
-    str | None, Header(max_length=1000, description="ETags you have: 304 when one of them is still right.")
+    str | None,
+    Header(max_length=1000, description="ETags you have: 304 when one of them is still right."),
 ]
-IfMatch: TypeAlias = Annotated[str | None, Header(max_length=1000, description="ETag of what you mean: 412 when it has changed.")]
-NOT_MODIFIED: Final[dict[int | str, dict[str, Any]]] = {304: {"description": "What you have is still right."}}
+IfMatch: TypeAlias = Annotated[
+    str | None,
+    Header(max_length=1000, description="ETag of what you mean: 412 when it has changed."),
+]
+NOT_MODIFIED: Final[dict[int | str, dict[str, Any]]] = {
+    304: {"description": "What you have is still right."}
+}
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -65,7 +71,9 @@ def reply(
     if etag is None:
         content = written(view) if content is None else content  # type: ignore[arg-type]
         etag = tag_of(content)
-    if request.method in ("GET", "HEAD") and _named(header(request, b"if-none-match"), etag, weak=True):
+    if request.method in ("GET", "HEAD") and _named(
+        header(request, b"if-none-match"), etag, weak=True
+    ):
         return Response(status_code=304, headers={"ETag": etag})
     body = written(view) if content is None else content  # type: ignore[arg-type]
     return Response(body, status, media_type=media_type, headers={"ETag": etag, **(headers or {})})
@@ -75,9 +83,13 @@ def expect(request: Request, etag: str, *, part: str | None = None) -> None:
     """Raise Changed when the request's If-Match names another state than this one. part: compare ETags up to that character."""
     given = header(request, b"if-match")
     if given is not None and part is not None:
-        given, etag = (",".join(each.partition(part)[0] for each in text.split(",")) for text in (given, etag))
+        given, etag = (
+            ",".join(each.partition(part)[0] for each in text.split(",")) for text in (given, etag)
+        )
     if given is not None and not _named(given, etag, weak=False):
-        raise Changed("it has changed since you read it: read it again, and decide again", etag=etag)
+        raise Changed(
+            "it has changed since you read it: read it again, and decide again", etag=etag
+        )
 
 
 def _named(given: str | None, etag: str, *, weak: bool) -> bool:

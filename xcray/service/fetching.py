@@ -27,7 +27,9 @@ BLOCK: Final = 1 << 20
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 30.0
 SPELLED: Final = re.compile(r"[\x21-\x7e]{1,2048}")
-HOST: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?)*")
+HOST: Final = re.compile(
+    r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?)*"
+)
 PORTS: Final = {"http": 80, "https": 443}
 
 Resolve: TypeAlias = Callable[[str, int], list[str]]
@@ -55,7 +57,10 @@ def fetch(uri: str, settings: Settings, resolve: Resolve | None = None) -> Itera
         if isinstance(error, InputError):
             raise
         LOGGER.warning("a file can't be fetched", extra={"host": host, "detail": str(error)})
-        raise Unavailable(f"{host} did not give the file: check the URI, or try again later", code="URI_UNREACHABLE") from None
+        raise Unavailable(
+            f"{host} did not give the file: check the URI, or try again later",
+            code="URI_UNREACHABLE",
+        ) from None
     finally:
         timer.cancel()
         connection.close()
@@ -64,7 +69,10 @@ def fetch(uri: str, settings: Settings, resolve: Resolve | None = None) -> Itera
 def _slow(settings: Settings) -> InputError:
     """The error for a file that takes too long."""
     seconds = settings.dataset_uri_seconds
-    return InputError(f"the file did not arrive within {seconds:g} s: send it by POST /v1/uploads", code="URI_SLOW")
+    return InputError(
+        f"the file did not arrive within {seconds:g} s: send it by POST /v1/uploads",
+        code="URI_SLOW",
+    )
 
 
 def check_uri(uri: str, prefixes: tuple[str, ...]) -> tuple[str, str, int, str]:
@@ -83,10 +91,17 @@ def check_uri(uri: str, prefixes: tuple[str, ...]) -> tuple[str, str, int, str]:
         raise refusal from None
     host = (parts.hostname or "").removesuffix(".")
     plain = "@" not in parts.netloc and "\\" not in uri and not parts.fragment and "::" not in uri
-    climbs = any(part in (".", "..") for part in unquote(unquote(parts.path)).replace("\\", "/").split("/"))
+    climbs = any(
+        part in (".", "..") for part in unquote(unquote(parts.path)).replace("\\", "/").split("/")
+    )
     if parts.scheme not in PORTS or not HOST.fullmatch(host) or not port or not plain or climbs:
         raise refusal
-    return parts.scheme, host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return (
+        parts.scheme,
+        host,
+        port,
+        (parts.path or "/") + (f"?{parts.query}" if parts.query else ""),
+    )
 
 
 def is_public(address: str) -> bool:
@@ -97,7 +112,11 @@ def is_public(address: str) -> bool:
         return False
     inner: list[Any] = [found]
     if isinstance(found, ipaddress.IPv6Address):
-        inner += [each for each in (found.ipv4_mapped, found.sixtofour, *(found.teredo or ())) if each is not None]
+        inner += [
+            each
+            for each in (found.ipv4_mapped, found.sixtofour, *(found.teredo or ()))
+            if each is not None
+        ]
         if found in ipaddress.ip_network("64:ff9b::/96"):  # IPv4 behind a translator
             inner.append(ipaddress.ip_address(int(found) & 0xFFFFFFFF))
     return all(each.is_global and not each.is_multicast and not each.is_reserved for each in inner)
@@ -105,7 +124,12 @@ def is_public(address: str) -> bool:
 
 def _resolve(host: str, port: int) -> list[str]:
     """The addresses of a host, as the system knows them."""
-    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)]
+    return [
+        str(found[4][0])
+        for found in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )
+    ]
 
 
 def _address(host: str, port: int, private: bool, resolve: Resolve) -> str:
@@ -113,10 +137,14 @@ def _address(host: str, port: int, private: bool, resolve: Resolve) -> str:
     try:
         found = resolve(host, port)
     except OSError:
-        raise Unavailable(f"{host} has no address: check the URI, or try again later", code="URI_UNREACHABLE") from None
+        raise Unavailable(
+            f"{host} has no address: check the URI, or try again later", code="URI_UNREACHABLE"
+        ) from None
     if not found or not (private or all(is_public(address) for address in found)):
         hint = "the operator can allow it: XCRAY_DATASET_URIS_PRIVATE=1"
-        raise Refused(f"{host} is not an address of the open network", code="URI_FORBIDDEN", hint=hint)
+        raise Refused(
+            f"{host} is not an address of the open network", code="URI_FORBIDDEN", hint=hint
+        )
     return found[0]
 
 
@@ -127,7 +155,8 @@ class _Pinned(http.client.HTTPConnection):
         super().__init__(host, port, timeout=SILENCE_SECONDS)
         self.is_cut = threading.Event()
         self._own: socket.socket | None = None  # http.client lets go of it once an answer begins
-        self._address, self._tls = address, ssl.create_default_context() if scheme == "https" else None
+        self._address = address
+        self._tls = ssl.create_default_context() if scheme == "https" else None
         if port == PORTS[scheme]:
             self.default_port = port  # so that the Host header names none
 
@@ -136,7 +165,11 @@ class _Pinned(http.client.HTTPConnection):
         plain = socket.create_connection((self._address, self.port), CONNECT_SECONDS)
         plain.settimeout(SILENCE_SECONDS)
         try:
-            self.sock = self._own = plain if self._tls is None else self._tls.wrap_socket(plain, server_hostname=self.host)
+            self.sock = self._own = (
+                plain
+                if self._tls is None
+                else self._tls.wrap_socket(plain, server_hostname=self.host)
+            )
         except OSError:
             plain.close()
             raise
@@ -153,25 +186,44 @@ class _Pinned(http.client.HTTPConnection):
 
 def _blocks(connection: _Pinned, path: str, most: int) -> Iterator[bytes]:
     """What is answered, when it is a file as it is and not too large."""
-    connection.request("GET", path, headers={"Accept-Encoding": "identity", "User-Agent": "xcray", "Connection": "close"})
+    connection.request(
+        "GET",
+        path,
+        headers={"Accept-Encoding": "identity", "User-Agent": "xcray", "Connection": "close"},
+    )
     reply = connection.getresponse()
     with contextlib.closing(reply):
         if reply.status != 200:
             moved = " and redirects are not followed" if 300 <= reply.status < 400 else ""
-            raise InputError(f"{connection.host} answered {reply.status}{moved}: name the file itself", code="URI_ANSWER")
+            raise InputError(
+                f"{connection.host} answered {reply.status}{moved}: name the file itself",
+                code="URI_ANSWER",
+            )
         if (reply.getheader("content-encoding") or "identity").lower() != "identity":
-            raise InputError(f"{connection.host} answered with an encoding nobody asked for", code="URI_ANSWER")
+            raise InputError(
+                f"{connection.host} answered with an encoding nobody asked for", code="URI_ANSWER"
+            )
         declared, size = reply.length, 0
         if declared is None and not reply.chunked:
-            raise InputError(f"{connection.host} does not say where the file ends: it could be cut off unseen", code="URI_ANSWER")
+            raise InputError(
+                f"{connection.host} does not say where the file ends: it could be cut off unseen",
+                code="URI_ANSWER",
+            )
         if declared is not None and declared > most:
-            raise ParameterError(f"the file has {declared:,} bytes, at most {most:,} are fetched", code="BODY_TOO_LARGE")
+            raise ParameterError(
+                f"the file has {declared:,} bytes, at most {most:,} are fetched",
+                code="BODY_TOO_LARGE",
+            )
         while block := reply.read1(BLOCK):
             size += len(block)
             if size > most:
                 raise ParameterError(
-                    f"the file has more than {most:,} bytes, which is the most that is fetched", code="BODY_TOO_LARGE"
+                    f"the file has more than {most:,} bytes, which is the most that is fetched",
+                    code="BODY_TOO_LARGE",
                 )
             yield block
         if declared is not None and size != declared:
-            raise InputError(f"{connection.host} sent {size:,} bytes of {declared:,}: try again", code="URI_ANSWER")
+            raise InputError(
+                f"{connection.host} sent {size:,} bytes of {declared:,}: try again",
+                code="URI_ANSWER",
+            )

@@ -17,7 +17,8 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
         "text": dataset.text is not None,
         "bytes": sum(entry["bytes"] for entry in manifest["files"].values()),
         "splits": {
-            part: {"n_rows": split.n_rows, "x_nnz": split.X.nnz, "y_nnz": split.Y.nnz} for part, split in dataset.splits.items()
+            part: {"n_rows": split.n_rows, "x_nnz": split.X.nnz, "y_nnz": split.Y.nnz}
+            for part, split in dataset.splits.items()
         },
     }
     source = manifest.get("source", {})

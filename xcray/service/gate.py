@@ -36,10 +36,15 @@ class Gate:
         limits: Limiter,
         auditor: Auditor,
     ) -> None:
-        self._app, self._auditor = app, auditor
+        self._app = app
+        self._auditor = auditor
         self._authenticate = authenticate
         self._limits = limits
-        closed = {"/docs": settings.open_docs, "/openapi.json": settings.open_docs, "/metrics": settings.metrics_open}
+        closed = {
+            "/docs": settings.open_docs,
+            "/openapi.json": settings.open_docs,
+            "/metrics": settings.metrics_open,
+        }
         self._pages = frozenset(path for path, is_open in closed.items() if not is_open)
         self._open = OPEN | (frozenset(closed) - self._pages)
 
@@ -79,7 +84,12 @@ class Gate:
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 location = next(
-                    (value.decode("latin-1") for name, value in message.get("headers", ()) if name == b"location"), None
+                    (
+                        value.decode("latin-1")
+                        for name, value in message.get("headers", ())
+                        if name == b"location"
+                    ),
+                    None,
                 )
                 await self._auditor.changed(scope, caller, message["status"], location)
             await send(message)
@@ -88,14 +98,20 @@ class Gate:
 
     def _known(self, scope: Scope) -> Caller | None:
         """Who asks at an open path, as far as that costs nothing."""
-        return self._authenticate.peek(Request(scope)) if isinstance(self._authenticate, Authenticator) else None
+        return (
+            self._authenticate.peek(Request(scope))
+            if isinstance(self._authenticate, Authenticator)
+            else None
+        )
 
 
 def _as_asked(scope: Scope, caller: Caller) -> Caller:
     """The caller, for admin with the tenant that `?tenant=` names. Raises Forbidden for others, InputError."""
     if b"tenant=" not in scope["query_string"]:
         return caller
-    asked = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get("tenant", [])
+    asked = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get(
+        "tenant", []
+    )
     if len(asked) > 1:
         raise InputError("there is more than one tenant in the query: name one", code="TENANT")
     if not asked or asked[0] == caller.tenant:

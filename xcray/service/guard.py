@@ -27,7 +27,9 @@ from xcray.service.settings import Settings
 
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds: logged at debug level
+QUIET = frozenset(
+    {"/healthz", "/readyz", "/metrics"}
+)  # asked every few seconds: logged at debug level
 MAX_HEADERS = 100
 KEY_WORDS = frozenset({"token", "key", "api_key", "apikey", "access_token"})
 
@@ -35,9 +37,16 @@ KEY_WORDS = frozenset({"token", "key", "api_key", "apikey", "access_token"})
 class Guard:
     """ASGI middleware around the whole app."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, gauges: Gauges, draining: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        gauges: Gauges,
+        draining: Callable[[], bool] = lambda: False,
+    ) -> None:
         """draining: while it says so, every answer asks its client to close the connection and to come back elsewhere."""
-        self._app, self._draining = app, draining
+        self._app = app
+        self._draining = draining
         self._hosts = settings.hosts
         self._header_bytes = settings.header_bytes
         self._gauges = gauges
@@ -50,26 +59,36 @@ class Guard:
             return
         head = _Head.of(scope["headers"])
         request_id = head.request_id if GIVEN_ID.fullmatch(head.request_id) else new_request_id()
-        about, answer = begin_request(request_id), _Answer(send, request_id, self._browsers, head.origin, self._draining)
+        about, answer = (
+            begin_request(request_id),
+            _Answer(send, request_id, self._browsers, head.origin, self._draining),
+        )
         started = time.perf_counter()
         self._gauges.under_way.inc()
         try:
             await self._checked(scope, head, receive, answer)
         finally:
             self._gauges.under_way.dec()
-            self._note(scope, answer.status, time.perf_counter() - started, about.get("code", "NONE"))
+            self._note(
+                scope, answer.status, time.perf_counter() - started, about.get("code", "NONE")
+            )
 
     async def _checked(self, scope: Scope, head: _Head, receive: Receive, answer: _Answer) -> None:
         """The app's answer, or a problem document in its place."""
         try:
             self._check(scope["method"], head, scope["query_string"])
-            if scope["method"] == "OPTIONS" and (told := self._browsers.preflight(head.origin)) is not None:
+            if (
+                scope["method"] == "OPTIONS"
+                and (told := self._browsers.preflight(head.origin)) is not None
+            ):
                 await answer.empty(told)
                 return
             await self._app(scope, receive, answer)
         except XcrayError as error:
             if status_of(error) >= 500:
-                LOGGER.warning("request failed", extra={"code": error.code, "detail": error.message})
+                LOGGER.warning(
+                    "request failed", extra={"code": error.code, "detail": error.message}
+                )
             await problems.for_path(scope["path"], problems.response(error))(scope, receive, answer)
         except ClientDisconnect:
             answer.status = answer.status or 499  # nobody is there to answer
@@ -83,31 +102,54 @@ class Guard:
         """Raise InputError for what no route should see."""
         if head.headers > MAX_HEADERS or head.size > self._header_bytes:
             limits = f"{MAX_HEADERS} of {self._header_bytes} bytes together"
-            raise InputError(f"the headers are too large: send at most {limits}", code="HEADERS_TOO_LARGE")
+            raise InputError(
+                f"the headers are too large: send at most {limits}", code="HEADERS_TOO_LARGE"
+            )
         if head.framed_twice:
-            raise InputError("Content-Length and Transfer-Encoding exclude each other: send one", code="BAD_HEADER")
+            raise InputError(
+                "Content-Length and Transfer-Encoding exclude each other: send one",
+                code="BAD_HEADER",
+            )
         if head.hosts > 1:
             raise InputError("there is more than one Host header: send one", code="BAD_HEADER")
         if "*" not in self._hosts and _hostname(head.host) not in self._hosts:
             hint = "the operator can add it: XCRAY_ALLOWED_HOSTS='[\"name\"]'"
-            raise InputError(f"host {excerpt(head.host)!r} is not served here", code="HOST", hint=hint)
-        if method not in SAFE and head.origin is not None and not self._browsers.admits(head.origin, head.host):
+            raise InputError(
+                f"host {excerpt(head.host)!r} is not served here", code="HOST", hint=hint
+            )
+        if (
+            method not in SAFE
+            and head.origin is not None
+            and not self._browsers.admits(head.origin, head.host)
+        ):
             hint = "the operator can admit its origin: XCRAY_CORS_ORIGINS='[\"https://name\"]'"
-            raise InputError("a page of another origin may not change things here", code="ORIGIN", hint=hint)
+            raise InputError(
+                "a page of another origin may not change things here", code="ORIGIN", hint=hint
+            )
         if query and KEY_WORDS & parse_qs(query.decode("latin-1"), keep_blank_values=True).keys():
             message = "keys do not belong in URLs, which are written down everywhere: send `Authorization: Bearer xck_...`"
-            raise InputError(message, code="KEY_IN_URL", hint="if it was a key, have it revoked: `xcray keys revoke`")
+            raise InputError(
+                message,
+                code="KEY_IN_URL",
+                hint="if it was a key, have it revoked: `xcray keys revoke`",
+            )
 
     def _note(self, scope: Scope, status: int, seconds: float, code: str) -> None:
         """One log line, one count, by the route's template: paths hold names. code: of the problem, where the answer was one."""
         route = getattr(scope.get("route"), "path_format", "unmatched")
-        self._gauges.requests.labels(route, scope["method"] if route != "unmatched" else "any", f"{status // 100}xx").inc()
+        self._gauges.requests.labels(
+            route, scope["method"] if route != "unmatched" else "any", f"{status // 100}xx"
+        ).inc()
         self._gauges.seconds.labels(route).observe(seconds)
         self._gauges.refused(status, code)
         level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
         if LOGGER.isEnabledFor(level):
             ms = round(seconds * 1000, 2)
-            note(level, "request", {"method": scope["method"], "path": scope["path"], "status": status, "ms": ms})
+            note(
+                level,
+                "request",
+                {"method": scope["method"], "path": scope["path"], "status": status, "ms": ms},
+            )
 
 
 class _Head(NamedTuple):
@@ -140,23 +182,46 @@ class _Head(NamedTuple):
             elif name == b"transfer-encoding":
                 by_chunks = True
         told = None if origin is None else origin.decode("latin-1")
-        return cls(len(raw), size, hosts, host.decode("latin-1"), told, request_id.decode("latin-1"), by_length and by_chunks)
+        return cls(
+            len(raw),
+            size,
+            hosts,
+            host.decode("latin-1"),
+            told,
+            request_id.decode("latin-1"),
+            by_length and by_chunks,
+        )
 
 
 class _Answer:
     """`send`, with the headers that every answer bears; remembers the status."""
 
-    def __init__(self, send: Send, request_id: str, browsers: Browsers, origin: str | None, last: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        request_id: str,
+        browsers: Browsers,
+        origin: str | None,
+        last: Callable[[], bool],
+    ) -> None:
         """last: whether the connection shall close after this answer."""
-        self._send, self._last = send, last
+        self._send = send
+        self._last = last
         self._request_id = request_id
-        self._browsers, self._origin = browsers, origin
+        self._browsers = browsers
+        self._origin = origin
         self.status = 0
 
     async def empty(self, headers: Headers) -> None:
         """Answer with headers alone."""
         self.status = 204
-        await self._send({"type": "http.response.start", "status": 204, "headers": [*self._browsers.always, *headers]})
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": 204,
+                "headers": [*self._browsers.always, *headers],
+            }
+        )
         await self._send({"type": "http.response.body"})
 
     async def __call__(self, message: Message) -> None:

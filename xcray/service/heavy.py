@@ -22,7 +22,9 @@ _HANDS: Final = ThreadPoolExecutor(1, thread_name_prefix="xcray-heavy")
 
 async def heavily(work: Callable[[], T]) -> T:
     """`work()`, after all heavy work of this process that came before. Raises what it raises."""
-    return await asyncio.get_running_loop().run_in_executor(_HANDS, copy_context().run, _uncollected, work)
+    return await asyncio.get_running_loop().run_in_executor(
+        _HANDS, copy_context().run, _uncollected, work
+    )
 
 
 def _uncollected(work: Callable[[], T]) -> T:

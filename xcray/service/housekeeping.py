@@ -23,8 +23,20 @@ class Housekeeper:
     longer; it runs in a thread, one at a time, now and then.
     """
 
-    def __init__(self, builder: Builder, uploads: UploadDesk, post: Post, *, alone: bool, sweep: Callable[[], object]) -> None:
-        self._builder, self._uploads, self._post, self._alone, self._sweep = builder, uploads, post, alone, sweep
+    def __init__(
+        self,
+        builder: Builder,
+        uploads: UploadDesk,
+        post: Post,
+        *,
+        alone: bool,
+        sweep: Callable[[], object],
+    ) -> None:
+        self._builder = builder
+        self._uploads = uploads
+        self._post = post
+        self._alone = alone
+        self._sweep = sweep
         self._leads = False
         self._due = 0.0
         self._sweeping: asyncio.Task[None] | None = None

@@ -24,4 +24,10 @@ HEADER: Final = {"Idempotency-Replayed": {"$ref": "#/components/headers/Idempote
 
 def replayed(model: Any) -> dict[int | str, dict[str, Any]]:
     """The description of the reply to a key that was used before."""
-    return {200: {"model": model, "description": "The key was used before: what was made then.", "headers": HEADER}}
+    return {
+        200: {
+            "model": model,
+            "description": "The key was used before: what was made then.",
+            "headers": HEADER,
+        }
+    }

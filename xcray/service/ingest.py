@@ -48,10 +48,15 @@ def attempt(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     except XcrayError as error:
         return _problem(error, (folder, target.parent))
     except MemoryError:
-        return _refusal("MEMORY_LIMIT", "the build needs more memory than this server allows; send less data")
+        return _refusal(
+            "MEMORY_LIMIT", "the build needs more memory than this server allows; send less data"
+        )
     except Exception:  # ours to mend; the traceback is for the log
         traceback.print_exc()
-        return _refusal("INTERNAL", "something went wrong here, not with your file; the log of the server has more")
+        return _refusal(
+            "INTERNAL",
+            "something went wrong here, not with your file; the log of the server has more",
+        )
     return {"stats": statistics(dataset)}
 
 
@@ -64,7 +69,10 @@ def _problem(error: XcrayError, folders: tuple[Path, ...]) -> dict[str, Any]:
     """An error as JSON; folders of the server are cut from its words."""
     problem = error.as_dict()
     errors = problem.pop("errors", [])[:SHOWN]
-    return {"problem": _without(problem, folders), "errors": [_without(entry, folders) for entry in errors]}
+    return {
+        "problem": _without(problem, folders),
+        "errors": [_without(entry, folders) for entry in errors],
+    }
 
 
 def _without(entry: Mapping[str, Any], folders: tuple[Path, ...]) -> dict[str, Any]:

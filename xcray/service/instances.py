@@ -13,13 +13,20 @@ from xcray.model.model import Model
 from xcray.service.quick import InstanceLike
 
 
-def taken(model: Model, instances: Sequence[InstanceLike], place: str = "instances[{}]") -> list[str] | CSR:
+def taken(
+    model: Model, instances: Sequence[InstanceLike], place: str = "instances[{}]"
+) -> list[str] | CSR:
     """Instances in the form in which a predictor takes them: texts as they are, all others as rows. Raises as `rows_of`."""
-    if all(each.text is not None and each.indices is None and each.values is None for each in instances):
+    if all(
+        each.text is not None and each.indices is None and each.values is None for each in instances
+    ):
         texts = [each.text or "" for each in instances]
         _check_text(model, ["text"], place)
         return texts
-    if all(each.text is None and each.indices is not None and each.values is not None for each in instances):
+    if all(
+        each.text is None and each.indices is not None and each.values is not None
+        for each in instances
+    ):
         found = _all_sparse(instances, model.n_features)
         if found is not None:
             return found
@@ -32,7 +39,11 @@ def rows_of(model: Model, instances: Sequence[InstanceLike], place: str = "insta
     Indices may come in any order; one given twice is refused, as in svmlight files.
     """
     kinds = [_kind(instance, place.format(i)) for i, instance in enumerate(instances)]
-    texts = [instance.text or "" for instance, kind in zip(instances, kinds, strict=True) if kind == "text"]
+    texts = [
+        instance.text or ""
+        for instance, kind in zip(instances, kinds, strict=True)
+        if kind == "text"
+    ]
     _check_text(model, kinds, place)
     encoded = model.text.transform(texts) if model.text is not None else None
     rows, n_texts = [], 0
@@ -43,19 +54,30 @@ def rows_of(model: Model, instances: Sequence[InstanceLike], place: str = "insta
         else:
             rows.append(_sparse(instance, kind, model.n_features, place.format(i)))
     indptr = np.concatenate(([0], np.cumsum([len(indices) for indices, _ in rows])))
-    return csr(indptr, np.concatenate([row[0] for row in rows]), np.concatenate([row[1] for row in rows]), model.n_features)
+    return csr(
+        indptr,
+        np.concatenate([row[0] for row in rows]),
+        np.concatenate([row[1] for row in rows]),
+        model.n_features,
+    )
 
 
 def _check_text(model: Model, kinds: list[str], place: str) -> None:
     """Refuse texts for a model that knows only features."""
     if model.text is None and "text" in kinds:
         first = place.format(kinds.index("text"))
-        raise InputError(f"{first}: this model was not trained on text: send indices and values", code="NO_TEXT", loc=first)
+        raise InputError(
+            f"{first}: this model was not trained on text: send indices and values",
+            code="NO_TEXT",
+            loc=first,
+        )
 
 
 def _kind(instance: InstanceLike, place: str) -> str:
     """Which of the three forms an instance has."""
-    given = tuple(name for name in ("text", "indices", "values") if getattr(instance, name) is not None)
+    given = tuple(
+        name for name in ("text", "indices", "values") if getattr(instance, name) is not None
+    )
     kinds = {("text",): "text", ("indices", "values"): "sparse", ("values",): "dense"}
     if given not in kinds:
         found = " and ".join(given) or "nothing"
@@ -69,8 +91,12 @@ def _all_sparse(instances: Sequence[InstanceLike], n_features: int) -> CSR | Non
     lengths = np.array([len(each.indices or ()) for each in instances], np.int64)
     if lengths.tolist() != [len(each.values or ()) for each in instances]:
         return None
-    indices = np.array(list(chain.from_iterable([each.indices or () for each in instances])), np.int64)
-    values = np.array(list(chain.from_iterable([each.values or () for each in instances])), np.float32)
+    indices = np.array(
+        list(chain.from_iterable([each.indices or () for each in instances])), np.int64
+    )
+    values = np.array(
+        list(chain.from_iterable([each.values or () for each in instances])), np.float32
+    )
     indptr = np.concatenate(([0], np.cumsum(lengths)))
     if len(indices) and indices.max() >= n_features:
         return None
@@ -87,17 +113,23 @@ def _ascending(indices: np.ndarray, indptr: np.ndarray) -> bool:
     rises = indices[1:] > indices[:-1]
     if len(indptr) > 2:
         starts = indptr[1:-1]
-        rises[starts[(starts > 0) & (starts < len(indices))] - 1] = True  # from one row to the next they may fall
+        rises[starts[(starts > 0) & (starts < len(indices))] - 1] = (
+            True  # from one row to the next they may fall
+        )
     return bool(rises.all())
 
 
-def _sparse(instance: InstanceLike, kind: str, n_features: int, place: str) -> tuple[np.ndarray, np.ndarray]:
+def _sparse(
+    instance: InstanceLike, kind: str, n_features: int, place: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Ascending indices and their values of a sparse or dense instance."""
     values = np.array(instance.values or [], np.float32)
     if kind == "dense":
         if len(values) != n_features:
             sizes = f"{len(values)} values, the model has {n_features} features"
-            raise InputError(f"{place} has {sizes}: give all, or indices with them", code="DIM", loc=place)
+            raise InputError(
+                f"{place} has {sizes}: give all, or indices with them", code="DIM", loc=place
+            )
         return np.flatnonzero(values).astype(np.int32), values[values != 0]
     indices = np.array(instance.indices or [], np.int64)
     if len(indices) != len(values):
@@ -105,11 +137,17 @@ def _sparse(instance: InstanceLike, kind: str, n_features: int, place: str) -> t
         raise InputError(f"{place} has {sizes}: give as many", code="ROW_LENGTHS", loc=place)
     if len(indices) and indices.max() >= n_features:
         raise InputError(
-            f"{place} has index {int(indices.max())}, the model has features 0 to {n_features - 1}", code="INDEX_RANGE", loc=place
+            f"{place} has index {int(indices.max())}, the model has features 0 to {n_features - 1}",
+            code="INDEX_RANGE",
+            loc=place,
         )
     order = np.argsort(indices, kind="stable")
     indices, values = indices[order], values[order]
     twice = np.flatnonzero(np.diff(indices) == 0)
     if len(twice):
-        raise InputError(f"{place} has index {int(indices[twice[0]])} twice: give each once", code="DUP_INDEX", loc=place)
+        raise InputError(
+            f"{place} has index {int(indices[twice[0]])} twice: give each once",
+            code="DUP_INDEX",
+            loc=place,
+        )
     return indices.astype(np.int32), values

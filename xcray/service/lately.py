@@ -23,9 +23,13 @@ class Found(NamedTuple, Generic[T]):
 class Lately(Generic[T]):
     """One question, asked by at most one thread at a time: what hangs holds one thread, however often somebody wants to know."""
 
-    def __init__(self, name: str, ask: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str, ask: Callable[[], T], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """name: of the thread, for people who look at stacks. ask: may take any time, and raise."""
-        self._name, self._ask, self._clock = name, ask, clock
+        self._name = name
+        self._ask = ask
+        self._clock = clock
         self._lock = threading.Lock()
         self._value: T | None = None
         self._error: Exception | None = None
@@ -39,7 +43,9 @@ class Lately(Generic[T]):
             if self._since is None:
                 self._since = self._clock()
                 self._done = threading.Event()
-                threading.Thread(target=self._find, args=(self._done,), name=self._name, daemon=True).start()
+                threading.Thread(
+                    target=self._find, args=(self._done,), name=self._name, daemon=True
+                ).start()
             return self._done
 
     def found(self) -> Found[T]:
@@ -47,7 +53,9 @@ class Lately(Generic[T]):
         with self._lock:
             now = self._clock()
             age = float("inf") if self._came is None else now - self._came
-            return Found(self._value, self._error, age, 0.0 if self._since is None else now - self._since)
+            return Found(
+                self._value, self._error, age, 0.0 if self._since is None else now - self._since
+            )
 
     def soon(self, age: float, patience: float) -> Found[T]:
         """The newest answer; one older than `age` seconds is asked for again, and waited for, up to `patience` seconds."""

@@ -35,11 +35,15 @@ class Bucket:
     __slots__ = ("at", "level", "per_minute")
 
     def __init__(self, per_minute: int, now: float) -> None:
-        self.per_minute, self.level, self.at = per_minute, float(per_minute), now
+        self.per_minute = per_minute
+        self.level = float(per_minute)
+        self.at = now
 
     def take(self, n: int, now: float) -> float:
         """0 when `n` are taken; else the seconds until anything is left. As long as anything is, more than is left is taken."""
-        self.level = min(float(self.per_minute), self.level + (now - self.at) * self.per_minute / MINUTE)
+        self.level = min(
+            float(self.per_minute), self.level + (now - self.at) * self.per_minute / MINUTE
+        )
         self.at = now
         if self.level >= min(n, 1):
             self.level -= n
@@ -53,7 +57,9 @@ class _Account:
     __slots__ = ("instances", "requests", "running")
 
     def __init__(self, requests: Bucket | None, instances: Bucket | None) -> None:
-        self.requests, self.instances, self.running = requests, instances, 0
+        self.requests = requests
+        self.instances = instances
+        self.running = 0
 
 
 class Ticket:
@@ -62,7 +68,9 @@ class Ticket:
     __slots__ = ("_account", "_held", "_room")
 
     def __init__(self, account: _Account, room: Limiter) -> None:
-        self._account, self._room, self._held = account, room, 0
+        self._account = account
+        self._room = room
+        self._held = 0
         account.running += 1
 
     def hold(self, n: int) -> None:
@@ -81,9 +89,15 @@ class Ticket:
         bucket = self._account.requests
         if bucket is None:
             return []
-        left, reset = max(0, int(bucket.level)), math.ceil((bucket.per_minute - bucket.level) * MINUTE / max(1, bucket.per_minute))
+        left, reset = (
+            max(0, int(bucket.level)),
+            math.ceil((bucket.per_minute - bucket.level) * MINUTE / max(1, bucket.per_minute)),
+        )
         policy = b'"requests";q=%d;w=60' % bucket.per_minute
-        return [(b"ratelimit-policy", policy), (b"ratelimit", b'"requests";r=%d;t=%d' % (left, reset))]
+        return [
+            (b"ratelimit-policy", policy),
+            (b"ratelimit", b'"requests";r=%d;t=%d' % (left, reset)),
+        ]
 
     def close(self) -> None:
         """The request has ended."""
@@ -114,7 +128,9 @@ class Limiter:
             account = self._open(name, caller, account)
         if account.running >= self._settings.requests_at_once:
             raise Limited(
-                f"{account.running} requests of yours are being answered: wait for some of them", code="CONCURRENCY", retry_after=1
+                f"{account.running} requests of yours are being answered: wait for some of them",
+                code="CONCURRENCY",
+                retry_after=1,
             )
         if account.requests is not None and (wait := account.requests.take(1, self.now())):
             raise _limited("requests", account.requests, wait)
@@ -123,7 +139,11 @@ class Limiter:
     def hold(self, n: int) -> None:
         """Count bytes of a body. Raises Unavailable, code BUSY."""
         if self._held + n > self._settings.bodies_bytes:
-            raise Unavailable("other requests fill the memory for bodies: send it again", code="BUSY", retry_after=1)
+            raise Unavailable(
+                "other requests fill the memory for bodies: send it again",
+                code="BUSY",
+                retry_after=1,
+            )
         self._held += n
 
     def release(self, n: int) -> None:

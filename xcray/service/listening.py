@@ -14,7 +14,9 @@ from xcray.service.settings import Settings
 
 _SO_ATTACH_FILTER = 26
 _BPF_RETURN = 0x06
-SPREAD = sys.platform == "linux"  # there, sockets bound with SO_REUSEPORT share new connections evenly
+SPREAD = (
+    sys.platform == "linux"
+)  # there, sockets bound with SO_REUSEPORT share new connections evenly
 
 
 def listen(settings: Settings, beside: socket.socket | None = None) -> socket.socket:
@@ -27,7 +29,9 @@ def listen(settings: Settings, beside: socket.socket | None = None) -> socket.so
     family, kind, protocol, address = _address(settings)
     if beside is not None:
         address = beside.getsockname()
-    listener = socket.socket(family, kind, protocol)  # protocol: without it asyncio leaves Nagle's algorithm on, 40 ms a reply
+    listener = socket.socket(
+        family, kind, protocol
+    )  # protocol: without it asyncio leaves Nagle's algorithm on, 40 ms a reply
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if beside is not None:
@@ -43,7 +47,9 @@ def listen(settings: Settings, beside: socket.socket | None = None) -> socket.so
 
 def reserve(settings: Settings) -> socket.socket:
     """A socket that keeps the address in `settings` for those that `listen` beside it, and gets no connections. Errors as there."""
-    first = listen(settings)  # this one shares with nobody, so that it sees whether anybody is there
+    first = listen(
+        settings
+    )  # this one shares with nobody, so that it sees whether anybody is there
     if not SPREAD:
         return first
     address = first.getsockname()
@@ -66,7 +72,9 @@ def admit_no_more(listener: socket.socket) -> bool:
         return False
     drop = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RETURN, 0, 0, 0))
     try:
-        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(drop)))
+        listener.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(drop))
+        )
     except OSError:
         return False
     return True
@@ -75,7 +83,12 @@ def admit_no_more(listener: socket.socket) -> bool:
 def _address(settings: Settings) -> tuple[socket.AddressFamily, socket.SocketKind, int, Any]:
     """Family, kind, protocol and address to bind."""
     try:
-        found = socket.getaddrinfo(settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        found = socket.getaddrinfo(
+            settings.host.strip("[]"),
+            settings.port,
+            type=socket.SOCK_STREAM,
+            proto=socket.IPPROTO_TCP,
+        )
     except OSError:
         message = f"host {settings.host.strip('[]')!r} is not an address of this machine: use --host 127.0.0.1"
         raise ParameterError(message, code="HOST") from None

@@ -37,7 +37,10 @@ FilterKey: TypeAlias = tuple[tuple[str, ...] | None, tuple[str, ...] | None]
 WARM_FEATURES: Final = 64
 WARM_KS: Final = (1, 5, 100)
 FILTERS: Final = 8  # label filters that are kept for each model
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before a version that failed is tried again: twice as long each time
+FIRST_PAUSE, LONGEST_PAUSE = (
+    5.0,
+    300.0,
+)  # seconds before a version that failed is tried again: twice as long each time
 STAND_BACK: Final = 5  # nice of threads that are in no hurry
 FAILURES: Final = 256  # that are remembered
 
@@ -54,21 +57,33 @@ class Loaded:
     """A predictor with the version it is. `answerer`: what replies say of it, as JSON."""
 
     def __init__(self, tenant: str, name: str, version: int, predictor: Predictor) -> None:
-        self.tenant, self.name, self.version, self.predictor = tenant, name, version, predictor
+        self.tenant = tenant
+        self.name = name
+        self.version = version
+        self.predictor = predictor
         self.key: Key = (tenant, name, version)
-        self.answerer = msgspec.json.encode({"name": name, "version": version, "sha256": predictor.model.sha256})
+        self.answerer = msgspec.json.encode(
+            {"name": name, "version": version, "sha256": predictor.model.sha256}
+        )
         self._filters: OrderedDict[FilterKey, LabelFilter] = OrderedDict()
         self._lock = threading.Lock()
 
-    def filter(self, allow: list[str] | None, deny: list[str] | None, registry: Registry) -> LabelFilter | None:
+    def filter(
+        self, allow: list[str] | None, deny: list[str] | None, registry: Registry
+    ) -> LabelFilter | None:
         """Which labels may be answered, see `Predictor.filter`; the last few are kept, but those of sets, which may change."""
-        key = (tuple(allow) if allow is not None else None, tuple(deny) if deny is not None else None)
+        key = (
+            tuple(allow) if allow is not None else None,
+            tuple(deny) if deny is not None else None,
+        )
         with self._lock:
             if key in self._filters:
                 self._filters.move_to_end(key)
                 return self._filters[key]
         found = self.predictor.filter(allow, deny, sets=registry.sets(self.name))
-        if found is not None and not any(label.startswith(SET) for label in (*(allow or ()), *(deny or ()))):
+        if found is not None and not any(
+            label.startswith(SET) for label in (*(allow or ()), *(deny or ()))
+        ):
             with self._lock:
                 self._filters[key] = found
                 while len(self._filters) > FILTERS:
@@ -85,12 +100,21 @@ def open_predictor(path: Path) -> Predictor:
     """Map a model, compare every byte with its checksum, and warm it up: no real question shall wait for kernels to load."""
     predictor = Predictor(Model.open(path, verify=True))
     model = predictor.model
-    features = np.linspace(0, model.n_features, min(WARM_FEATURES, model.n_features), endpoint=False).astype(np.int32)
-    row = csr([0, len(features)], features, np.full(len(features), 1.0 / max(1, len(features)) ** 0.5), model.n_features)
+    features = np.linspace(
+        0, model.n_features, min(WARM_FEATURES, model.n_features), endpoint=False
+    ).astype(np.int32)
+    row = csr(
+        [0, len(features)],
+        features,
+        np.full(len(features), 1.0 / max(1, len(features)) ** 0.5),
+        model.n_features,
+    )
     for k in WARM_KS:  # the search chooses its method by k: each is loaded, or compiled, here and not on the event loop
         predictor.predict(row, k)
     predictor.explain(row, 0, 1)
-    if predictor.likely == "softmax" and predictor.index.lists.width == NARROW:  # wide ones turn their weights for it: when asked
+    if (
+        predictor.likely == "softmax" and predictor.index.lists.width == NARROW
+    ):  # wide ones turn their weights for it: when asked
         predictor.log_normaliser(row)
     if model.text is not None:
         predictor.predict(["warm up"], 1)
@@ -100,7 +124,11 @@ def open_predictor(path: Path) -> Predictor:
 def stand_back() -> None:
     """Have this thread let those that answer go first; only Linux gives a thread a niceness of its own."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + STAND_BACK)
+        os.setpriority(
+            os.PRIO_PROCESS,
+            threading.get_native_id(),
+            os.getpriority(os.PRIO_PROCESS, 0) + STAND_BACK,
+        )
 
 
 class Failure(NamedTuple):
@@ -122,7 +150,9 @@ class Loader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """registry_of: the registry of a tenant."""
-        self.registry_of, self._gauges, self._clock = registry_of, gauges, clock
+        self.registry_of = registry_of
+        self._gauges = gauges
+        self._clock = clock
         self.open = opener
         self.loaded: dict[Key, Loaded] = {}
         self._failed: OrderedDict[Key, Failure] = OrderedDict()
@@ -190,7 +220,9 @@ class Loader:
         loaded = Loaded(tenant, name, version, self.open(registry.resolve(f"{name}:{version}")))
         published = registry.digest(name, version)
         if published is not None and published != loaded.predictor.model.sha256:
-            raise Corrupt("it is another model than was published under this number", file="manifest.json")
+            raise Corrupt(
+                "it is another model than was published under this number", file="manifest.json"
+            )
         return loaded
 
     def _failure_of(self, registry: Registry, key: Key, error: Exception) -> Corrupt:
@@ -198,19 +230,29 @@ class Loader:
         _, name, version = key
         self._gauges.model_loads.labels("failed").inc()
         foreseen = isinstance(error, XcrayError | OSError | MemoryError)
-        detail = error.message if isinstance(error, XcrayError) else f"{type(error).__name__}: {error}"
+        detail = (
+            error.message if isinstance(error, XcrayError) else f"{type(error).__name__}: {error}"
+        )
         LOGGER.error(
             "a model can't be loaded",
             exc_info=None if foreseen else error,
             extra={"model": name, "version": version, "detail": detail},
         )
         corrupt = isinstance(error, Corrupt)
-        why = "its files are not what was written" if corrupt else f"its files can't be read ({type(error).__name__})"
+        why = (
+            "its files are not what was written"
+            if corrupt
+            else f"its files can't be read ({type(error).__name__})"
+        )
         told = Corrupt(
             f"version {version} of model {name} can't be loaded: {why}",
             code="CORRUPT" if corrupt else "UNREADABLE",
             hint="ask for another version (name:N), restore its files, or train it again",
-            **({"file": error.details["file"]} if isinstance(error, XcrayError) and "file" in error.details else {}),
+            **(
+                {"file": error.details["file"]}
+                if isinstance(error, XcrayError) and "file" in error.details
+                else {}
+            ),
         )
         with self._lock:
             before = self._failed.pop(key, None)
@@ -227,4 +269,7 @@ class Loader:
         try:
             registry.mark_corrupt(name, version, reason)
         except (XcrayError, OSError) as error:
-            LOGGER.warning("a version can't be marked", extra={"model": name, "version": version, "detail": str(error)})
+            LOGGER.warning(
+                "a version can't be marked",
+                extra={"model": name, "version": version, "detail": str(error)},
+            )

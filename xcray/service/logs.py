@@ -58,4 +58,6 @@ def log_to(stream: IO[str] | None, level: str, form: Form = "json") -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level.upper())
-    logging.getLogger("uvicorn.access").disabled = True  # the guard writes one line a request, with its id
+    logging.getLogger(
+        "uvicorn.access"
+    ).disabled = True  # the guard writes one line a request, with its id

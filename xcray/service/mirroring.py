@@ -25,7 +25,9 @@ from xcray.service.logs import LOGGER
 from xcray.service.registries import Registries
 from xcray.service.settings import Settings
 
-MIRROR_SECONDS: Final = 5.0  # between two looks at what is published: at our own disk, while nothing is missing there
+MIRROR_SECONDS: Final = (
+    5.0  # between two looks at what is published: at our own disk, while nothing is missing there
+)
 END_SECONDS: Final = 30.0
 
 
@@ -51,7 +53,11 @@ class Carrier:
         """code: of its check. make: what is turned, made in the thread: it may ask a storage. seconds: between turns. lock: a file
         that one process of a home holds while it turns."""
         self.code = code
-        self._make, self._may, self._seconds, self._failed, self._lock = make, may, seconds, failed, lock
+        self._make = make
+        self._may = may
+        self._seconds = seconds
+        self._failed = failed
+        self._lock = lock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"xcray-{code.lower()}", daemon=True)
         self._turning: Turning | None = None
@@ -100,11 +106,16 @@ class Carrier:
         if trouble is not None:
             self._failed()
             if str(trouble) != str(self._trouble):
-                LOGGER.warning("models and object storage are not alike", extra={"check": self.code, "detail": str(trouble)})
+                LOGGER.warning(
+                    "models and object storage are not alike",
+                    extra={"check": self.code, "detail": str(trouble)},
+                )
         self._trouble = trouble
 
 
-def carriers_of(settings: Settings, home: Home, registries: Registries, gauges: Gauges, post: Post | None) -> list[Carrier]:
+def carriers_of(
+    settings: Settings, home: Home, registries: Registries, gauges: Gauges, post: Post | None
+) -> list[Carrier]:
     """What a process carries by its settings. post: of who keeps the house, who alone mirrors; None: never this process."""
     out = []
     if settings.models_mirror is not None and post is not None:
@@ -114,16 +125,26 @@ def carriers_of(settings: Settings, home: Home, registries: Registries, gauges: 
             return Mirror(lambda: _shelves(registries), Place.at(uri), gauges.models_unmirrored.set)
 
         failed = gauges.model_transfer_failures.labels("mirror").inc
-        out.append(Carrier("MIRROR", mirror, post.hold, MIRROR_SECONDS, failed, home.models / ".mirror.lock"))
+        out.append(
+            Carrier(
+                "MIRROR", mirror, post.hold, MIRROR_SECONDS, failed, home.models / ".mirror.lock"
+            )
+        )
     if settings.models_follow is not None:
         source = settings.models_follow
 
         def follow() -> Turning:
-            return Follower(lambda tenant: registries.of(tenant or DEFAULT_TENANT), Place.at(source), gauges.models_unfollowed.set)
+            return Follower(
+                lambda tenant: registries.of(tenant or DEFAULT_TENANT),
+                Place.at(source),
+                gauges.models_unfollowed.set,
+            )
 
         failed = gauges.model_transfer_failures.labels("follow").inc
         seconds = settings.models_follow_seconds
-        out.append(Carrier("FOLLOW", follow, lambda: True, seconds, failed, home.models / ".follow.lock"))
+        out.append(
+            Carrier("FOLLOW", follow, lambda: True, seconds, failed, home.models / ".follow.lock")
+        )
     return out
 
 

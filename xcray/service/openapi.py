@@ -51,7 +51,10 @@ HEADERS: Final[dict[str, Operation]] = {
     "X-Request-ID": {"description": "Names this request in the log.", "schema": {"type": "string"}},
     "ETag": {"description": "Changes with the content.", "schema": {"type": "string"}},
     "Location": {"description": "Where what was made can be seen.", "schema": {"type": "string"}},
-    "Retry-After": {"description": "Seconds after which it may be tried again.", "schema": {"type": "integer", "minimum": 0}},
+    "Retry-After": {
+        "description": "Seconds after which it may be tried again.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
     "RateLimit": {
         "description": "Requests left (r) and seconds until all are back (t); told to keys with a limit of their own.",
         "schema": {"type": "string", "examples": ['"requests";r=98;t=2']},
@@ -66,7 +69,12 @@ HEADERS: Final[dict[str, Operation]] = {
         "schema": {"type": "string", "enum": ["true"]},
     },
 }
-HEADERS_OF_STATUS: Final = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",), 201: ("Location",)}
+HEADERS_OF_STATUS: Final = {
+    401: ("WWW-Authenticate",),
+    429: ("Retry-After",),
+    503: ("Retry-After",),
+    201: ("Location",),
+}
 # What an operation can answer beside what its parameters and its body imply.
 MORE: Final[dict[str, tuple[int, ...]]] = {
     "batch_submit": (404, 409, 507),
@@ -85,7 +93,9 @@ MORE: Final[dict[str, tuple[int, ...]]] = {
 }
 
 
-ROUTED: Final = frozenset({"predict_predict", "predict_explain", "inference_infer", "inference_version_infer"})
+ROUTED: Final = frozenset(
+    {"predict_predict", "predict_explain", "inference_infer", "inference_version_infer"}
+)
 ROUTING_KEY: Final = {
     "name": "X-Routing-Key",
     "in": "header",
@@ -95,13 +105,23 @@ ROUTING_KEY: Final = {
 }
 _TEXT: Final = "read rows of a csv file into dictionaries"
 EXAMPLES: Final[dict[str, Any]] = {
-    "batch_submit": {"path": "/data/questions.jsonl", "format": "jsonl", "text_columns": ["text"], "top_k": 5},
+    "batch_submit": {
+        "path": "/data/questions.jsonl",
+        "format": "jsonl",
+        "text_columns": ["text"],
+        "top_k": 5,
+    },
     "datasets_create": {"name": "pydocs", "format": "pydocs"},
     "inference_infer": {
         "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [_TEXT]}],
         "parameters": {"top_k": 3},
     },
-    "jobs_submit": {"dataset": "pydocs", "model": "pydocs", "params": {"lam": 0.01}, "max_seconds": 600},
+    "jobs_submit": {
+        "dataset": "pydocs",
+        "model": "pydocs",
+        "params": {"lam": 0.01},
+        "max_seconds": 600,
+    },
     "models_put_set": {"labels": ["csv", "json"]},
     "models_set_alias": {"version": 1},
     "predict_explain": {"instance": {"text": _TEXT}, "top": 5},
@@ -120,13 +140,32 @@ class Link(NamedTuple):
 
 _ID: Final = "$response.body#/id"
 _JOB: Final = {"job_id": _ID}
-_FROM_JOBS: Final = (("jobs_submit", 201), ("jobs_submit", 200), ("batch_submit", 201), ("jobs_show", 200))
+_FROM_JOBS: Final = (
+    ("jobs_submit", 201),
+    ("jobs_submit", 200),
+    ("batch_submit", 201),
+    ("jobs_show", 200),
+)
 _OF_JOBS: Final = (
-    *("jobs_show", "jobs_stop", "jobs_resume", "jobs_delete", "jobs_events", "jobs_logs", "jobs_timeline", "jobs_classes"),
+    *(
+        "jobs_show",
+        "jobs_stop",
+        "jobs_resume",
+        "jobs_delete",
+        "jobs_events",
+        "jobs_logs",
+        "jobs_timeline",
+        "jobs_classes",
+    ),
     "batch_output",
 )
 LINKS: Final = (
-    *(Link(source, status, target, _JOB) for source, status in _FROM_JOBS for target in _OF_JOBS if source != target),
+    *(
+        Link(source, status, target, _JOB)
+        for source, status in _FROM_JOBS
+        for target in _OF_JOBS
+        if source != target
+    ),
     Link("datasets_create", 201, "datasets_show", {"dataset_id": _ID}),
     Link("datasets_create", 201, "datasets_delete", {"dataset_id": _ID}),
     Link("jobs_index", 200, "jobs_index", {"page_token": "$response.body#/next_page_token"}),
@@ -136,10 +175,20 @@ LINKS: Final = (
     Link("models_index", 200, "predict_predict", {"reference": "$response.body#/models/0/name"}),
     Link("models_index", 200, "inference_metadata", {"name": "$response.body#/models/0/name"}),
     *(
-        Link("models_show", 200, target, {"name": "$response.body#/name", "version": "$response.body#/latest/version"})
+        Link(
+            "models_show",
+            200,
+            target,
+            {"name": "$response.body#/name", "version": "$response.body#/latest/version"},
+        )
         for target in ("models_show_version", "models_card", "inference_version_infer")
     ),
-    Link("models_put_set", 200, "models_show_set", {"name": "$request.path.name", "set": "$response.body#/name"}),
+    Link(
+        "models_put_set",
+        200,
+        "models_show_set",
+        {"name": "$request.path.name", "set": "$response.body#/name"},
+    ),
 )
 
 
@@ -186,8 +235,14 @@ def _problems() -> Iterator[tuple[str, Operation]]:
     """A response for every status of a problem, and as the Open Inference Protocol says it."""
     for status in (400, 401, 403, 404, 408, 409, 412, 413, 415, 422, 429, 431, 503, 507):
         phrase = HTTPStatus(status).phrase
-        headers = {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-ID", *HEADERS_OF_STATUS.get(status, ()))}
-        for name, media_type, schema in (("Problem", MEDIA_TYPE, "Problem"), ("Error", "application/json", "InferenceProblem")):
+        headers = {
+            name: {"$ref": f"#/components/headers/{name}"}
+            for name in ("X-Request-ID", *HEADERS_OF_STATUS.get(status, ()))
+        }
+        for name, media_type, schema in (
+            ("Problem", MEDIA_TYPE, "Problem"),
+            ("Error", "application/json", "InferenceProblem"),
+        ):
             content = {media_type: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
             yield f"{name}{status}", {"description": phrase, "headers": headers, "content": content}
 
@@ -199,10 +254,16 @@ def _complete(path: str, operation: Operation) -> None:
     responses.pop("422", None)  # FastAPI's own
     for status in _statuses(path, operation, protocol):
         if str(status) not in responses:
-            responses[str(status)] = {"$ref": f"#/components/responses/{'Error' if protocol else 'Problem'}{status}"}
+            responses[str(status)] = {
+                "$ref": f"#/components/responses/{'Error' if protocol else 'Problem'}{status}"
+            }
     for status, response in responses.items():
         if "$ref" not in response:
-            names = ("X-Request-ID", *HEADERS_OF_STATUS.get(int(status), ()), *(RATES if path not in OPEN else ()))
+            names = (
+                "X-Request-ID",
+                *HEADERS_OF_STATUS.get(int(status), ()),
+                *(RATES if path not in OPEN else ()),
+            )
             told = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
             response["headers"] = told | response.get("headers", {})
     operation["responses"] = dict(sorted(responses.items()))
@@ -231,7 +292,9 @@ def _statuses(path: str, operation: Operation, protocol: bool) -> set[int]:
 
 def _link(description: dict[str, Any]) -> None:
     """Add the links whose operations are there."""
-    operations = {one["operationId"]: one for each in description["paths"].values() for one in each.values()}
+    operations = {
+        one["operationId"]: one for each in description["paths"].values() for one in each.values()
+    }
     for link in LINKS:
         source = operations.get(link.source)
         if source is not None and link.target in operations:

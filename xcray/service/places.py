@@ -19,7 +19,10 @@ from xcray.jobs.retention import host_name
 from xcray.service.settings import Settings
 
 Role: TypeAlias = Literal["serve", "runner"]
-ROLES: Final[dict[Role, str]] = {"serve": "xcray serve", "runner": "xcray runner, or xcray serve without --no-runner,"}
+ROLES: Final[dict[Role, str]] = {
+    "serve": "xcray serve",
+    "runner": "xcray runner, or xcray serve without --no-runner,",
+}
 
 
 class Place(NamedTuple):
@@ -46,7 +49,9 @@ def take_place(settings: Settings, home: Home, role: Role) -> Iterator[Place]:
             if not settings.shares_store:
                 there = f"another {ROLES[role]} holds the home {home.path}"
                 mend = "or another --home; several of them need a shared store, as XCRAY_STORE=postgresql://..."
-                raise Conflict(f"{there}: use that one ({_told(home, role)}), {mend}", code="HOME_IN_USE") from None
+                raise Conflict(
+                    f"{there}: use that one ({_told(home, role)}), {mend}", code="HOME_IN_USE"
+                ) from None
             name = f"{role}-{host_name()}-{os.getpid()}"
         place = Place(home.path / f"{name}.json", name)
         try:

@@ -31,13 +31,19 @@ from xcray.service.settings import Settings
 from xcray.service.shadow import Copy
 from xcray.service.state import Rooms
 
-INLINE: Final = 262_144  # bytes of a body that are read on the event loop: a millisecond; more go to a thread
+INLINE: Final = (
+    262_144  # bytes of a body that are read on the event loop: a millisecond; more go to a thread
+)
 STRICT_INLINE: Final = 32_768  # the same for the strict reader
-TAKE_INLINE: Final = 300.0  # weight (see TYPICAL) of a request whose instances are made rows on the event loop
+TAKE_INLINE: Final = (
+    300.0  # weight (see TYPICAL) of a request whose instances are made rows on the event loop
+)
 REPLY_INLINE: Final = 8_192  # labels of a reply that is written on the event loop
 TYPICAL: Final = 4_096  # bytes of a body that weigh as much as a row
 ROUTING_KEY: Final = "x-routing-key"  # equal ones are answered by the same version of a split
-LEAST_MS: Final = 0.01  # of a deadline that passed while the request waited: the search then tells what it has
+LEAST_MS: Final = (
+    0.01  # of a deadline that passed while the request waited: the search then tells what it has
+)
 
 Given = list[str] | CSR
 Answered = tuple[Answer, Float64 | None]  # and the probabilities, when they were asked for
@@ -66,14 +72,28 @@ async def answer(request: Request, rooms: Rooms, asks: Wanted) -> bytes:
         asked = await _read(body, settings)
     count(request.scope, len(asked.instances))
     weight = len(asked.instances) + len(body) / TYPICAL
-    told = await answered(rooms, asks, asked, lambda model: taken(model, asked.instances), len(asked.instances), weight, begun)
+    told = await answered(
+        rooms,
+        asks,
+        asked,
+        lambda model: taken(model, asked.instances),
+        len(asked.instances),
+        weight,
+        begun,
+    )
     reply = partial(predict_reply, told.loaded, told.answer, asked.certificate, told.probabilities)
     with span("encode", labels=told.answer.labels.size):
         return reply() if told.answer.labels.size <= REPLY_INLINE else await heavily(reply)
 
 
 async def answered(
-    rooms: Rooms, asks: Wanted, asked: Ask, take: Callable[[Model], Given], n_rows: int, weight: float, begun: float
+    rooms: Rooms,
+    asks: Wanted,
+    asked: Ask,
+    take: Callable[[Model], Given],
+    n_rows: int,
+    weight: float,
+    begun: float,
 ) -> Told:
     """What a version says to a request, whatever protocol it came by. Raises XcrayError.
 
@@ -81,7 +101,9 @@ async def answered(
     and computing them costs, in rows. begun: when the request began (time.perf_counter), for its deadline.
     """
     if asked.top_k > rooms.settings.max_top_k:
-        raise InputError(f"top_k must be 1 to {rooms.settings.max_top_k}", code="K_RANGE", loc="top_k")
+        raise InputError(
+            f"top_k must be 1 to {rooms.settings.max_top_k}", code="K_RANGE", loc="top_k"
+        )
     with rooms.desk.place(n_rows):
         with span("find"):
             loaded = await rooms.predictors.find(asks)
@@ -90,15 +112,30 @@ async def answered(
         given = taking() if weight <= TAKE_INLINE else await heavily(taking)
         with span("compute", rows=n_rows):
             found, probabilities = await _computed(rooms, loaded, asked, given, weight, begun)
-        rooms.gauges.searched(n_rows, int(found.labels_scored.sum()), int(found.postings_read.sum()), int(found.exact.sum()))
+        rooms.gauges.searched(
+            n_rows,
+            int(found.labels_scored.sum()),
+            int(found.postings_read.sum()),
+            int(found.exact.sum()),
+        )
         rooms.gauges.predict_seconds.observe(time.perf_counter() - begun)
-        if shadow is not None and shadow is not loaded:  # in the loop's next turn: by then the reply has left
-            asyncio.get_running_loop().call_soon(rooms.shadows.offer, _copy(asks, asked, take, loaded, shadow, found, begun))
+        if (
+            shadow is not None and shadow is not loaded
+        ):  # in the loop's next turn: by then the reply has left
+            asyncio.get_running_loop().call_soon(
+                rooms.shadows.offer, _copy(asks, asked, take, loaded, shadow, found, begun)
+            )
         return Told(loaded, found, probabilities)
 
 
 def _copy(
-    asks: Wanted, asked: Ask, take: Callable[[Model], Given], loaded: Loaded, shadow: Loaded, found: Answer, begun: float
+    asks: Wanted,
+    asked: Ask,
+    take: Callable[[Model], Given],
+    loaded: Loaded,
+    shadow: Loaded,
+    found: Answer,
+    begun: float,
 ) -> Copy:
     """What a shadow needs to answer along."""
     seconds = time.perf_counter() - begun
@@ -127,7 +164,9 @@ def _check_count(settings: Settings, value: dict[str, Any]) -> None:
         )
 
 
-async def _computed(rooms: Rooms, loaded: Loaded, asked: Ask, given: Given, weight: float, begun: float) -> Answered:
+async def _computed(
+    rooms: Rooms, loaded: Loaded, asked: Ask, given: Given, weight: float, begun: float
+) -> Answered:
     """The answer by one version: together with others when nothing but rows and top_k was asked, else alone."""
     model = loaded.key
     if asked.probabilities:
@@ -136,26 +175,44 @@ async def _computed(rooms: Rooms, loaded: Loaded, asked: Ask, given: Given, weig
         key = (model, asked.top_k, asked.probabilities, type(given))
         together = partial(_together, loaded, asked.top_k, asked.probabilities)
         return await rooms.desk.compute(key, given, together, weight=weight)  # type: ignore[no-any-return]
-    limits = (asked.allow is not None, asked.deny is not None, asked.deadline_ms is not None, asked.probabilities)
+    limits = (
+        asked.allow is not None,
+        asked.deny is not None,
+        asked.deadline_ms is not None,
+        asked.probabilities,
+    )
     alike = (model, asked.top_k.bit_length(), *limits)
     alone = partial(_alone, rooms, loaded, asked, begun)
     return await rooms.desk.compute(alike, given, alone, weight=weight, joins=False)  # type: ignore[no-any-return]
 
 
-def _alone(rooms: Rooms, loaded: Loaded, asked: Ask, begun: float, given: list[Given]) -> list[Answered]:
+def _alone(
+    rooms: Rooms, loaded: Loaded, asked: Ask, begun: float, given: list[Given]
+) -> list[Answered]:
     """The answer to one request with a filter or a deadline; its time runs since the request began."""
     among = loaded.filter(asked.allow, asked.deny, rooms.registry_of(loaded.tenant))
     left = asked.deadline_ms
     if left is not None:
         left = max(LEAST_MS, left - 1e3 * (time.perf_counter() - begun))
-    found = loaded.predictor.answer(given[0], asked.top_k, deadline_ms=left, allow=among, probabilities=asked.probabilities)
-    return [(found, loaded.predictor.probabilities(found, filtered=among is not None) if asked.probabilities else None)]
+    found = loaded.predictor.answer(
+        given[0], asked.top_k, deadline_ms=left, allow=among, probabilities=asked.probabilities
+    )
+    return [
+        (
+            found,
+            loaded.predictor.probabilities(found, filtered=among is not None)
+            if asked.probabilities
+            else None,
+        )
+    ]
 
 
 def _together(loaded: Loaded, k: int, probable: bool, given: list[Given]) -> list[Answered]:
     """The answers to several requests by one call."""
     predictor = loaded.predictor
-    found = predictor.answer(given[0] if len(given) == 1 else _joined(given), k, probabilities=probable)
+    found = predictor.answer(
+        given[0] if len(given) == 1 else _joined(given), k, probabilities=probable
+    )
     shares = predictor.probabilities(found) if probable else None
     if len(given) == 1:
         return [(found, shares)]

@@ -29,7 +29,9 @@ from xcray.service.serving import Place, Serving
 
 __all__ = ["Loaded", "Opener", "PredictorCache", "VersionState", "Wanted", "open_predictor"]
 
-LOADERS: Final = 2  # requests that wait for models load them in so many threads; swaps have one of their own
+LOADERS: Final = (
+    2  # requests that wait for models load them in so many threads; swaps have one of their own
+)
 PLACES: Final = 1024  # references that are remembered
 TRIES: Final = 5  # a version may be deleted between being found and being opened
 KEPT_TURNS: Final = 5  # looks between two looks for references to be held
@@ -60,11 +62,18 @@ class PredictorCache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """registry_of: the registry of a tenant. tenants: all of them. clock: monotonic seconds."""
-        self._registry_of, self._tenants, self._gauges, self._capacity = registry_of, tenants, gauges, capacity
-        self._swap_seconds, self._linger, self._clock = swap_seconds, linger_seconds, clock
+        self._registry_of = registry_of
+        self._tenants = tenants
+        self._gauges = gauges
+        self._capacity = capacity
+        self._swap_seconds = swap_seconds
+        self._linger = linger_seconds
+        self._clock = clock
         self._loader = Loader(registry_of, gauges, opener, clock)
         self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="xcray-load")
-        self._swapper = ThreadPoolExecutor(1, thread_name_prefix="xcray-swap", initializer=stand_back)
+        self._swapper = ThreadPoolExecutor(
+            1, thread_name_prefix="xcray-swap", initializer=stand_back
+        )
         self._lock = threading.Lock()
         self._places: OrderedDict[tuple[str, str], Place] = OrderedDict()
         self._kept: set[tuple[str, str]] = set()
@@ -75,7 +84,9 @@ class PredictorCache:
     async def find(self, wanted: Wanted) -> Loaded:
         """`get` on the event loop: at once when somebody answers, else a thread loads who will."""
         place = self._places.get((wanted.tenant, wanted.reference))
-        serving = place.serving if place is not None and place.settled() else self._answering(wanted)
+        serving = (
+            place.serving if place is not None and place.settled() else self._answering(wanted)
+        )
         (self._gauges.found_waited if serving is None else self._gauges.found_mapped).inc()
         if serving is None:
             return await asyncio.get_running_loop().run_in_executor(self._loaders, self.get, wanted)
@@ -89,7 +100,11 @@ class PredictorCache:
         """The version that shall get a copy of a request, if any. Asks nobody."""
         place = self._places.get((wanted.tenant, wanted.reference))
         serving = None if place is None else place.serving
-        return None if serving is None or serving.shadow is None else serving.copies(wanted.reference, wanted.key)
+        return (
+            None
+            if serving is None or serving.shadow is None
+            else serving.copies(wanted.reference, wanted.key)
+        )
 
     def prepare(self, tenant: str, name: str, alias: str, route: Route) -> None:
         """Load what an alias will lead to, when requests use it now: nobody waits once it moves. Raises Corrupt, NotFound."""
@@ -110,7 +125,8 @@ class PredictorCache:
         """
         if (tenant, reference) not in self._kept and len(self._kept) >= self._capacity:
             raise Refused(
-                f"{len(self._kept)} models are held already: unload one, or raise XCRAY_MODELS_LOADED", code="MODELS_LOADED"
+                f"{len(self._kept)} models are held already: unload one, or raise XCRAY_MODELS_LOADED",
+                code="MODELS_LOADED",
             )
         found = self.get(Wanted(tenant, reference))
         self._registry_of(tenant).keep(reference)
@@ -130,23 +146,39 @@ class PredictorCache:
 
     def index(self, tenant: str) -> list[VersionState]:
         """All versions of a tenant, by name and number."""
-        return [state for name in self._registry_of(tenant).names() for state in self.states(tenant, name)]
+        return [
+            state
+            for name in self._registry_of(tenant).names()
+            for state in self.states(tenant, name)
+        ]
 
     def states(self, tenant: str, name: str) -> list[VersionState]:
         """The versions of a name, by number."""
         registry = self._registry_of(tenant)
-        return [self._state(tenant, name, version, registry.corrupt(name)) for version in registry.versions(name)]
+        return [
+            self._state(tenant, name, version, registry.corrupt(name))
+            for version in registry.versions(name)
+        ]
 
     def held(self, tenant: str) -> set[tuple[str, int]]:
         """(name, version) of those of a tenant that are loaded now."""
-        return {(name, version) for owner, name, version in list(self._loader.loaded) if owner == tenant}
+        return {
+            (name, version) for owner, name, version in list(self._loader.loaded) if owner == tenant
+        }
 
     def check(self) -> None:
         """Raise Unavailable MODEL while a reference is answered by another version than it leads to, as that can't be loaded."""
-        troubled = [place for place in list(self._places.values()) if place.trouble is not None or place.hindered is not None]
+        troubled = [
+            place
+            for place in list(self._places.values())
+            if place.trouble is not None or place.hindered is not None
+        ]
         if troubled:
             first = troubled[0].trouble or troubled[0].hindered
-            raise Unavailable(f"{len(troubled)} of the models in use are not as they should be: {first}", code="MODEL")
+            raise Unavailable(
+                f"{len(troubled)} of the models in use are not as they should be: {first}",
+                code="MODEL",
+            )
 
     def look(self) -> None:
         """Once a second: follow what other processes changed, try again what failed, let go of what nobody needs."""
@@ -178,7 +210,9 @@ class PredictorCache:
         if len(serving.members) == 1:
             return serving.members[0]
         loaded = serving.pick(wanted.reference, wanted.key)
-        self._gauges.routed.labels("stable" if loaded.version == serving.route.primary else "canary").inc()
+        self._gauges.routed.labels(
+            "stable" if loaded.version == serving.route.primary else "canary"
+        ).inc()
         return loaded
 
     def _answering(self, wanted: Wanted) -> Serving | None:
@@ -189,7 +223,9 @@ class PredictorCache:
         except XcrayError:
             self._remove(place)
             raise
-        if place.serving is None or (place.changed is not None and place.overdue(self._swap_seconds)):
+        if place.serving is None or (
+            place.changed is not None and place.overdue(self._swap_seconds)
+        ):
             return None
         if place.changed is not None:
             self._swap(place)
@@ -201,7 +237,9 @@ class PredictorCache:
         place = self._places.get(key)
         if place is None:
             with self._lock:
-                place = self._places.setdefault(key, Place(*key, self._registry_of(wanted.tenant), self._clock))
+                place = self._places.setdefault(
+                    key, Place(*key, self._registry_of(wanted.tenant), self._clock)
+                )
                 place.used = self._uses = self._uses + 1
                 while len(self._places) > PLACES:
                     self._places.pop(min(self._places, key=lambda each: self._places[each].used))
@@ -221,7 +259,9 @@ class PredictorCache:
             self._settle(place)
         except XcrayError as error:
             place.trouble = None if isinstance(error, NotFound) else error
-            LOGGER.warning("a model was not swapped", extra={"model": place.reference, "detail": error.message})
+            LOGGER.warning(
+                "a model was not swapped", extra={"model": place.reference, "detail": error.message}
+            )
         finally:
             place.swapping = False
 
@@ -254,7 +294,9 @@ class PredictorCache:
         place.trouble = gone
         return place.serving
 
-    def _switch(self, place: Place, route: Route, found: dict[int, Loaded], failed: list[Corrupt]) -> Serving:
+    def _switch(
+        self, place: Place, route: Route, found: dict[int, Loaded], failed: list[Corrupt]
+    ) -> Serving:
         """Who answers a route, of which some versions may have failed: those that are there, else who did, else who did before."""
         if any(version in found for version in route.answering):
             serving = Serving.of(route, found)
@@ -266,7 +308,10 @@ class PredictorCache:
             self._loader.loaded.update({one.key: one for one in serving.held})
             if place.serve(serving, failed[0] if failed else None):
                 self._gauges.swaps.inc()
-                versions = {"model": place.reference, "versions": [one.version for one in serving.members]}
+                versions = {
+                    "model": place.reference,
+                    "versions": [one.version for one in serving.members],
+                }
                 LOGGER.info("another version answers", extra=versions)
         self._make_room(place)
         return serving
@@ -277,7 +322,10 @@ class PredictorCache:
             try:
                 return self._loader.get((place.tenant, place.name, version))
             except (Corrupt, NotFound) as another:
-                LOGGER.warning("nor can an earlier version be loaded", extra={"model": place.name, "detail": another.message})
+                LOGGER.warning(
+                    "nor can an earlier version be loaded",
+                    extra={"model": place.name, "detail": another.message},
+                )
         raise error
 
     def _followed(self, place: Place) -> None:
@@ -292,17 +340,27 @@ class PredictorCache:
             self._remove(place)
             return
         except (XcrayError, OSError) as error:  # told by `check`; the next look comes soon
-            LOGGER.warning("a reference can't be followed", extra={"model": place.reference, "detail": str(error)})
+            LOGGER.warning(
+                "a reference can't be followed",
+                extra={"model": place.reference, "detail": str(error)},
+            )
             return
-        again = place.trouble is not None and any(self._loader.failure(key) is None for key in place.leads() - place.holds())
+        again = place.trouble is not None and any(
+            self._loader.failure(key) is None for key in place.leads() - place.holds()
+        )
         if place.changed is not None or again:
             self._swap(place)
 
     def _asked_to_go(self, place: Place) -> bool:
         """Whether somebody asked, since it was last looked at, that what it stands for be let go."""
         _, unloads = place.registry.kept(place.name)
-        before, place.unloads = place.unloads, {reference: unloads.get(reference, 0) for reference in place.stands_for()}
-        return before is not None and any(times > before.get(reference, times) for reference, times in place.unloads.items())
+        before, place.unloads = (
+            place.unloads,
+            {reference: unloads.get(reference, 0) for reference in place.stands_for()},
+        )
+        return before is not None and any(
+            times > before.get(reference, times) for reference, times in place.unloads.items()
+        )
 
     def _look_for_kept(self) -> None:
         """Have what shall be held answer before anybody asks."""
@@ -317,11 +375,18 @@ class PredictorCache:
                 try:
                     self.get(Wanted(tenant, reference))
                 except XcrayError as error:
-                    LOGGER.warning("a model that shall be held is not", extra={"model": reference, "detail": error.message})
+                    LOGGER.warning(
+                        "a model that shall be held is not",
+                        extra={"model": reference, "detail": error.message},
+                    )
 
     def _places_of(self, tenant: str, name: str) -> list[Place]:
         """The places of a name."""
-        return [place for place in list(self._places.values()) if (place.tenant, place.name) == (tenant, name)]
+        return [
+            place
+            for place in list(self._places.values())
+            if (place.tenant, place.name) == (tenant, name)
+        ]
 
     def _remove(self, place: Place) -> None:
         """Forget a place."""
@@ -333,7 +398,9 @@ class PredictorCache:
         """Drop versions that nobody needed for `linger` seconds, or that are deleted; requests that hold one finish with it."""
         now = self._clock()
         with self._lock:
-            needed = {key for place in self._places.values() for key in (*place.holds(), *place.leads())}
+            needed = {
+                key for place in self._places.values() for key in (*place.holds(), *place.leads())
+            }
             unneeded = [key for key in list(self._loader.loaded) if key not in needed]
             self._unneeded = {key: self._unneeded.get(key, now) for key in unneeded}
             idle = dict(self._unneeded)

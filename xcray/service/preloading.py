@@ -22,7 +22,10 @@ class Preloading:
     def check(self) -> None:
         """Raise Unavailable while one is not loaded."""
         if self._left:
-            raise Unavailable(f"{len(self._left)} of the models in XCRAY_PRELOAD are not loaded yet", code="MODELS")
+            raise Unavailable(
+                f"{len(self._left)} of the models in XCRAY_PRELOAD are not loaded yet",
+                code="MODELS",
+            )
 
     async def load(self, predictors: PredictorCache) -> None:
         """Load all of them; those that can't be are tried again and again."""
@@ -32,6 +35,9 @@ class Preloading:
                     await predictors.find(Wanted(DEFAULT_TENANT, reference))
                     self._left.remove(reference)
                 except (XcrayError, OSError) as error:
-                    LOGGER.warning("a model of XCRAY_PRELOAD can't be loaded", extra={"model": reference, "detail": str(error)})
+                    LOGGER.warning(
+                        "a model of XCRAY_PRELOAD can't be loaded",
+                        extra={"model": reference, "detail": str(error)},
+                    )
             if self._left:
                 await asyncio.sleep(AGAIN)

@@ -121,10 +121,22 @@ def install(app: FastAPI) -> None:
 def response(error: XcrayError) -> Response:
     """The problem document of an error, with the headers its status asks for."""
     status = status_of(error)
-    headers = {"Retry-After": str(error.details.get("retry_after", RETRY_SECONDS))} if status in (429, 503) else {}
+    headers = (
+        {"Retry-After": str(error.details.get("retry_after", RETRY_SECONDS))}
+        if status in (429, 503)
+        else {}
+    )
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="xcray"'
-    return document(status, error.code, error.message, kind=type(error), hint=error.hint, headers=headers, more=error.details)
+    return document(
+        status,
+        error.code,
+        error.message,
+        kind=type(error),
+        hint=error.hint,
+        headers=headers,
+        more=error.details,
+    )
 
 
 def status_of(error: XcrayError) -> int:
@@ -146,7 +158,9 @@ def document(
 ) -> Response:
     """A problem document as a response. A detail called `status`, as of a job, appears as `state`."""
     tell(code=code)
-    told = {RENAMED.get(name, name): value for name, value in (more or {}).items() if value is not None}
+    told = {
+        RENAMED.get(name, name): value for name, value in (more or {}).items() if value is not None
+    }
     body = {
         **told,
         "type": f"urn:xcray:problem:{code.lower().replace('_', '-')}",
@@ -159,8 +173,12 @@ def document(
     }
     if hint:
         body["hint"] = hint
-    text = json.dumps(body, ensure_ascii=True, default=str)  # ASCII: whatever was quoted, the reply can be encoded
-    ending = {"Connection": "close"} if status == HTTPStatus.REQUEST_TIMEOUT else {}  # what is left of the request may never come
+    text = json.dumps(
+        body, ensure_ascii=True, default=str
+    )  # ASCII: whatever was quoted, the reply can be encoded
+    ending = (
+        {"Connection": "close"} if status == HTTPStatus.REQUEST_TIMEOUT else {}
+    )  # what is left of the request may never come
     return Response(text, status, media_type=MEDIA_TYPE, headers={**(headers or {}), **ending})
 
 
@@ -170,8 +188,14 @@ def for_path(path: str, found: Response) -> Response:
         return found
     told = json.loads(bytes(found.body))
     status = 400 if found.status_code == 422 else found.status_code
-    text = json.dumps({"error": told["detail"], **told, "status": status, "title": HTTPStatus(status).phrase})
-    headers = {name: value for name, value in found.headers.items() if name not in ("content-type", "content-length")}
+    text = json.dumps(
+        {"error": told["detail"], **told, "status": status, "title": HTTPStatus(status).phrase}
+    )
+    headers = {
+        name: value
+        for name, value in found.headers.items()
+        if name not in ("content-type", "content-length")
+    }
     return Response(text, status, media_type="application/json", headers=headers)
 
 
@@ -185,7 +209,13 @@ def from_validation(found: Sequence[Any], *, what: str = "body") -> InputError:
     listed = [_entry(item) for item in found[:SHOWN]]
     first = listed[0]
     place = f"{what}: " if first["loc"] in ("", what) else f"{first['loc']}: "
-    return InputError(place + first["message"], code=first["code"], loc=first["loc"], errors=listed, count=len(found))
+    return InputError(
+        place + first["message"],
+        code=first["code"],
+        loc=first["loc"],
+        errors=listed,
+        count=len(found),
+    )
 
 
 def _entry(item: Any) -> dict[str, str]:
@@ -256,6 +286,10 @@ def _methods(request: Request) -> list[str]:
 
 def unexpected(request: Request, error: Exception) -> Response:
     """A fault of ours: the log has the traceback, the reply only the request id to find it by."""
-    LOGGER.error("unexpected error", exc_info=error, extra={"method": request.method, "path": request.url.path})
+    LOGGER.error(
+        "unexpected error",
+        exc_info=error,
+        extra={"method": request.method, "path": request.url.path},
+    )
     detail = "something went wrong here, not with your request; the log has more under request_id"
     return for_path(request.url.path, document(500, "INTERNAL", detail, kind=XcrayError))

@@ -37,7 +37,13 @@ class Bounds(NamedTuple):
     def of(cls, settings: Settings) -> Bounds:
         """As the operator has set them."""
         window = min(WINDOW, settings.body_seconds)
-        return cls(settings.connections, settings.head_seconds, settings.body_rate, window, settings.body_seconds)
+        return cls(
+            settings.connections,
+            settings.head_seconds,
+            settings.body_rate,
+            window,
+            settings.body_seconds,
+        )
 
     @property
     def step(self) -> float:
@@ -56,7 +62,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._asked = False  # the head of a request was whole
         self._head_begun: float | None = None  # when the head that is not whole yet began
         self._body = False  # a body is on its way
-        self._came, self._came_since = 0, 0.0  # bytes of it since
+        self._came = 0
+        self._came_since = 0.0  # bytes of it since
         self._unread_since: float | None = None
         self._look: asyncio.TimerHandle | None = None
 
@@ -135,7 +142,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(408)
         elif self._body and self._is_slow(now):
             self._refuse(408, instead=not self.cycle.response_started)
-        elif self._unread_since is not None and now - self._unread_since > self._bounds.unread_seconds:
+        elif (
+            self._unread_since is not None
+            and now - self._unread_since > self._bounds.unread_seconds
+        ):
             self._refused = True
             self.transport.abort()
         if not self._refused and not self.transport.is_closing():
@@ -144,11 +154,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def _is_headless(self, now: float) -> bool:
         """Whether a head should be whole by now, and no earlier request is being answered."""
         idle = self.cycle is None or self.cycle.response_complete
-        return idle and self._head_begun is not None and now - self._head_begun > self._bounds.head_seconds
+        return (
+            idle
+            and self._head_begun is not None
+            and now - self._head_begun > self._bounds.head_seconds
+        )
 
     def _is_slow(self, now: float) -> bool:
         """Whether a body came too slowly through a whole window in which somebody waited for it."""
-        if self.flow.read_paused or self.cycle.waiting_for_100_continue or self.cycle.response_complete:
+        if (
+            self.flow.read_paused
+            or self.cycle.waiting_for_100_continue
+            or self.cycle.response_complete
+        ):
             self._came, self._came_since = 0, now
             return False
         passed = now - self._came_since
@@ -165,5 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if instead or self.cycle is None or self.cycle.response_complete:
             again = b"retry-after: 5\r\n" if status == 503 else b""
-            self.transport.write(STATUS_LINE[status] + again + b"connection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.write(
+                STATUS_LINE[status] + again + b"connection: close\r\ncontent-length: 0\r\n\r\n"
+            )
         self.transport.close()

@@ -30,7 +30,10 @@ MOST_LABELS = 2**53  # more than anybody asks for; the strict reader looks at la
 _Index = Annotated[int, msgspec.Meta(ge=0, le=INDEX_LIMIT)]
 _Value = Annotated[float, msgspec.Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=TEXT_LIMIT)]
-_Labels = Annotated[list[Annotated[str, msgspec.Meta(max_length=LABEL_LIMIT)]], msgspec.Meta(min_length=1, max_length=LABELS_LIMIT)]
+_Labels = Annotated[
+    list[Annotated[str, msgspec.Meta(max_length=LABEL_LIMIT)]],
+    msgspec.Meta(min_length=1, max_length=LABELS_LIMIT),
+]
 
 
 class InstanceLike(Protocol):
@@ -91,7 +94,9 @@ def read(body: bytes, most: int) -> Ask | None:
         found = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    given: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(found, name)) is not None}
+    given: dict[str, Any] = {
+        name: value for name in _OPTIONS if (value := getattr(found, name)) is not None
+    }
     if len(found.instances) > most or not _has_no_more(body, found, given):
         return None
     return Ask(found.instances, **given)

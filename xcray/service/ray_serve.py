@@ -26,7 +26,9 @@ from xcray.service.running import checks_of
 from xcray.service.settings import Settings, check_address
 from xcray.service.state import Rooms
 
-ELSEWHERE: Final = frozenset({"STORE", "SCHEMA", "DISK"})  # what another replica in our place would miss as well
+ELSEWHERE: Final = frozenset(
+    {"STORE", "SCHEMA", "DISK"}
+)  # what another replica in our place would miss as well
 STEP: Final = 0.1
 REQUESTS: Final = 256  # under way in a replica; more wait at the proxies
 
@@ -36,7 +38,9 @@ def application(args: Mapping[str, Any]) -> Application:
 
     Raises ValueError naming the setting that is wrong.
     """
-    settings_of(args)  # here, where who deploys sees it; each replica reads its own environment again
+    settings_of(
+        args
+    )  # here, where who deploys sees it; each replica reads its own environment again
     return Xcray.bind(dict(args))  # type: ignore[attr-defined,no-any-return]  # a deployment, by its decorator
 
 
@@ -45,7 +49,9 @@ def settings_of(args: Mapping[str, Any]) -> Settings:
     return Settings(**{"host": "0.0.0.0", "behind_proxy": True, **args, "workers": 1})
 
 
-@serve.deployment(name="Xcray", max_ongoing_requests=REQUESTS, user_config={}, graceful_shutdown_timeout_s=40.0)
+@serve.deployment(
+    name="Xcray", max_ongoing_requests=REQUESTS, user_config={}, graceful_shutdown_timeout_s=40.0
+)
 @serve.ingress()
 class Xcray:
     """A replica. user_config, which changes without a restart: {"preload": [...]}, more models that it loads and holds."""
@@ -58,7 +64,9 @@ class Xcray:
         home = Home(settings.home)
         self._store = JobStore(settings.store_url, upgrade=settings.store_upgrade)
         check_address(settings, self._store.has_keys)
-        self._app = create_app(settings, store=self._store, checks=checks_of(settings, home), leads=False, alone=False)
+        self._app = create_app(
+            settings, store=self._store, checks=checks_of(settings, home), leads=False, alone=False
+        )
         self._rooms: Rooms = self._app.state.rooms
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -77,7 +85,9 @@ class Xcray:
         """Raise Unavailable for what a new replica could mend: a store that is away is no reason to lose the models that answer."""
         reasons = set((await self._rooms.readiness.look()).reasons) - ELSEWHERE
         if reasons:
-            raise Unavailable(f"the replica is not well: {', '.join(sorted(reasons))}", code="REPLICA")
+            raise Unavailable(
+                f"the replica is not well: {', '.join(sorted(reasons))}", code="REPLICA"
+            )
 
     def _preloaded(self) -> bool:
         """Whether the models of the settings are there."""

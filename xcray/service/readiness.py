@@ -48,10 +48,16 @@ class Readiness:
     ) -> None:
         """needed: by code, what must hold for requests to be answered; others: what only some of them, or trainings, need. graces:
         seconds, by code, for which requests are answered although what is needed does not hold any more."""
-        self._needed = {code: Lately(f"xcray-check-{code}", check, clock) for code, check in needed.items()}
-        self._others = {code: Lately(f"xcray-check-{code}", check, clock) for code, check in others.items()}
-        self._draining, self._clock = draining, clock
-        self._graces, self._held = dict(graces), dict[str, float]()  # and when it held last
+        self._needed = {
+            code: Lately(f"xcray-check-{code}", check, clock) for code, check in needed.items()
+        }
+        self._others = {
+            code: Lately(f"xcray-check-{code}", check, clock) for code, check in others.items()
+        }
+        self._draining = draining
+        self._clock = clock
+        self._graces = dict(graces)
+        self._held = dict[str, float]()  # and when it held last
         self.patience = PATIENCE
         self._known: dict[str, bool] = {}
 
@@ -69,12 +75,19 @@ class Readiness:
         bearable = [code for code in lacking if self._is_bearable(code)]
         reasons = [DRAINING] if self._draining() else []
         reasons += [code for code in lacking if code not in bearable]
-        return Standing(reasons, bearable + [code for code, check in self._others.items() if not self._holds(code, check)])
+        return Standing(
+            reasons,
+            bearable
+            + [code for code, check in self._others.items() if not self._holds(code, check)],
+        )
 
     def failing(self) -> dict[str, bool]:
         """Each check, and whether it failed when last looked at."""
         checks = {**self._needed, **self._others}
-        return {DRAINING: self._draining(), **{code: not self._holds(code, check) for code, check in checks.items()}}
+        return {
+            DRAINING: self._draining(),
+            **{code: not self._holds(code, check) for code, check in checks.items()},
+        }
 
     async def watch(self) -> None:
         """Look every few seconds, so that findings are fresh and changes are logged, until cancelled."""
@@ -88,10 +101,18 @@ class Readiness:
         holds = found.error is None and found.age < STALE and found.waiting < HANGS
         if holds:
             self._held[code] = self._clock() - found.age
-        looked = found.waiting >= HANGS or found.age < STALE  # else nothing is known yet, and there is nothing to say
+        looked = (
+            found.waiting >= HANGS or found.age < STALE
+        )  # else nothing is known yet, and there is nothing to say
         if looked and self._known.get(code, True) != holds:
-            why = f"no answer for {found.waiting:.1f} s" if found.error is None else str(found.error)
-            LOGGER.log(20 if holds else 30, "a check passes again" if holds else "a check fails", extra={"check": code, "why": why})
+            why = (
+                f"no answer for {found.waiting:.1f} s" if found.error is None else str(found.error)
+            )
+            LOGGER.log(
+                20 if holds else 30,
+                "a check passes again" if holds else "a check fails",
+                extra={"check": code, "why": why},
+            )
             self._known[code] = holds
         return holds
 

@@ -16,13 +16,18 @@ class Registries:
 
     def __init__(self, home: Home, default: Registry | None = None) -> None:
         """default: the registry of the tenant default; the home's when not given."""
-        self._home, self._default = home, default or Registry(home.models_of(DEFAULT_TENANT))
+        self._home = home
+        self._default = default or Registry(home.models_of(DEFAULT_TENANT))
         self._tenants = home.path / "tenants"
         self._known: dict[str, Registry] = {}
 
     def tenants(self) -> list[str]:
         """All tenants that may have models."""
-        others = [path.name for path in self._tenants.iterdir() if NAME.fullmatch(path.name)] if self._tenants.is_dir() else []
+        others = (
+            [path.name for path in self._tenants.iterdir() if NAME.fullmatch(path.name)]
+            if self._tenants.is_dir()
+            else []
+        )
         return [DEFAULT_TENANT, *sorted(others)]
 
     def of(self, tenant: str) -> Registry:

@@ -18,7 +18,9 @@ AT_ONCE: Final = 65_536  # labels that are written in one go: large replies leav
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def predict_reply(loaded: Loaded, answer: Answer, certificate: bool, probabilities: Float64 | None) -> bytes:
+def predict_reply(
+    loaded: Loaded, answer: Answer, certificate: bool, probabilities: Float64 | None
+) -> bytes:
     """The reply of the version that is `loaded`. probabilities: (n, k), when they were asked for."""
     n_rows, k = answer.labels.shape
     step = max(1, AT_ONCE // max(1, k))
@@ -29,16 +31,21 @@ def predict_reply(loaded: Loaded, answer: Answer, certificate: bool, probabiliti
     for begin in range(0, n_rows, step):
         rows = slice(begin, begin + step)
         some = None if probabilities is None else probabilities[rows]
-        part = _predictions(loaded, Answer._make([each[rows] for each in answer]), certificate, some)
+        part = _predictions(
+            loaded, Answer._make([each[rows] for each in answer]), certificate, some
+        )
         parts.append(_ENCODER.encode(part)[1:-1])
     return b'{"model":' + loaded.answerer + b',"predictions":[' + b",".join(parts) + b"]}"
 
 
-def _predictions(loaded: Loaded, answer: Answer, certificate: bool, probabilities: Float64 | None) -> list[dict[str, Any]]:
+def _predictions(
+    loaded: Loaded, answer: Answer, certificate: bool, probabilities: Float64 | None
+) -> list[dict[str, Any]]:
     """What is said of each row."""
     names = names_of(loaded.predictor.model.label_names, answer.labels)
     predictions: list[dict[str, Any]] = [
-        {"labels": row, "scores": scores} for row, scores in zip(names, answer.scores.tolist(), strict=True)
+        {"labels": row, "scores": scores}
+        for row, scores in zip(names, answer.scores.tolist(), strict=True)
     ]
     if probabilities is not None:
         for prediction, row in zip(predictions, probabilities.tolist(), strict=True):

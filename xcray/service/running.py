@@ -26,7 +26,8 @@ class LauncherByPool:
     """Jobs whose pool is ray go to one launcher, all others to another."""
 
     def __init__(self, on_ray: Launcher, here: ProcessLauncher) -> None:
-        self._on_ray, self._here = on_ray, here
+        self._on_ray = on_ray
+        self._here = here
 
     def launch(self, job: Job) -> None:
         """Start the runner of a claimed job. Raises XcrayError or OSError."""
@@ -60,7 +61,9 @@ class LauncherByPool:
 
 
 @contextmanager
-def supervision(settings: Settings, home: Home, store: JobStore) -> Iterator[tuple[Supervising, Checks]]:
+def supervision(
+    settings: Settings, home: Home, store: JobStore
+) -> Iterator[tuple[Supervising, Checks]]:
     """The supervisor of a service, and the checks that readiness reports as degraded. At the end, a local Ray of ours ends too.
 
     A local Ray starts with the first job that wants it, and only then; what it was at is taken up at the next start.
@@ -68,7 +71,12 @@ def supervision(settings: Settings, home: Home, store: JobStore) -> Iterator[tup
     cluster, checks = _cluster(settings, home)
     url, options = settings.store_url, runner_options(settings)
     here = ProcessLauncher(
-        home, url, nice=settings.job_nice, options=options, log_bytes=settings.job_log_bytes, still_seconds=settings.lease_seconds
+        home,
+        url,
+        nice=settings.job_nice,
+        options=options,
+        log_bytes=settings.job_log_bytes,
+        still_seconds=settings.lease_seconds,
     )
     launcher = LauncherByPool(RayJobLauncher(home, cluster, url, options=options), here)
     try:
@@ -104,7 +112,11 @@ def retention_of(settings: Settings, home: Home, store: JobStore) -> Retention:
 
 def runner_options(settings: Settings) -> list[str]:
     """What runners are told, as arguments of theirs."""
-    told = {"lease": settings.lease_seconds, "patience": settings.stop_seconds, "log-bytes": settings.job_log_bytes}
+    told = {
+        "lease": settings.lease_seconds,
+        "patience": settings.stop_seconds,
+        "log-bytes": settings.job_log_bytes,
+    }
     return [f"--{name}={value:g}" for name, value in told.items()]
 
 

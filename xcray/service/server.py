@@ -42,7 +42,9 @@ LATE = 2.0  # seconds more for those that have said nothing yet: their clients a
 KEEP_ALIVE = 75  # seconds an idle connection may stay
 
 
-def serve(settings: Settings, *, runner: bool = True, ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    settings: Settings, *, runner: bool = True, ready: Callable[[str], None] | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT; `ready` hears the URL once requests are answered.
 
     runner: whether jobs are run and data sets are built from here too; else by `run_jobs` in another process.
@@ -56,14 +58,26 @@ def serve(settings: Settings, *, runner: bool = True, ready: Callable[[str], Non
         place = held.enter_context(take_place(settings, home, "serve"))
         if runner and not settings.shares_store:
             held.enter_context(take_place(settings, home, "runner"))
-        store = held.enter_context(contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade)))
+        store = held.enter_context(
+            contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade))
+        )
         check_address(settings, store.has_keys)
-        address = held.enter_context(contextlib.closing((listen if settings.workers == 1 else reserve)(settings)))
-        supervisor, checks = held.enter_context(supervision(settings, home, store)) if runner else (None, checks_of(settings, home))
+        address = held.enter_context(
+            contextlib.closing((listen if settings.workers == 1 else reserve)(settings))
+        )
+        supervisor, checks = (
+            held.enter_context(supervision(settings, home, store))
+            if runner
+            else (None, checks_of(settings, home))
+        )
         url = _url(settings, address)
         if settings.workers == 1:
-            app = create_app(settings, store=store, supervisor=supervisor, checks=checks, leads=runner)
-            uvloop.run(Server(app, settings, lambda: _announce(place, url, ready)).serve(sockets=[address]))
+            app = create_app(
+                settings, store=store, supervisor=supervisor, checks=checks, leads=runner
+            )
+            uvloop.run(
+                Server(app, settings, lambda: _announce(place, url, ready)).serve(sockets=[address])
+            )
         else:
             _keep(settings, place, url, address, supervisor, ready)
 
@@ -73,19 +87,27 @@ def run_jobs(settings: Settings, *, ready: Callable[[str], None] | None = None) 
 
     Raises Conflict (another process runs the jobs of this home, or the port is taken).
     """
-    settings = settings.model_copy(update={"host": settings.runner_host, "port": settings.runner_port, "workers": 1})
+    settings = settings.model_copy(
+        update={"host": settings.runner_host, "port": settings.runner_port, "workers": 1}
+    )
     share_arenas()
     log_to(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
     with contextlib.ExitStack() as held:
         place = held.enter_context(take_place(settings, home, "runner"))
         address = held.enter_context(contextlib.closing(listen(settings)))
-        store = held.enter_context(contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade)))
+        store = held.enter_context(
+            contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade))
+        )
         check_address(settings, store.has_keys)
         supervisor, checks = held.enter_context(supervision(settings, home, store))
-        app = create_app(settings, store=store, supervisor=supervisor, checks=checks, alone=False, whole=False)
+        app = create_app(
+            settings, store=store, supervisor=supervisor, checks=checks, alone=False, whole=False
+        )
         url = _url(settings, address)
-        uvloop.run(Server(app, settings, lambda: _announce(place, url, ready)).serve(sockets=[address]))
+        uvloop.run(
+            Server(app, settings, lambda: _announce(place, url, ready)).serve(sockets=[address])
+        )
 
 
 def _keep(
@@ -152,10 +174,15 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Hear SIGTERM and SIGINT while serving. uvicorn would raise them again after it, which skips everything that follows."""
-        if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        if (
+            threading.current_thread() is not threading.main_thread()
+        ):  # signals are the main thread's
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -175,10 +202,16 @@ class Server(uvicorn.Server):
         """Let nobody in any more, then finish with those who are: also with connections that were made and not yet accepted."""
         held = [admit_no_more(listener) for listener in sockets or []]
         if not all(held):
-            LOGGER.info("no filter can be set here: connections that begin at this very moment are reset")
+            LOGGER.info(
+                "no filter can be set here: connections that begin at this very moment are reset"
+            )
         await asyncio.sleep(SETTLE)
         ends = time.monotonic() + LATE
-        while any(each.is_new for each in self._connections()) and time.monotonic() < ends and not self.force_exit:
+        while (
+            any(each.is_new for each in self._connections())
+            and time.monotonic() < ends
+            and not self.force_exit
+        ):
             await asyncio.sleep(SETTLE)
         await super().shutdown(sockets)
 
@@ -196,8 +229,12 @@ class Server(uvicorn.Server):
 def _url(settings: Settings, listener: socket.socket) -> str:
     """Where people find it."""
     host = settings.host
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host and not host.startswith("[") else host)
-    return f"http{'' if settings.tls_certfile is None else 's'}://{shown}:{listener.getsockname()[1]}"
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+        host, f"[{host}]" if ":" in host and not host.startswith("[") else host
+    )
+    return (
+        f"http{'' if settings.tls_certfile is None else 's'}://{shown}:{listener.getsockname()[1]}"
+    )
 
 
 def _announce(place: Place, url: str, ready: Callable[[str], None] | None) -> None:

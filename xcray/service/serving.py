@@ -31,7 +31,12 @@ class Serving(NamedTuple):
         total = sum(share.weight for share in split)
         members = tuple(found[share.version] for share in split)
         shadow = None if route.shadow is None else found.get(route.shadow.version)
-        return cls(route, tuple(Share(share.version, share.weight / total) for share in split), members, shadow)
+        return cls(
+            route,
+            tuple(Share(share.version, share.weight / total) for share in split),
+            members,
+            shadow,
+        )
 
     @classmethod
     def instead(cls, route: Route, loaded: Loaded) -> Self:
@@ -45,21 +50,38 @@ class Serving(NamedTuple):
 
     def pick(self, salt: str, key: str) -> Loaded:
         """The version that answers a key."""
-        return self.members[0] if len(self.members) == 1 else self.members[chosen(self.split, point(salt, key))]
+        return (
+            self.members[0]
+            if len(self.members) == 1
+            else self.members[chosen(self.split, point(salt, key))]
+        )
 
     def copies(self, salt: str, key: str) -> Loaded | None:
         """The shadow, when it gets a copy of what has this key."""
         share = self.route.shadow
         if self.shadow is None or share is None:
             return None
-        return self.shadow if share.weight >= 1.0 or point(f"shadow {salt}", key) < share.weight else None
+        return (
+            self.shadow
+            if share.weight >= 1.0 or point(f"shadow {salt}", key) < share.weight
+            else None
+        )
 
 
 class Place:
     """One reference of a tenant, where it leads, and who answers it."""
 
-    def __init__(self, tenant: str, reference: str, registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
-        self.tenant, self.reference, self.registry, self._clock = tenant, reference, registry, clock
+    def __init__(
+        self,
+        tenant: str,
+        reference: str,
+        registry: Registry,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tenant = tenant
+        self.reference = reference
+        self.registry = registry
+        self._clock = clock
         self.name = reference.partition(":")[0].partition("@")[0]
         self.alias = reference.partition("@")[2] or LATEST
         self.fixed = ":" in reference
@@ -70,7 +92,10 @@ class Place:
         self.swapping = False
         self.used = 0
         self.unloads: dict[str, int] | None = None
-        self._seen: tuple[tuple[int, ...] | None, Route | None] = (None, None)  # read together, so replaced together
+        self._seen: tuple[tuple[int, ...] | None, Route | None] = (
+            None,
+            None,
+        )  # read together, so replaced together
 
     @property
     def stamp(self) -> tuple[int, ...] | None:
@@ -86,7 +111,11 @@ class Place:
         """Whether nothing has changed since `serving` was made: two questions to the file system."""
         stamp = self._seen[0]
         try:
-            return stamp is not None and self.changed is None and self.registry.stamp(self.name) == stamp
+            return (
+                stamp is not None
+                and self.changed is None
+                and self.registry.stamp(self.name) == stamp
+            )
         except OSError:  # `relocate` says what that means
             return False
 
@@ -104,7 +133,8 @@ class Place:
             self.hindered = error
             if self.serving is None or self.route is None:
                 raise Corrupt(
-                    f"the registry of model {self.name} can't be read ({type(error).__name__})", code="REGISTRY"
+                    f"the registry of model {self.name} can't be read ({type(error).__name__})",
+                    code="REGISTRY",
                 ) from error
             return self.route
         self.hindered, self._seen = None, (stamp, route)
@@ -118,7 +148,9 @@ class Place:
         """Have requests answered from here on; whether the versions that answer are others than before."""
         before, self.serving, self.trouble = self.serving, serving, trouble
         self.changed = None if serving.route == self.route else self._clock()
-        return before is not None and [one.key for one in before.members] != [one.key for one in serving.members]
+        return before is not None and [one.key for one in before.members] != [
+            one.key for one in serving.members
+        ]
 
     def overdue(self, seconds: float) -> bool:
         """Whether the old versions have answered so long that requests had better wait for the new one."""
@@ -126,7 +158,11 @@ class Place:
 
     def stands_for(self) -> set[str]:
         """The references by which it may be asked to go: its own, the bare name, and those of the versions that answer."""
-        return {self.name, self.reference, *(f"{name}:{version}" for _, name, version in self.holds())}
+        return {
+            self.name,
+            self.reference,
+            *(f"{name}:{version}" for _, name, version in self.holds()),
+        }
 
     def holds(self) -> set[Key]:
         """The versions that answer here."""
@@ -134,4 +170,8 @@ class Place:
 
     def leads(self) -> set[Key]:
         """The versions that should."""
-        return set() if self.route is None else {(self.tenant, self.name, version) for version in self.route.versions}
+        return (
+            set()
+            if self.route is None
+            else {(self.tenant, self.name, version) for version in self.route.versions}
+        )

@@ -27,7 +27,16 @@ from xcray.service.replies import names_of
 
 MOST: Final = 64  # copies that wait
 MOST_ROWS: Final = 2048  # rows of these together
-SUMS: Final = ("requests", "rows", "top1", "overlap", "answer_seconds", "shadow_seconds", "failed", "dropped")
+SUMS: Final = (
+    "requests",
+    "rows",
+    "top1",
+    "overlap",
+    "answer_seconds",
+    "shadow_seconds",
+    "failed",
+    "dropped",
+)
 PREFIX: Final = "shadow_"
 
 
@@ -57,8 +66,11 @@ class Shadows:
     """Computes copies and keeps figures of them. `offer` never waits."""
 
     def __init__(self, registry_of: Callable[[str], Registry], gauges: Gauges) -> None:
-        self._registry_of, self._gauges = registry_of, gauges
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="xcray-shadow", initializer=stand_back)
+        self._registry_of = registry_of
+        self._gauges = gauges
+        self._pool = ThreadPoolExecutor(
+            1, thread_name_prefix="xcray-shadow", initializer=stand_back
+        )
         self._lock = threading.Lock()
         self._sums: dict[Counter, float] = defaultdict(float)
         self._waiting = self._rows = 0
@@ -67,7 +79,9 @@ class Shadows:
     def offer(self, copy: Copy) -> None:
         """Compute a copy soon, or drop it when too many wait."""
         with self._lock:
-            full = self._waiting >= MOST or (self._waiting > 0 and self._rows + copy.n_rows > MOST_ROWS)
+            full = self._waiting >= MOST or (
+                self._waiting > 0 and self._rows + copy.n_rows > MOST_ROWS
+            )
             if full or self._closed:
                 self._add(copy, dropped=1)
                 self._gauges.shadowed.labels("dropped").inc()
@@ -112,7 +126,12 @@ class Shadows:
             self._gauges.shadow_seconds.observe(seconds)
         except Exception as error:  # the shadow's own trouble: it is counted, and harms nobody
             LOGGER.warning(
-                "a shadow failed", extra={"model": copy.shadow.name, "version": copy.shadow.version, "detail": str(error)}
+                "a shadow failed",
+                extra={
+                    "model": copy.shadow.name,
+                    "version": copy.shadow.version,
+                    "detail": str(error),
+                },
             )
             outcome, told = "failed", {"failed": 1}
         self._gauges.shadowed.labels(outcome).inc()
@@ -129,26 +148,38 @@ class Shadows:
         ours = names_of(copy.answered.predictor.model.label_names, copy.labels)
         theirs = names_of(predictor.model.label_names, found)
         top1 = sum(a[:1] == b[:1] for a, b in zip(ours, theirs, strict=True))
-        overlap = sum(len({*a} & {*b}) / max(1, len(a), len(b)) for a, b in zip(ours, theirs, strict=True))
+        overlap = sum(
+            len({*a} & {*b}) / max(1, len(a), len(b)) for a, b in zip(ours, theirs, strict=True)
+        )
         return top1, overlap
 
     def _add(self, copy: Copy, **values: float) -> None:
         """Count; the caller holds the lock."""
-        named = labels_of(copy.shadow.tenant, copy.reference, Pair(copy.answered.version, copy.shadow.version))
+        named = labels_of(
+            copy.shadow.tenant, copy.reference, Pair(copy.answered.version, copy.shadow.version)
+        )
         for name, value in values.items():
             self._sums[counter(PREFIX + name, **named)] += value
 
 
 def labels_of(tenant: str, reference: str, pair: Pair) -> dict[str, str]:
     """The labels of the counters of a pair in the store. These are names somebody chose: they are shown to their tenant only."""
-    return {"tenant": tenant, "reference": reference, "answered": str(pair.answered), "shadow": str(pair.shadow)}
+    return {
+        "tenant": tenant,
+        "reference": reference,
+        "answered": str(pair.answered),
+        "shadow": str(pair.shadow),
+    }
 
 
 def figures(store: JobStore, tenant: str, reference: str) -> dict[Pair, dict[str, float]]:
     """What is known of an alias over all processes: by who answered and which shadow, the sums of `SUMS`. Raises Unavailable."""
     found: dict[Pair, dict[str, float]] = {}
     for name, labels, value in store.counters():
-        if name.startswith(PREFIX) and (labels.get("tenant"), labels.get("reference")) == (tenant, reference):
+        if name.startswith(PREFIX) and (labels.get("tenant"), labels.get("reference")) == (
+            tenant,
+            reference,
+        ):
             pair = Pair(int(labels["answered"]), int(labels["shadow"]))
             found.setdefault(pair, dict.fromkeys(SUMS, 0.0))[name.removeprefix(PREFIX)] = value
     return found

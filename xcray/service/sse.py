@@ -21,8 +21,14 @@ from xcray.jobs.states import TERMINAL
 from xcray.service.state import Rooms
 
 PAGE = 500
-HEADERS = {"Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
-AGAIN_MS = (1000, 4000)  # when clients of a service that drains shall come back: not all at the same moment
+HEADERS = {
+    "Cache-Control": "no-store, no-transform",
+    "X-Accel-Buffering": "no",
+}  # proxies must pass each event on at once
+AGAIN_MS = (
+    1000,
+    4000,
+)  # when clients of a service that drains shall come back: not all at the same moment
 SLOWEST = 1.0  # seconds between looks at a job where nothing happens
 
 
@@ -59,7 +65,10 @@ async def stream(rooms: Rooms, job_id: str, tenant: str, after: int) -> AsyncIte
             if len(events) < PAGE and not (ended and events):
                 await asyncio.sleep(pause)
                 pause = min(pause * 1.2, max(SLOWEST, rooms.settings.poll_seconds))
-        yield b": the service drains; another one takes the stream up after the last id\nretry: %d\n\n" % random.randint(*AGAIN_MS)
+        yield (
+            b": the service drains; another one takes the stream up after the last id\nretry: %d\n\n"
+            % random.randint(*AGAIN_MS)
+        )
     finally:
         rooms.gauges.streams.dec()
 

@@ -16,8 +16,12 @@ import numpy as np
 from xcray.errors import InputError, excerpt
 
 MAX_DEPTH = 32
-MAX_KEYS = 64  # of one object; no request has so many, and each wrong one would cost an error of its own
-HUGE = 10**300  # stands for integers of more digits than anybody means; converting those is quadratic
+MAX_KEYS = (
+    64  # of one object; no request has so many, and each wrong one would cost an error of its own
+)
+HUGE = (
+    10**300
+)  # stands for integers of more digits than anybody means; converting those is quadratic
 
 # A string up to its closing quote, or to the end of the data: always a match, so the scan is linear on hostile input.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -39,10 +43,18 @@ def loads(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     text = _decode(body)
     _check_depth(body, max_depth)
     try:
-        value = json.loads(text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float, parse_int=_int)
+        value = json.loads(
+            text,
+            object_pairs_hook=_pairs,
+            parse_constant=_constant,
+            parse_float=_float,
+            parse_int=_int,
+        )
     except json.JSONDecodeError as error:
         raise BadJSON(
-            f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}", line=error.lineno, column=error.colno
+            f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}",
+            line=error.lineno,
+            column=error.colno,
         ) from None
     if b"\\u" in body:
         _check_surrogates(value)
@@ -56,12 +68,16 @@ def _decode(body: bytes) -> str:
     if body.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in body[:4]:
         raise BadJSON("the body looks like UTF-16 or UTF-32: send JSON as UTF-8", code="ENCODING")
     if body.startswith(b"\xef\xbb\xbf"):
-        raise BadJSON("the body begins with a byte order mark: send UTF-8 without it", code="ENCODING")
+        raise BadJSON(
+            "the body begins with a byte order mark: send UTF-8 without it", code="ENCODING"
+        )
     try:
         return body.decode()
     except UnicodeDecodeError as error:
         where = f"byte {error.start} of the body"
-        raise BadJSON(f"{where} is not UTF-8: send JSON as UTF-8", code="ENCODING", offset=error.start) from None
+        raise BadJSON(
+            f"{where} is not UTF-8: send JSON as UTF-8", code="ENCODING", offset=error.start
+        ) from None
 
 
 def _check_depth(body: bytes, limit: int) -> None:
@@ -80,14 +96,18 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _value in pairs:
             if key in seen:
-                raise BadJSON(f"key {excerpt(key)!r} is given twice in one object", code="JSON_DUP_KEY")
+                raise BadJSON(
+                    f"key {excerpt(key)!r} is given twice in one object", code="JSON_DUP_KEY"
+                )
             seen.add(key)
     return out
 
 
 def _constant(name: str) -> Any:
     """NaN and infinities are no JSON."""
-    raise BadJSON(f"{name} is not a finite number: leave the entry out or send a number", code="NOT_FINITE")
+    raise BadJSON(
+        f"{name} is not a finite number: leave the entry out or send a number", code="NOT_FINITE"
+    )
 
 
 def _float(digits: str) -> float:

@@ -34,8 +34,13 @@ class TracedRequests:
                 status = message["status"]
             await send(message)
 
-        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), None)
-        with tracing.span(scope["method"], parent=given, kind="SERVER", request_id=REQUEST_ID.get()) as span:
+        given = next(
+            (value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"),
+            None,
+        )
+        with tracing.span(
+            scope["method"], parent=given, kind="SERVER", request_id=REQUEST_ID.get()
+        ) as span:
             tell(trace=tracing.trace_id())
             try:
                 await self._app(scope, receive, noting)
@@ -46,7 +51,11 @@ class TracedRequests:
                 route = getattr(scope.get("route"), "path_format", "unmatched")
                 span.update_name(f"{scope['method']} {route}")
                 span.set_attributes(
-                    {"http.request.method": scope["method"], "http.route": route, "http.response.status_code": status}
+                    {
+                        "http.request.method": scope["method"],
+                        "http.route": route,
+                        "http.response.status_code": status,
+                    }
                 )
 
 
@@ -55,7 +64,9 @@ def traced_store(heard: Heard) -> Heard:
 
     def told(door: str, seconds: float, answered: bool) -> None:
         heard(door, seconds, answered)
-        if REQUEST_ID.get() != NO_REQUEST:  # those who look at the queue twice a second are no part of anything
+        if (
+            REQUEST_ID.get() != NO_REQUEST
+        ):  # those who look at the queue twice a second are no part of anything
             tracing.happened(f"store {door}", seconds, answered=answered)
 
     return told

@@ -56,7 +56,9 @@ class UploadDesk:
         self._lock = threading.Lock()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    async def receive(self, request: Request, expected_sha256: str | None = None, key: str | None = None) -> Upload:
+    async def receive(
+        self, request: Request, expected_sha256: str | None = None, key: str | None = None
+    ) -> Upload:
         """Stream a request's body to disk, for its caller.
 
         key: sending the same bytes again with it gives the upload that they made, as long as nobody took it.
@@ -64,7 +66,9 @@ class UploadDesk:
         Refused DISK_FULL or UPLOAD_QUOTA; Conflict for a key of other bytes; Unavailable BUSY. Nothing is left behind then.
         """
         declared = body.declared_length(request)
-        arrival = await asyncio.to_thread(self._begin, request.scope.get("caller") or ANYBODY, declared, expected_sha256)
+        arrival = await asyncio.to_thread(
+            self._begin, request.scope.get("caller") or ANYBODY, declared, expected_sha256
+        )
         gathered = bytearray()
         try:
             async for chunk in body.chunks(request, self._settings.body_seconds):
@@ -78,7 +82,9 @@ class UploadDesk:
         finally:
             await asyncio.to_thread(arrival.close)
 
-    def take(self, caller: Caller, blocks: Iterable[bytes], expected_sha256: str | None = None) -> Upload:
+    def take(
+        self, caller: Caller, blocks: Iterable[bytes], expected_sha256: str | None = None
+    ) -> Upload:
         """As `receive`, of blocks that come from elsewhere; in a thread."""
         arrival = self._begin(caller, 0, expected_sha256)
         try:
@@ -108,7 +114,11 @@ class UploadDesk:
         """
         now = time.time() if now is None else now
         silence = -float("inf") if alone else 10 * self._settings.body_seconds
-        gone = [path for path in self._root.iterdir() if now - _touched(path) > (silence if path.name[0] == "." else KEPT_SECONDS)]
+        gone = [
+            path
+            for path in self._root.iterdir()
+            if now - _touched(path) > (silence if path.name[0] == "." else KEPT_SECONDS)
+        ]
         for path in gone:
             shutil.rmtree(path, ignore_errors=True)
         return len(gone)
@@ -117,11 +127,17 @@ class UploadDesk:
         """Bytes that a tenant has here: whole uploads, and what is on its way to this process."""
         with self._lock:
             coming = self._coming.get(tenant, 0)
-        return coming + sum(int(owner.get("bytes", 0)) for owner in self._owners() if owner.get("tenant") == tenant)
+        return coming + sum(
+            int(owner.get("bytes", 0)) for owner in self._owners() if owner.get("tenant") == tenant
+        )
 
     def _owners(self) -> list[dict[str, Any]]:
         """What is written down of each whole upload, with its id."""
-        return [{**_owner(path), "id": path.name} for path in self._root.iterdir() if path.name[0] != "."]
+        return [
+            {**_owner(path), "id": path.name}
+            for path in self._root.iterdir()
+            if path.name[0] != "."
+        ]
 
     def _begin(self, caller: Caller, declared: int, expected_sha256: str | None) -> _Arrival:
         """An upload that begins, when it may."""
@@ -132,7 +148,9 @@ class UploadDesk:
         self._check_disk(declared)
         with self._lock:
             if self._here >= self._settings.uploads_at_once:
-                raise Unavailable(f"{self._here} uploads are being received: try again later", code="BUSY")
+                raise Unavailable(
+                    f"{self._here} uploads are being received: try again later", code="BUSY"
+                )
             self._here += 1
         own = caller.limits.upload_bytes
         arrival = _Arrival(self, caller, self._settings.tenant_upload_bytes if own is None else own)
@@ -147,10 +165,15 @@ class UploadDesk:
     def _check_disk(self, more: int) -> None:
         """Refuse what would eat the reserve that running jobs and the store need."""
         disk = shutil.disk_usage(self._root)
-        reserve = max(self._settings.disk_reserve_bytes, disk.total // 20) if self._settings.disk_reserve_bytes else 0
+        reserve = (
+            max(self._settings.disk_reserve_bytes, disk.total // 20)
+            if self._settings.disk_reserve_bytes
+            else 0
+        )
         if disk.free - more < reserve:
             raise Refused(
-                f"the disk has {disk.free:,} bytes free and {reserve:,} must stay free: delete data sets or jobs", code="DISK_FULL"
+                f"the disk has {disk.free:,} bytes free and {reserve:,} must stay free: delete data sets or jobs",
+                code="DISK_FULL",
             )
 
 
@@ -158,10 +181,14 @@ class _Arrival:
     """One body on its way. `check` is cheap and for the event loop; the other methods are for threads, one at a time."""
 
     def __init__(self, desk: UploadDesk, caller: Caller, quota: int) -> None:
-        self._desk, self._caller, self._quota = desk, caller, quota
+        self._desk = desk
+        self._caller = caller
+        self._quota = quota
         self._id = new_id("upl")
         self._part = desk._root / f".{self._id}.part"
-        self._digest, self._size, self._reserved = hashlib.sha256(), 0, 0
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._reserved = 0
         self._out: Any = None
 
     def open(self) -> None:
@@ -188,7 +215,9 @@ class _Arrival:
                 limit=self._quota,
             )
         with self._desk._lock:
-            self._desk._coming[self._caller.tenant] = self._desk._coming.get(self._caller.tenant, 0) + more
+            self._desk._coming[self._caller.tenant] = (
+                self._desk._coming.get(self._caller.tenant, 0) + more
+            )
         self._reserved = size
 
     def append(self, block: bytes) -> None:
@@ -201,7 +230,9 @@ class _Arrival:
             self._out.write(block)
         except OSError as error:
             LOGGER.error("an upload can't be written", extra={"detail": str(error)})
-            raise Refused("the disk took no more of the upload: delete data sets or jobs", code="DISK_FULL") from error
+            raise Refused(
+                "the disk took no more of the upload: delete data sets or jobs", code="DISK_FULL"
+            ) from error
 
     def finish(self, expected: str | None, key: str | None) -> Upload:
         """Put it in sight, whole and synced."""
@@ -209,7 +240,13 @@ class _Arrival:
         _compare(self._size, sha256, expected)
         self._out.flush()
         os.fsync(self._out.fileno())
-        owner = {"tenant": self._caller.tenant, "key_id": self._caller.key_id, "bytes": self._size, "sha256": sha256, "key": key}
+        owner = {
+            "tenant": self._caller.tenant,
+            "key_id": self._caller.key_id,
+            "bytes": self._size,
+            "sha256": sha256,
+            "key": key,
+        }
         write_json(self._part / "owner.json", owner)
         with self._desk._lock:
             known = None if key is None else self._same(key, sha256)
@@ -238,7 +275,8 @@ class _Arrival:
             if owner.get("tenant") == self._caller.tenant and owner.get("key") == key:
                 if owner["sha256"] != sha256:
                     raise Conflict(
-                        "the idempotency key was used before, for other bytes: use a new key", code="IDEMPOTENCY_MISMATCH"
+                        "the idempotency key was used before, for other bytes: use a new key",
+                        code="IDEMPOTENCY_MISMATCH",
                     )
                 return str(owner["id"])
         return None
@@ -267,5 +305,6 @@ def _compare(n_bytes: int, digest: str, expected: str | None) -> None:
         raise InputError("the body is empty where a data file was expected", code="EMPTY_BODY")
     if expected is not None and digest != expected:
         raise InputError(
-            f"{n_bytes:,} bytes came with SHA-256 {digest}, declared was {expected}: send the file again", code="UPLOAD_TRUNCATED"
+            f"{n_bytes:,} bytes came with SHA-256 {digest}, declared was {expected}: send the file again",
+            code="UPLOAD_TRUNCATED",
         )

@@ -38,8 +38,14 @@ def main() -> int:
     share_arenas()
     log_to(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
-    with socket.socket(fileno=told["listener"]) as listener, contextlib.closing(_store(settings)) as store:
-        checks: Checks = {**checks_of(settings, home), "WORKERS": partial(check_workers, partial(_told, Path(told["facts"])))}
+    with (
+        socket.socket(fileno=told["listener"]) as listener,
+        contextlib.closing(_store(settings)) as store,
+    ):
+        checks: Checks = {
+            **checks_of(settings, home),
+            "WORKERS": partial(check_workers, partial(_told, Path(told["facts"]))),
+        }
         app = create_app(settings, store=store, checks=checks, leads=told["leads"])
         server = Server(app, settings, _say_ready)
         threading.Thread(target=_follow, args=(server,), name="xcray-keeper", daemon=True).start()

@@ -60,10 +60,16 @@ class Keeper:
     """Keeps `count` workers alive. All decisions, no clock and no process of its own."""
 
     def __init__(
-        self, count: int, spawn: Callable[[int], Child], clock: Callable[[], float], buried: Callable[[Child], None]
+        self,
+        count: int,
+        spawn: Callable[[int], Child],
+        clock: Callable[[], float],
+        buried: Callable[[Child], None],
     ) -> None:
         """spawn: starts worker number i. buried: hears of each that has ended."""
-        self._spawn, self._clock, self._buried = spawn, clock, buried
+        self._spawn = spawn
+        self._clock = clock
+        self._buried = buried
         self._children: dict[int, Child] = {}
         self._begun = dict.fromkeys(range(count), -float("inf"))
         self._due = dict.fromkeys(range(count), -float("inf"))
@@ -110,10 +116,19 @@ class Keeper:
         """Note a death, and when the next worker may start: after 0, 0.25, 0.5, 1... seconds."""
         del self._children[place]
         self._deaths[place] = 1 if now - self._begun[place] >= LASTING else self._deaths[place] + 1
-        pause = 0.0 if self._deaths[place] == 1 else min(LONGEST_PAUSE, 0.125 * 2.0 ** (self._deaths[place] - 1))
+        pause = (
+            0.0
+            if self._deaths[place] == 1
+            else min(LONGEST_PAUSE, 0.125 * 2.0 ** (self._deaths[place] - 1))
+        )
         self._due[place] = now + pause
         if not self.ending:
-            facts = {"worker": place, "worker_pid": child.pid, "exit": child.poll(), "again_in": pause}
+            facts = {
+                "worker": place,
+                "worker_pid": child.pid,
+                "exit": child.poll(),
+                "again_in": pause,
+            }
             LOGGER.error("a worker ended; another is started", extra=facts)
         self._buried(child)
 
@@ -121,9 +136,14 @@ class Keeper:
 class WorkerProcess:
     """A worker: `python -m xcray.service.worker`, told on its standard input what to do; it writes a byte once it answers."""
 
-    def __init__(self, settings: Settings, number: int, listener: socket.socket, place: Place, leads: bool) -> None:
+    def __init__(
+        self, settings: Settings, number: int, listener: socket.socket, place: Place, leads: bool
+    ) -> None:
         """number: the first one may keep the house, when `leads`. place: of the service in its home."""
-        told: dict[str, Any] = {"settings": settings.model_dump(mode="json"), "listener": listener.fileno()}
+        told: dict[str, Any] = {
+            "settings": settings.model_dump(mode="json"),
+            "listener": listener.fileno(),
+        }
         told |= {"leads": leads and number == 0, "facts": str(place.facts)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "xcray.service.worker"],
@@ -233,7 +253,9 @@ class _Heard:
 def _signals() -> Iterator[_Heard]:
     """Hear SIGTERM and SIGINT meanwhile."""
     heard = _Heard()
-    before = {number: signal.signal(number, heard.hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, heard.hear) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield heard
     finally:
@@ -249,7 +271,10 @@ def _begin(keeper: Keeper, count: int, heard: _Heard) -> None:
         if keeper.alive == count:
             return
         if keeper.still_born or time.monotonic() > deadline:
-            raise Unavailable("a worker process did not start: the log above says why; try with --workers 1", code="WORKERS")
+            raise Unavailable(
+                "a worker process did not start: the log above says why; try with --workers 1",
+                code="WORKERS",
+            )
         heard.wait(STEP)
 
 

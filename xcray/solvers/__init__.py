@@ -28,12 +28,18 @@ SOLVERS: dict[str, type[Any]] = {  # a Solver, or what its family has in its pla
 def make_solver(name: str, given: Mapping[str, Any]) -> Any:
     """The solver called `name` with the parameters `given`. Raises ParameterError for unknown names and bad values."""
     if name not in SOLVERS:
-        raise ParameterError(f"unknown solver {str(name)[:80]!r}; there are: {', '.join(SOLVERS)}", code="UNKNOWN_SOLVER")
+        raise ParameterError(
+            f"unknown solver {str(name)[:80]!r}; there are: {', '.join(SOLVERS)}",
+            code="UNKNOWN_SOLVER",
+        )
     return parameters.make_parameters(SOLVERS[name], given)
 
 
 def parameter_table(name: str) -> list[dict[str, Any]]:
     """The parameters of the solver called `name`: name, type, default, help, range. Raises ParameterError for unknown names."""
     if name not in SOLVERS:
-        raise ParameterError(f"unknown solver {str(name)[:80]!r}; there are: {', '.join(SOLVERS)}", code="UNKNOWN_SOLVER")
+        raise ParameterError(
+            f"unknown solver {str(name)[:80]!r}; there are: {', '.join(SOLVERS)}",
+            code="UNKNOWN_SOLVER",
+        )
     return parameters.parameter_table(SOLVERS[name])

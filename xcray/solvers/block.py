@@ -10,7 +10,9 @@ import numpy as np
 from xcray.arrays import CSR, Float64, Int32, csr, frozen
 from xcray.files import sha256_arrays
 
-UNTRAINED = np.dtype([("label", np.int32), ("positives", np.int32), ("rounds", np.int32)])  # when no solver says more
+UNTRAINED = np.dtype(
+    [("label", np.int32), ("positives", np.int32), ("rounds", np.int32)]
+)  # when no solver says more
 
 
 class Block(NamedTuple):
@@ -27,9 +29,16 @@ class Block(NamedTuple):
 
     def digest(self) -> str:
         """SHA-256 over everything in the block."""
-        arrays = {"labels": self.labels, "bias": self.bias, "indptr": self.W.indptr, "indices": self.W.indices}
+        arrays = {
+            "labels": self.labels,
+            "bias": self.bias,
+            "indptr": self.W.indptr,
+            "indices": self.W.indices,
+        }
         records = {f"record.{name}": self.records[name] for name in self.records.dtype.names or ()}
-        return sha256_arrays({**arrays, "data": self.W.data, **records, "n_cols": str(self.W.n_cols)})
+        return sha256_arrays(
+            {**arrays, "data": self.W.data, **records, "n_cols": str(self.W.n_cols)}
+        )
 
 
 def untrained(labels: Any, positives: Any = None, dtype: Any = UNTRAINED) -> np.ndarray:
@@ -39,7 +48,11 @@ def untrained(labels: Any, positives: Any = None, dtype: Any = UNTRAINED) -> np.
     may lack any of these fields.
     """
     records, names = np.zeros(len(labels), dtype), set(np.dtype(dtype).names or ())
-    values = {"label": labels, "rounds": -1, "positives": 0 if positives is None else np.asarray(positives)[labels]}
+    values = {
+        "label": labels,
+        "rounds": -1,
+        "positives": 0 if positives is None else np.asarray(positives)[labels],
+    }
     for name in names & set(values):
         records[name] = values[name]
     return records
@@ -50,10 +63,21 @@ def joined(blocks: Sequence[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     starts = np.cumsum([0, *(block.W.indptr[-1] for block in blocks)])
-    indptr = [starts[:1], *(block.W.indptr[1:] + start for block, start in zip(blocks, starts[:-1], strict=True))]
-    indices, data = ([getattr(block.W, name)[: block.W.indptr[-1]] for block in blocks] for name in ("indices", "data"))
-    W = csr(np.concatenate(indptr), np.concatenate(indices), np.concatenate(data), blocks[0].W.n_cols)
-    labels, bias, records = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("labels", "bias", "records"))
+    indptr = [
+        starts[:1],
+        *(block.W.indptr[1:] + start for block, start in zip(blocks, starts[:-1], strict=True)),
+    ]
+    indices, data = (
+        [getattr(block.W, name)[: block.W.indptr[-1]] for block in blocks]
+        for name in ("indices", "data")
+    )
+    W = csr(
+        np.concatenate(indptr), np.concatenate(indices), np.concatenate(data), blocks[0].W.n_cols
+    )
+    labels, bias, records = (
+        np.concatenate([getattr(block, name) for block in blocks])
+        for name in ("labels", "bias", "records")
+    )
     return Block(frozen(labels, np.int32), W, frozen(bias, np.float64), records)
 
 
@@ -68,7 +92,11 @@ def merge(blocks: Sequence[Block], n_labels: int, n_features: int) -> Block:
         place[block.labels] = offset + np.arange(len(block.labels))
     if n_labels and place.min() < 0:
         raise ValueError(f"label {int(place.argmin())} is in no block")
-    lengths = np.concatenate([np.diff(block.W.indptr) for block in blocks]) if blocks else np.empty(0, np.int64)
+    lengths = (
+        np.concatenate([np.diff(block.W.indptr) for block in blocks])
+        if blocks
+        else np.empty(0, np.int64)
+    )
     indptr = np.concatenate([[0], np.cumsum(lengths[place])])
     indices, data = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32)
     bias = np.empty(n_labels, np.float64)
@@ -79,4 +107,6 @@ def merge(blocks: Sequence[Block], n_labels: int, n_features: int) -> Block:
                 lo, hi = indptr[label], indptr[label + 1]
                 indices[lo:hi], data[lo:hi] = block.W.row(row)
                 bias[label], records[label] = block.bias[row], block.records[row]
-    return Block(np.arange(n_labels, dtype=np.int32), csr(indptr, indices, data, n_features), bias, records)
+    return Block(
+        np.arange(n_labels, dtype=np.int32), csr(indptr, indices, data, n_features), bias, records
+    )

@@ -29,9 +29,11 @@ class Watched:
 
     def __init__(self, shard: Shard) -> None:
         n = len(shard.rows)
-        self.shard, self.rows = shard, _rows(shard)
+        self.shard = shard
+        self.rows = _rows(shard)
         self.gained = 0.0
-        self.labels, self.scores = np.full((n, TOP), -1, np.int32), np.full((n, TOP), -np.inf, np.float32)
+        self.labels = np.full((n, TOP), -1, np.int32)
+        self.scores = np.full((n, TOP), -np.inf, np.float32)
 
     def add(self, block: Weights, stopped: Callable[[], bool]) -> None:
         """A block passes."""
@@ -62,14 +64,24 @@ class Local:
     """
 
     def __init__(self, shard: Shard, number: int, grid: Grid, watched: Shard | None) -> None:
-        self.number, self.grid, self.shard = number, grid, shard
+        self.number = number
+        self.grid = grid
+        self.shard = shard
         self.rows = _rows(shard)
         self.watched = None if watched is None or not len(watched.rows) else Watched(watched)
-        self.passed, self.gained = 0, 0.0
+        self.passed = 0
+        self.gained = 0.0
         self._summary: tuple[Float32, Float32] | None = None
         self._C: Float32 | None = None
 
-    def descend(self, block: Weights, random: Generator, rule: kernel.Rule, summed: bool, stopped: Callable[[], bool]) -> None:
+    def descend(
+        self,
+        block: Weights,
+        random: Generator,
+        rule: kernel.Rule,
+        summed: bool,
+        stopped: Callable[[], bool],
+    ) -> None:
         """Steps on a block, in place, rows in an order that `random` draws; summed: their partial sums too, as they are met."""
         for rows in _slices(self.rows, block, random.permutation(self.rows.X.n_rows)):
             _ask(stopped)
@@ -84,12 +96,17 @@ class Local:
         if observed and self.watched is not None:
             self.watched.add(block, stopped)
 
-    def gather(self, block: Weights, curvature: bool, owned: bool, stopped: Callable[[], bool]) -> Weights:
+    def gather(
+        self, block: Weights, curvature: bool, owned: bool, stopped: Callable[[], bool]
+    ) -> Weights:
         """The shard's part of the gradient, and of C with `curvature`, added to what the block has gathered; b is exact."""
         D, k = block.W.shape
         if len(block.state) != 2 or block.state[0].shape != (D, k):  # the first shard of the lap
             size = ((D, D) if D <= WHOLE else (D,)) if curvature else (0,)
-            block, owned = block._replace(state=(np.zeros((D, k), np.float32), np.zeros(size, np.float32))), True
+            block, owned = (
+                block._replace(state=(np.zeros((D, k), np.float32), np.zeros(size, np.float32))),
+                True,
+            )
         G, C = (each if owned else each.copy() for each in block.state)
         for some in _chunks(self.rows, block, stopped):
             S = _scores(self.shard.dense, self.rows, block.W, some)
@@ -112,10 +129,20 @@ class Local:
             return None
         loss = kernel.close(self.rows) - gained
         if verb != "observe" or self.watched is None:
-            return LapFigures(self.number, loss, 0.0, 0, np.empty((0, TOP), np.int32), np.empty((0, TOP), np.float32), _NOBODY)
+            return LapFigures(
+                self.number,
+                loss,
+                0.0,
+                0,
+                np.empty((0, TOP), np.int32),
+                np.empty((0, TOP), np.float32),
+                _NOBODY,
+            )
         return self.watched.figures(self.number, loss)
 
-    def _batches(self, X: Float32, order: Int64, block: Weights, rule: kernel.Rule, summed: bool) -> None:
+    def _batches(
+        self, X: Float32, order: Int64, block: Weights, rule: kernel.Rule, summed: bool
+    ) -> None:
         """Steps for batches of dense rows, by matrix products."""
         for lo in range(0, len(order), BATCH):
             some = order[lo : lo + BATCH]
@@ -140,7 +167,10 @@ class Local:
             X = self.shard.X
             data = X.data[X.indptr[0] : X.indptr[-1]].astype(np.float64)
             counts = np.bincount(X.indices[X.indptr[0] : X.indptr[-1]], minlength=X.n_cols)
-            self._summary = counts.astype(np.float32), np.array([X.n_rows, np.abs(data).sum(), (data**2).sum()], np.float32)
+            self._summary = (
+                counts.astype(np.float32),
+                np.array([X.n_rows, np.abs(data).sum(), (data**2).sum()], np.float32),
+            )
         return self._summary
 
     def state(self) -> dict[str, np.ndarray]:
@@ -160,7 +190,9 @@ def _rows(shard: Shard) -> kernel.Rows:
     """A shard's rows as kernels take them, at W = 0."""
     n, K = len(shard.rows), max(int(shard.targets.n_cols), 1)
     b, top = np.full(n, -math.log(K), np.float32), np.full(n, kernel.EMPTY, np.float32)
-    return kernel.Rows(shard.X, shard.targets, frozen(shard.weights, np.float32), b, top, np.zeros(n))
+    return kernel.Rows(
+        shard.X, shard.targets, frozen(shard.weights, np.float32), b, top, np.zeros(n)
+    )
 
 
 def _slices(rows: kernel.Rows, block: Weights, order: Int64) -> Iterator[Int64]:
@@ -174,7 +206,9 @@ def _slices(rows: kernel.Rows, block: Weights, order: Int64) -> Iterator[Int64]:
 def _ask(stopped: Callable[[], bool]) -> None:
     """Raises Stopped when a stop was asked for."""
     if stopped():
-        raise Stopped("stopped between two slices of a visit; the next run goes on from the last checkpoint")
+        raise Stopped(
+            "stopped between two slices of a visit; the next run goes on from the last checkpoint"
+        )
 
 
 def _of(dense: Float32, some: Int64) -> Float32:

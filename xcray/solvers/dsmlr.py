@@ -14,7 +14,18 @@ from xcray.kernels import softmax as kernel
 from xcray.schedule.circulate import ORDERS
 from xcray.solvers.block import Block
 from xcray.solvers.cell import Local
-from xcray.solvers.circulating import CHANGING, GATHERING, STEPPING, Decision, Grid, LapFigures, Rest, Step, Told, Weights
+from xcray.solvers.circulating import (
+    CHANGING,
+    GATHERING,
+    STEPPING,
+    Decision,
+    Grid,
+    LapFigures,
+    Rest,
+    Step,
+    Told,
+    Weights,
+)
 from xcray.solvers.multinomial import Shard, shard_of
 from xcray.solvers.parameters import check_parameters, parameter
 from xcray.solvers.rounds import block_of
@@ -22,7 +33,9 @@ from xcray.solvers.rounds import block_of
 FELT: Final = 10.0  # the default rate: steps may change a score by about so much at first
 WORSE: Final = 1.02  # of the best objective so far: above it a stretch was a step too far
 NARROW: Final = 16  # labels of a block, at least, where a worker is to have a second one: a SIMD register of them
-BLOCK_BYTES: Final = 1 << 26  # of weights in a block, at most, where labels are many: what travels in one go
+BLOCK_BYTES: Final = (
+    1 << 26
+)  # of weights in a block, at most, where labels are many: what travels in one go
 SMALLEST: Final = 0.02  # the rate below which steps are given up
 ENOUGH: Final = 1e-4  # of what the slope promises, a step must bring
 SHORTEST: Final = 1e-3  # length of a step
@@ -30,7 +43,17 @@ LAST: Final = 5  # steps whose gain counts
 MODES: Final = ("both", "two")
 STEPS: Final = ("adaptive", "sqrt")
 
-__all__ = ["DSMLRSolver", "Decision", "Grid", "LapFigures", "Local", "Rest", "Step", "Told", "Weights"]
+__all__ = [
+    "DSMLRSolver",
+    "Decision",
+    "Grid",
+    "LapFigures",
+    "Local",
+    "Rest",
+    "Step",
+    "Told",
+    "Weights",
+]
 
 
 @dataclass(frozen=True)
@@ -81,26 +104,50 @@ class DSMLRSolver:
     revision: ClassVar[int] = 1  # raised with every change of the bits of a model
 
     lam: float = parameter(1e-5, "weight of the squared l2 norm, beside the mean loss", above=0.0)
-    bias: float = parameter(0.0, "value of a constant feature, regularised like the others; 0: none", low=0.0)
+    bias: float = parameter(
+        0.0, "value of a constant feature, regularised like the others; 0: none", low=0.0
+    )
     epochs: int = parameter(500, "times that every row meets every label, at most", low=1)
-    tolerance: float = parameter(1e-4, "ends when an epoch lowers the objective by at most this share", low=0.0, high=1.0)
+    tolerance: float = parameter(
+        1e-4, "ends when an epoch lowers the objective by at most this share", low=0.0, high=1.0
+    )
     finish: float = parameter(
-        0.03, "when an epoch of stochastic steps lowers the objective by less than this share, exact gradients take over", low=0.0
+        0.03,
+        "when an epoch of stochastic steps lowers the objective by less than this share, exact gradients take over",
+        low=0.0,
     )
     pairs: int = parameter(
-        5, "steps and changes of gradients that exact gradients remember; 0: they never take over", low=0, high=100
+        5,
+        "steps and changes of gradients that exact gradients remember; 0: they never take over",
+        low=0,
+        high=100,
     )
-    patience: int = parameter(0, "ends when the held-out loss has not fallen for so many rests; 0: not asked", low=0)
-    mode: str = parameter("both", "an epoch in one pass, sums and steps at once, or in two laps", choices=MODES)
+    patience: int = parameter(
+        0, "ends when the held-out loss has not fallen for so many rests; 0: not asked", low=0
+    )
+    mode: str = parameter(
+        "both", "an epoch in one pass, sums and steps at once, or in two laps", choices=MODES
+    )
     order: str = parameter(
-        "ring", "how blocks go round: with a barrier, without one, or to a worker drawn or least busy", choices=ORDERS
+        "ring",
+        "how blocks go round: with a barrier, without one, or to a worker drawn or least busy",
+        choices=ORDERS,
     )
-    steps: str = parameter("adaptive", "step sizes: a feature's own, or one for all that falls with the epochs", choices=STEPS)
+    steps: str = parameter(
+        "adaptive",
+        "step sizes: a feature's own, or one for all that falls with the epochs",
+        choices=STEPS,
+    )
     rate: float = parameter(1.0, "multiplies the step sizes", above=0.0)
-    rest_every: int = parameter(1, "epochs between two rests, where the objective is looked at", low=1)
+    rest_every: int = parameter(
+        1, "epochs between two rests, where the objective is looked at", low=1
+    )
     shards: int = parameter(0, "shards of rows; 0: two a worker", low=0, high=1 << 20)
     blocks: int = parameter(
-        0, "blocks of labels; 0: two a worker, one where labels are few, and none above 64 MB", low=0, high=1 << 20
+        0,
+        "blocks of labels; 0: two a worker, one where labels are few, and none above 64 MB",
+        low=0,
+        high=1 << 20,
     )
     prune: float = parameter(0.0, "weights of at most this size are dropped at the end", low=0.0)
     prune_keep: int = parameter(0, "weights kept of each label, the largest; 0: all", low=0)
@@ -139,7 +186,13 @@ class DSMLRSolver:
         return (*laps[:-1], "observe") if observe else laps
 
     def step(
-        self, local: Local, block: Weights, step: Step, *, owned: bool, stopped: Callable[[], bool] = lambda: False
+        self,
+        local: Local,
+        block: Weights,
+        step: Step,
+        *,
+        owned: bool,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> tuple[Weights, Told]:
         """A block passes a shard. owned: its arrays may be written in place. Raises Stopped soon after `stopped` says True.
 
@@ -148,12 +201,24 @@ class DSMLRSolver:
         if step.verb in GATHERING:
             block = local.gather(block, step.verb == "curvature", owned, stopped)
         elif step.verb in STEPPING:
-            block = block if owned else block._replace(W=block.W.copy(), state=tuple(each.copy() for each in block.state))
+            block = (
+                block
+                if owned
+                else block._replace(
+                    W=block.W.copy(), state=tuple(each.copy() for each in block.state)
+                )
+            )
             if step.epoch == 1:
                 for passed, mine in zip(block.state[1:], local.summary(), strict=True):
                     passed += mine
             seed = (self.seed, 2, step.epoch, local.number, block.lo)
-            local.descend(block, np.random.default_rng(seed), self._rule(local, block, step), step.verb == "both", stopped)
+            local.descend(
+                block,
+                np.random.default_rng(seed),
+                self._rule(local, block, step),
+                step.verb == "both",
+                stopped,
+            )
         else:
             local.add(block, step.verb == "observe", stopped)
         squared = None if step.verb in CHANGING else kernel.squared(block.W)
@@ -170,33 +235,63 @@ class DSMLRSolver:
         if decision.stop is None and not decision.back:
             if newest.epoch >= self.epochs:
                 return decision._replace(stop=f"all {self.epochs} epochs are done", turn=None)
-            if self.patience and len(losses) > self.patience and min(losses[-self.patience :]) >= min(losses[: -self.patience]):
-                return decision._replace(stop=f"the held-out loss has not fallen for {self.patience} rests", turn=None)
+            if (
+                self.patience
+                and len(losses) > self.patience
+                and min(losses[-self.patience :]) >= min(losses[: -self.patience])
+            ):
+                return decision._replace(
+                    stop=f"the held-out loss has not fallen for {self.patience} rests", turn=None
+                )
         return decision
 
     def _judge_steps(self, newest: Rest, kept: Sequence[Rest]) -> Decision:
         """While steps are stochastic: back, at half the rate, when the objective rose; exact gradients when it falls slowly."""
         before = kept[-1] if kept else None
-        if not math.isfinite(newest.objective) or (before and newest.objective > WORSE * before.objective):
+        if not math.isfinite(newest.objective) or (
+            before and newest.objective > WORSE * before.objective
+        ):
             again = newest.rate > SMALLEST or before is None or not self.pairs
             return Decision(0.5 * newest.rate, None, True, None if again else "enter")
         if before is None:
             return Decision(newest.rate, None, False)
-        gain = (before.objective - newest.objective) / max(newest.epoch - before.epoch, 1) / max(newest.objective, 1e-300)
+        gain = (
+            (before.objective - newest.objective)
+            / max(newest.epoch - before.epoch, 1)
+            / max(newest.objective, 1e-300)
+        )
         if self.pairs and gain <= self.finish:
             return Decision(newest.rate, None, False, "enter")
-        slow = f"an epoch lowers the objective by less than {self.tolerance:g} of it" if gain <= self.tolerance else None
+        slow = (
+            f"an epoch lowers the objective by less than {self.tolerance:g} of it"
+            if gain <= self.tolerance
+            else None
+        )
         return Decision(newest.rate, slow, False)
 
     def _judge_exact(self, newest: Rest, kept: Sequence[Rest]) -> Decision:
         """Armijo's rule for the length of a step; the end when the last steps have brought little."""
         length, base = newest.length or 0.0, kept[-1].objective
-        if not newest.objective <= base + ENOUGH * length * newest.slope:  # also what is not a number
-            stuck = f"no step of {length:g} lowers the objective: single precision gives no more" if length < SHORTEST else None
+        if (
+            not newest.objective <= base + ENOUGH * length * newest.slope
+        ):  # also what is not a number
+            stuck = (
+                f"no step of {length:g} lowers the objective: single precision gives no more"
+                if length < SHORTEST
+                else None
+            )
             return Decision(newest.rate, stuck, True, "retry", 0.0 if stuck else 0.5 * length)
         recent = [rest for rest in kept[-LAST:] if rest.length is not None]
-        gain = (recent[0].objective - newest.objective) / LAST / max(newest.objective, 1e-300) if len(recent) == LAST else math.inf
-        slow = f"an epoch lowers the objective by less than {self.tolerance:g} of it" if gain <= self.tolerance else None
+        gain = (
+            (recent[0].objective - newest.objective) / LAST / max(newest.objective, 1e-300)
+            if len(recent) == LAST
+            else math.inf
+        )
+        slow = (
+            f"an epoch lowers the objective by less than {self.tolerance:g} of it"
+            if gain <= self.tolerance
+            else None
+        )
         return Decision(newest.rate, slow, False, None if slow else "accept")
 
     def export(self, block: Weights, positives: Int64) -> Block:
@@ -206,12 +301,17 @@ class DSMLRSolver:
     def warm_up(self) -> None:
         """Compile or load the kernels, on two rows, sparse and dense."""
         Y = pattern([0, 1, 2], [0, 1], 2)
-        for X in (csr([0, 1, 2], [0, 1], [1.0, 1.0], 4), csr([0, 2, 4], [0, 1, 0, 1], [1.0, 2.0, 2.0, 1.0], 2)):
+        for X in (
+            csr([0, 1, 2], [0, 1], [1.0, 1.0], 4),
+            csr([0, 2, 4], [0, 1, 0, 1], [1.0, 2.0, 2.0, 1.0], 2),
+        ):
             shard = shard_of(X, Y, np.arange(2), total=2.0)
             local, block = self.local(shard, 0, Grid(1, 1), shard), self.start(0, 2, X.n_cols)
             for verb in ("both", "sum", "update", "observe", "curvature"):
                 block, _ = self.step(local, block, Step(verb, 1, 1.0), owned=False)
-            kernel.add_diagonal(local.rows.X, local.rows.weights, np.zeros(X.n_cols, np.float32))  # C where features are many
+            kernel.add_diagonal(
+                local.rows.X, local.rows.weights, np.zeros(X.n_cols, np.float32)
+            )  # C where features are many
 
     def _rule(self, local: Local, block: Weights, step: Step) -> kernel.Rule:
         """How long the steps are."""

@@ -21,7 +21,9 @@ class Kept:
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
-        self._path, self._seconds, self._last = path, seconds, time.monotonic()
+        self._path = path
+        self._seconds = seconds
+        self._last = time.monotonic()
 
     def save(self, lists: Lists, state: np.ndarray) -> None:
         """Keep what is known after a pass, if it is time."""
@@ -31,7 +33,10 @@ class Kept:
         indptr = np.concatenate([[0], np.cumsum(sizes)])
         places = np.arange(indptr[-1]) + np.repeat(lists.begin - indptr[:-1], sizes)
         arrays = {"indptr": indptr, "labels": lists.labels[places], "values": lists.values[places]}
-        lists_of = {name: pa.LargeListArray.from_arrays(pa.array(indptr), pa.array(arrays[name])) for name in ("labels", "values")}
+        lists_of = {
+            name: pa.LargeListArray.from_arrays(pa.array(indptr), pa.array(arrays[name]))
+            for name in ("labels", "values")
+        }
         about = {"state": state.tobytes().hex(), "sha256": _digest(arrays, state)}
         write_table(self._path, pa.table(lists_of).replace_schema_metadata(about))
         self._last = time.monotonic()
@@ -57,11 +62,17 @@ def _opened(table: pa.Table) -> tuple[Lists, np.ndarray]:
     """Lists and state of a kept table. Raises Corrupt when they are not those that were written."""
     about = table.schema.metadata
     labels, values = (table.column(name).chunk(0) for name in ("labels", "values"))
-    arrays = {"indptr": labels.offsets.to_numpy(), "labels": labels.values.to_numpy(), "values": values.values.to_numpy()}
+    arrays = {
+        "indptr": labels.offsets.to_numpy(),
+        "labels": labels.values.to_numpy(),
+        "values": values.values.to_numpy(),
+    }
     state = np.frombuffer(bytes.fromhex(about[b"state"].decode()), STATE).copy()
     if _digest(arrays, state) != about[b"sha256"].decode():
         raise Corrupt("the kept dual is not the one that was written")
     state["phase"], state["position"] = REBASE, 0
     begin, sizes = arrays["indptr"][:-1].copy(), np.diff(arrays["indptr"]).astype(np.int32)
     used = np.array([arrays["indptr"][-1]])
-    return Lists(begin, sizes, sizes.copy(), arrays["labels"].copy(), arrays["values"].copy(), used), state
+    return Lists(
+        begin, sizes, sizes.copy(), arrays["labels"].copy(), arrays["values"].copy(), used
+    ), state

@@ -15,7 +15,20 @@ from xcray.errors import Stopped, lacking
 from xcray.solvers.block import Block
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.parameters import check_parameters, parameter
-from xcray.solvers.rounds import Part, Round, Rounds, Start, Tell, Trained, Watched, block_of, go_on, ranges, top, watched_of
+from xcray.solvers.rounds import (
+    Part,
+    Round,
+    Rounds,
+    Start,
+    Tell,
+    Trained,
+    Watched,
+    block_of,
+    go_on,
+    ranges,
+    top,
+    watched_of,
+)
 from xcray.solvers.rows import Rows, warm_up
 
 CELLS = 1 << 19  # scores in hand at once: 4 MB
@@ -90,8 +103,15 @@ class LBFGSSolver:
     revision: ClassVar[int] = 1  # raised with every change of the bits of a model
 
     lam: float = parameter(1e-4, "weight of the squared l2 norm, beside the mean loss", above=0.0)
-    bias: float = parameter(0.0, "value of a constant feature, regularised like the others; 0: none", low=0.0)
-    tolerance: float = parameter(1e-4, "ends when the gradient's norm is at most this share of that at W = 0", above=0.0, high=1.0)
+    bias: float = parameter(
+        0.0, "value of a constant feature, regularised like the others; 0: none", low=0.0
+    )
+    tolerance: float = parameter(
+        1e-4,
+        "ends when the gradient's norm is at most this share of that at W = 0",
+        above=0.0,
+        high=1.0,
+    )
     max_iterations: int = parameter(1000, "iterations at most", low=1)
     memory: int = parameter(10, "pairs of steps and gradients that are remembered", low=1, high=100)
     watch_every: int = parameter(1, "iterations between two looks at held-out rows; 0: none", low=0)
@@ -105,11 +125,23 @@ class LBFGSSolver:
         """All parameters by name."""
         return asdict(self)
 
-    def local(self, shard: Shard, watched: Shard | None = None, stopped: Callable[[], bool] = lambda: False) -> LBFGSLocal:
+    def local(
+        self,
+        shard: Shard,
+        watched: Shard | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> LBFGSLocal:
         """The hand of a worker. shard: its rows; watched: its held-out rows, or None; `stopped` is asked every few rows."""
         return LBFGSLocal(shard, watched, stopped)
 
-    def train(self, rounds: Rounds, n_features: int, n_labels: int, tell: Tell = go_on, start: Start | None = None) -> Trained:
+    def train(
+        self,
+        rounds: Rounds,
+        n_features: int,
+        n_labels: int,
+        tell: Tell = go_on,
+        start: Start | None = None,
+    ) -> Trained:
         """Iterations until the gradient is small, `tell` says that it is enough, or `max_iterations`.
 
         n_features: D', the bias among them. start: weights to begin from, or None for 0; the history of steps begins anew. `tell`
@@ -124,9 +156,25 @@ class LBFGSSolver:
         if start is not None:
             way.value(w)  # what `tolerance` is a share of
             w = start(0, n_labels).ravel()
-        limits = {"maxiter": self.max_iterations, "maxfun": EVALUATIONS * self.max_iterations, "ftol": 0.0, "gtol": 0.0}
-        found = minimize(way.value, w, jac=True, method="L-BFGS-B", callback=way.heard, options={"maxcor": self.memory, **limits})
-        stuck = "no step brings more in double precision" if found.nit < self.max_iterations else "after max_iterations"
+        limits = {
+            "maxiter": self.max_iterations,
+            "maxfun": EVALUATIONS * self.max_iterations,
+            "ftol": 0.0,
+            "gtol": 0.0,
+        }
+        found = minimize(
+            way.value,
+            w,
+            jac=True,
+            method="L-BFGS-B",
+            callback=way.heard,
+            options={"maxcor": self.memory, **limits},
+        )
+        stuck = (
+            "no step brings more in double precision"
+            if found.nit < self.max_iterations
+            else "after max_iterations"
+        )
         return Trained(way.last, way.reason or stuck, partial(way.parts, found.x))
 
     def warm_up(self) -> None:
@@ -143,9 +191,15 @@ class LBFGSSolver:
 class _Way:
     """What the optimiser calls: objective and gradient, summed over the workers; after each iteration, a look at how it goes."""
 
-    def __init__(self, solver: LBFGSSolver, rounds: Rounds, shape: tuple[int, int], tell: Tell) -> None:
-        self._solver, self._rounds, self._shape, self._tell = solver, rounds, shape, tell
-        self._first, self.reason = 0.0, ""
+    def __init__(
+        self, solver: LBFGSSolver, rounds: Rounds, shape: tuple[int, int], tell: Tell
+    ) -> None:
+        self._solver = solver
+        self._rounds = rounds
+        self._shape = shape
+        self._tell = tell
+        self._first = 0.0
+        self.reason = ""
         self.last = Round(0, math.inf, math.inf, 0, None)  # of the point looked at last
 
     def value(self, w: Float64) -> tuple[float, Float64]:
@@ -156,7 +210,9 @@ class _Way:
             objective += loss
         size = math.sqrt(float(gradient @ gradient))
         self._first = self._first or size
-        self.last = self.last._replace(objective=objective, gradient=size, products=self.last.products + 2)
+        self.last = self.last._replace(
+            objective=objective, gradient=size, products=self.last.products + 2
+        )
         return objective, gradient
 
     def heard(self, intermediate_result: Any) -> None:
@@ -180,7 +236,11 @@ class _Way:
         """The held-out rows after an iteration, when it is time to look at them and there are any."""
         if not self._solver.watch_every or number % self._solver.watch_every:
             return None
-        found = [told for _, told in self._rounds.call("watch", self._rounds.put(w.reshape(self._shape))) if told is not None]
+        found = [
+            told
+            for _, told in self._rounds.call("watch", self._rounds.put(w.reshape(self._shape)))
+            if told is not None
+        ]
         return watched_of(found)
 
 

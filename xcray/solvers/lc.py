@@ -17,7 +17,21 @@ from xcray.solvers import poisson
 from xcray.solvers.block import Block
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.parameters import check_parameters, parameter
-from xcray.solvers.rounds import Part, Round, Rounds, Start, Tell, Top, Trained, Watched, best_of, block_of, go_on, ranges, top
+from xcray.solvers.rounds import (
+    Part,
+    Round,
+    Rounds,
+    Start,
+    Tell,
+    Top,
+    Trained,
+    Watched,
+    best_of,
+    block_of,
+    go_on,
+    ranges,
+    top,
+)
 from xcray.solvers.rows import Rows, warm_up
 
 CELLS = 1 << 21  # numbers of an array, a row or a feature and a class solved together: 16 MB
@@ -58,8 +72,11 @@ class LCLocal:
     """What stays at a worker: all rows, and where they are sparse their squares (for the diagonal of Hessians), and targets by
     label; O(nnz(X)). The weights of its labels come and go by handle."""
 
-    def __init__(self, solver: LCSolver, shard: Shard, watched: Shard | None, stopped: Callable[[], bool]) -> None:
-        self._solver, self._stopped = solver, stopped
+    def __init__(
+        self, solver: LCSolver, shard: Shard, watched: Shard | None, stopped: Callable[[], bool]
+    ) -> None:
+        self._solver = solver
+        self._stopped = stopped
         self._own = _Seen(shard)
         self._watched = None if watched is None else _Seen(watched)
 
@@ -69,7 +86,10 @@ class LCLocal:
 
     def begin(self, labels: tuple[int, int]) -> tuple[Part, float]:
         """Labels lo .. hi-1 at W = 0, made where they stay; told: the square of L1's gradient there."""
-        own, part = self._own, Part(*labels, np.zeros((self._own.rows.n_features, labels[1] - labels[0])))
+        own, part = (
+            self._own,
+            Part(*labels, np.zeros((self._own.rows.n_features, labels[1] - labels[0]))),
+        )
         size = 0.0
         for lo, hi in _widths(part, own.rows.n_rows):
             R = np.repeat(own.shard.weights[:, None] / own.shard.targets.n_cols, hi - lo, axis=1)
@@ -80,7 +100,9 @@ class LCLocal:
 
     def sums(self, part: Part) -> tuple[None, Sums]:
         """The sums of a part's labels over all rows."""
-        return None, _merged([told for told, _ in self._scored(self._own, part, np.zeros(len(part.W)))])
+        return None, _merged(
+            [told for told, _ in self._scored(self._own, part, np.zeros(len(part.W)))]
+        )
 
     def solve(self, part: Part, b: Float64, mean: Float64) -> tuple[Part, Solved]:
         """The labels of a part solved, each alone: their new weights, and what is told of them.
@@ -91,9 +113,17 @@ class LCLocal:
         b = b + own.rows.scores(mean[:, None])[:, 0]
         told, gradient, products = [], 0.0, 1.0 / max(part.hi - part.lo, 1)
         for lo, hi in _widths(part, own.rows.n_rows):
-            problem = poisson.Problem(own.rows, own.targets(part.lo + lo, part.lo + hi), own.shard.weights, b, self._solver.lam)
+            problem = poisson.Problem(
+                own.rows,
+                own.targets(part.lo + lo, part.lo + hi),
+                own.shard.weights,
+                b,
+                self._solver.lam,
+            )
             start = part.W[:, lo:hi] - mean[:, None]
-            done = poisson.minimise(problem, start, self._solver.inner, self._solver.inner_steps, self._check)
+            done = poisson.minimise(
+                problem, start, self._solver.inner, self._solver.inner_steps, self._check
+            )
             W[:, lo:hi] = done.W
             told.append(_sums(done.S, problem.targets, done.W))
             gradient += float(done.gradient.sum())
@@ -105,7 +135,9 @@ class LCLocal:
         if self._watched is None:
             return None, None
         sums, found = zip(*self._scored(self._watched, part, mean), strict=True)
-        return None, Answered(_merged(sums), best_of(found), self._watched.shard.weights, self._watched.shard.rows)
+        return None, Answered(
+            _merged(sums), best_of(found), self._watched.shard.weights, self._watched.shard.rows
+        )
 
     def _scored(self, seen: _Seen, part: Part, mean: Float64) -> Iterator[tuple[Sums, Top]]:
         """Sums and best labels of a part without `mean`, some labels at a time."""
@@ -155,13 +187,24 @@ class LCSolver:
     revision: ClassVar[int] = 1  # raised with every change of the bits of a model
 
     lam: float = parameter(1e-4, "weight of the squared l2 norm, beside the mean loss", above=0.0)
-    bias: float = parameter(0.0, "value of a constant feature, regularised like the others; 0: none", low=0.0)
-    tolerance: float = parameter(1e-4, "ends when the gradient's norm is at most this share of that at W = 0", above=0.0, high=1.0)
+    bias: float = parameter(
+        0.0, "value of a constant feature, regularised like the others; 0: none", low=0.0
+    )
+    tolerance: float = parameter(
+        1e-4,
+        "ends when the gradient's norm is at most this share of that at W = 0",
+        above=0.0,
+        high=1.0,
+    )
     max_rounds: int = parameter(500, "rounds at most", low=1)
     centre: str = parameter(
-        "yes", "take the mean of all labels' weights off after each round; no: as published", choices=("yes", "no")
+        "yes",
+        "take the mean of all labels' weights off after each round; no: as published",
+        choices=("yes", "no"),
     )
-    inner: float = parameter(0.5, "a class ends a round at this share of its gradient, at most", above=0.0, high=1.0)
+    inner: float = parameter(
+        0.5, "a class ends a round at this share of its gradient, at most", above=0.0, high=1.0
+    )
     inner_steps: int = parameter(1, "Newton steps of a class in a round, at most", low=1)
     watch_every: int = parameter(1, "rounds between two looks at held-out rows; 0: none", low=0)
     prune: float = parameter(0.0, "weights of at most this size are dropped at the end", low=0.0)
@@ -174,12 +217,24 @@ class LCSolver:
         """All parameters by name."""
         return asdict(self)
 
-    def local(self, shard: Shard, watched: Shard | None = None, stopped: Callable[[], bool] = lambda: False) -> LCLocal:
+    def local(
+        self,
+        shard: Shard,
+        watched: Shard | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> LCLocal:
         """The hand of a worker. shard: all rows, at every worker; watched: all held-out rows, or None; `stopped` is asked between
         products."""
         return LCLocal(self, shard, watched, stopped)
 
-    def train(self, rounds: Rounds, n_features: int, n_labels: int, tell: Tell = go_on, start: Start | None = None) -> Trained:
+    def train(
+        self,
+        rounds: Rounds,
+        n_features: int,
+        n_labels: int,
+        tell: Tell = go_on,
+        start: Start | None = None,
+    ) -> Trained:
         """Rounds until the gradient is small, `tell` says that it is enough, or `max_rounds`.
 
         n_features: D', the bias among them. start: weights to begin from, or None for 0. `tell` hears of each round (its
@@ -200,7 +255,13 @@ class LCSolver:
             gradient = math.sqrt(sum(told.gradient for _, told in answers))
             number, products = number + 1, products + max(told.products for _, told in answers)
             mean = self._mean(sums, n_labels)
-            last = Round(number, self._objective(c, sums, n_labels), gradient, products, self._look(rounds, parts, mean, number))
+            last = Round(
+                number,
+                self._objective(c, sums, n_labels),
+                gradient,
+                products,
+                self._look(rounds, parts, mean, number),
+            )
             handed = partial(_fetched, rounds, parts, mean)
             reason = "told that it is enough" if tell(last, handed) else self._reason(last, first)
         return Trained(last, reason, handed)
@@ -239,14 +300,21 @@ class LCSolver:
         if told[0] is None:
             return None
         labels, scores = best_of([each.best for each in told])
-        return Watched(_loss(told[0].weights, _merged([each.sums for each in told])), labels, scores, told[0].rows)
+        return Watched(
+            _loss(told[0].weights, _merged([each.sums for each in told])),
+            labels,
+            scores,
+            told[0].rows,
+        )
 
 
 class _Seen:
     """Rows as a worker looks at them: their products, and their targets by label."""
 
     def __init__(self, shard: Shard) -> None:
-        self.shard, self.rows, self._by_label = shard, Rows(shard), transpose(shard.targets)
+        self.shard = shard
+        self.rows = Rows(shard)
+        self._by_label = transpose(shard.targets)
 
     def targets(self, lo: int, hi: int) -> poisson.Targets:
         """c_i y_ik of labels lo .. hi-1."""
@@ -284,7 +352,9 @@ def _merged(sums: Sequence[Sums]) -> Sums:
     for each in sums:
         total += each.total * np.exp(each.most - most)
         weights += each.weights
-    return Sums(most, total, sum(each.linear for each in sums), sum(each.squared for each in sums), weights)
+    return Sums(
+        most, total, sum(each.linear for each in sums), sum(each.squared for each in sums), weights
+    )
 
 
 def _log_sums(sums: Sums) -> Float64:

@@ -50,16 +50,34 @@ def shard_rows(n_rows: int, shards: int, seed: int, number: int) -> Int64:
 def total_weight(Y: Pattern, weights: Float32 | None = None) -> float:
     """The weight of all rows that have labels. Y: (N, K); weights: (N,) or None for 1 each."""
     labelled = np.diff(Y.indptr) > 0
-    return float(labelled.sum()) if weights is None else float(np.asarray(weights, np.float64)[labelled].sum())
+    return (
+        float(labelled.sum())
+        if weights is None
+        else float(np.asarray(weights, np.float64)[labelled].sum())
+    )
 
 
-def shard_of(X: CSR, Y: Pattern, rows: Int64, *, total: float, weights: Float32 | None = None, bias: float = 0.0) -> Shard:
+def shard_of(
+    X: CSR,
+    Y: Pattern,
+    rows: Int64,
+    *,
+    total: float,
+    weights: Float32 | None = None,
+    bias: float = 0.0,
+) -> Shard:
     """Those of `rows` that have labels, as a shard. X: (N, D); Y: (N, K); weights: (N,) or None; total: see `total_weight`."""
     rows = frozen(rows, np.int64)
     rows = frozen(rows[np.diff(Y.indptr)[rows] > 0], np.int64)
     mine, labels = with_constant(take_rows(X, rows), bias), take_pattern_rows(Y, rows)
     shares = np.ones(len(rows)) if weights is None else np.asarray(weights, np.float64)[rows]
-    return Shard(mine, _dense(mine), targets_of(labels), frozen(shares / max(total, 1e-300), np.float64), rows)
+    return Shard(
+        mine,
+        _dense(mine),
+        targets_of(labels),
+        frozen(shares / max(total, 1e-300), np.float64),
+        rows,
+    )
 
 
 def targets_of(Y: Pattern) -> CSR:

@@ -29,7 +29,11 @@ SCALES = 60  # steps of the golden section for the dual's scale
 def suits(problem: Problem, o: Objective) -> bool:
     """Whether this problem is better solved here: squared hinge, few features, long rows."""
     rows = max(len(problem.row_sq), 1)
-    return o.loss == SQUARED_HINGE and problem.X.n_cols <= FEW and o.C * float(problem.row_sq.sum()) / rows >= LONG * o.tau
+    return (
+        o.loss == SQUARED_HINGE
+        and problem.X.n_cols <= FEW
+        and o.C * float(problem.row_sq.sum()) / rows >= LONG * o.tau
+    )
 
 
 def factor_of(problem: Problem, label: int) -> float:
@@ -49,7 +53,9 @@ def gram(problem: Problem) -> Float64:
     return H
 
 
-def weights_of(problem: Problem, o: Objective, label: int, samples: Int32, duals: Float32) -> Float64:
+def weights_of(
+    problem: Problem, o: Objective, label: int, samples: Int32, duals: Float32
+) -> Float64:
     """The primal point of a dual one: soft(sum of alpha y x, lam) / tau, the bias last; (D + 1,)."""
     signs = np.where(np.isin(samples, problem.YT.row(label)), 1.0, -1.0)
     factors = np.zeros(problem.X.n_rows)
@@ -75,28 +81,42 @@ def solve(
     G: `gram`; start: (D + 1,) weights to begin from, or None; check: called every 200 ms or oftener, may raise. Returns the
     weights (D,), the dual variables (N,), and what the class's record tells, the bias with it.
     """
-    return _Class(problem, G, o, label, check).run(eps, rounds, np.zeros(len(G)) if start is None else start)
+    return _Class(problem, G, o, label, check).run(
+        eps, rounds, np.zeros(len(G)) if start is None else start
+    )
 
 
 class _Class:
     """One class under way."""
 
-    def __init__(self, problem: Problem, G: Float64, o: Objective, label: int, check: Callable[[], None]) -> None:
-        self.X, self.o, self.check = problem.X, o, check
+    def __init__(
+        self, problem: Problem, G: Float64, o: Objective, label: int, check: Callable[[], None]
+    ) -> None:
+        self.X = problem.X
+        self.o = o
+        self.check = check
         n, positives = problem.X.n_rows, problem.YT.row(label)
         weights = _weights(problem)
         factor = factor_of(problem, label)
-        self.signs, self.costs = np.full(n, -1.0), o.C * weights
+        self.signs = np.full(n, -1.0)
+        self.costs = o.C * weights
         self.signs[positives] = 1.0
         self.costs[positives] *= factor
         positive = float(weights[positives].sum())
         self.null = float(null_objective(o, positive * factor, float(weights.sum()) - positive))
-        self.H, self.M = 2.0 * o.C * G, np.empty_like(G)
+        self.H = 2.0 * o.C * G
+        self.M = np.empty_like(G)
         self.counted = 2.0 * o.C * weights  # what each row counts in H
-        self.scores, self.z = np.empty(n), np.empty(n)
-        self.label, self.positives, self.sweeps, self.dual = label, len(positives), 0, -np.inf
+        self.scores = np.empty(n)
+        self.z = np.empty(n)
+        self.label = label
+        self.positives = len(positives)
+        self.sweeps = 0
+        self.dual = -np.inf
 
-    def run(self, eps: float, rounds: int, start: Float64) -> tuple[Float64, Float64, dict[str, float]]:
+    def run(
+        self, eps: float, rounds: int, start: Float64
+    ) -> tuple[Float64, Float64, dict[str, float]]:
         """Newton steps until the certificate holds."""
         w, n = start.astype(np.float32).astype(np.float64), 0
         if self.positives == 0:
@@ -105,9 +125,17 @@ class _Class:
         while True:
             alpha = 2.0 * self.costs * self.z
             v = self.gather(alpha * self.signs)
-            self.dual = max(self.dual, self.best_dual(v, alpha)) if self.positives else min(self.null, self.value(w))
+            self.dual = (
+                max(self.dual, self.best_dual(v, alpha))
+                if self.positives
+                else min(self.null, self.value(w))
+            )
             value = self.value(w)
-            if value - self.dual <= eps * self.null or n >= rounds or not (stepped := self.step(w, v, value)):
+            if (
+                value - self.dual <= eps * self.null
+                or n >= rounds
+                or not (stepped := self.step(w, v, value))
+            ):
                 return w[:-1], alpha, self.record(w, value, n)
             w, n = stepped[0], n + 1
 
@@ -115,7 +143,9 @@ class _Class:
         """The next weights, a step of the model halved until the objective falls; None when it can't."""
         self.refresh()
         direction = np.empty_like(w)
-        self.sweeps += kernel.descend(self.M, self.o.tau * w - v, w, self.o.lam, MODEL_SWEEPS, MODEL_ENOUGH, direction)
+        self.sweeps += kernel.descend(
+            self.M, self.o.tau * w - v, w, self.o.lam, MODEL_SWEEPS, MODEL_ENOUGH, direction
+        )
         for _ in range(HALVES):
             new = (w + direction).astype(np.float32).astype(np.float64)
             self.look(new)
@@ -149,7 +179,11 @@ class _Class:
     def value(self, w: Float64) -> float:
         """The primal, at the violations last looked at."""
         o = self.o
-        return float(o.lam * np.abs(w[:-1]).sum() + 0.5 * o.tau * (w * w).sum() + (self.costs * self.z * self.z).sum())
+        return float(
+            o.lam * np.abs(w[:-1]).sum()
+            + 0.5 * o.tau * (w * w).sum()
+            + (self.costs * self.z * self.z).sum()
+        )
 
     def best_dual(self, v: Float64, alpha: Float64) -> float:
         """The dual at the best multiple of alpha: it is concave in the multiple; golden section."""

@@ -24,7 +24,9 @@ def parameter(
 ) -> Any:
     """A dataclass field with `default`, a line of `help`, and its range: `low` <= x <= `high`, x > `above`, or one of `choices`."""
     about = {"help": help, "low": low, "high": high, "above": above, "choices": choices}
-    return dataclasses.field(default=default, metadata={k: v for k, v in about.items() if v is not None})
+    return dataclasses.field(
+        default=default, metadata={k: v for k, v in about.items() if v is not None}
+    )
 
 
 def check_parameters(values: Any) -> None:
@@ -40,14 +42,21 @@ def make_parameters(cls: type[P], given: Mapping[str, Any]) -> P:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(fields)}"
-            raise ParameterError(f"unknown parameter {str(name)[:80]!r}; {hint}", code="UNKNOWN_PARAMETER")
+            raise ParameterError(
+                f"unknown parameter {str(name)[:80]!r}; {hint}", code="UNKNOWN_PARAMETER"
+            )
     return cls(**{name: _read(fields[name], value) for name, value in given.items()})
 
 
 def parameter_table(cls: type) -> list[dict[str, Any]]:
     """One row a parameter: name, type, default, help and range; JSON-ready."""
     return [
-        {"name": field.name, "type": type(field.default).__name__, "default": field.default, **field.metadata}
+        {
+            "name": field.name,
+            "type": type(field.default).__name__,
+            "default": field.default,
+            **field.metadata,
+        }
         for field in dataclasses.fields(cls)
     ]
 
@@ -60,7 +69,9 @@ def _read(field: dataclasses.Field[Any], value: Any) -> Any:
     try:
         return kind(value)
     except ValueError:
-        raise ParameterError(f"{field.name} must be a {kind.__name__}, not {value[:80]!r}") from None
+        raise ParameterError(
+            f"{field.name} must be a {kind.__name__}, not {value[:80]!r}"
+        ) from None
 
 
 def _check(field: dataclasses.Field[Any], value: Any) -> None:
@@ -68,11 +79,15 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
     name, about = field.name, field.metadata
     if "choices" in about:
         if value not in about["choices"]:
-            raise ParameterError(f"{name} must be one of {', '.join(about['choices'])}, not {str(value)[:80]!r}")
+            raise ParameterError(
+                f"{name} must be one of {', '.join(about['choices'])}, not {str(value)[:80]!r}"
+            )
         return
     kind = (int,) if isinstance(field.default, int) else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise ParameterError(f"{name} must be {'a whole number' if kind == (int,) else 'a number'}, not {str(value)[:80]!r}")
+        raise ParameterError(
+            f"{name} must be {'a whole number' if kind == (int,) else 'a number'}, not {str(value)[:80]!r}"
+        )
     if not math.isfinite(value):
         raise ParameterError(f"{name} must be finite, not {value}")
     _check_range(name, value, about)

@@ -32,7 +32,10 @@ RECORD = np.dtype(
         ("nnz", np.int32),
         ("pruned", np.int32),
         ("certified", np.uint8),  # whether the whole problem's gap is what was asked for
-        ("gap", np.float64),  # shares: a sample's gap and null objective are split equally over its labels, so that
+        (
+            "gap",
+            np.float64,
+        ),  # shares: a sample's gap and null objective are split equally over its labels, so that
         ("null", np.float64),  # the sums over the labels are the problem's
     ],
     align=True,
@@ -96,20 +99,41 @@ class PDSparseSolver:
     family: ClassVar[str] = "scatter"
     revision: ClassVar[int] = 1
     joint: ClassVar[bool] = True
-    cost_rates: ClassVar[tuple[float, ...]] = (PASSES * 4e-9, PASSES * 5e-8)  # seconds an entry walked, an entry found
+    cost_rates: ClassVar[tuple[float, ...]] = (
+        PASSES * 4e-9,
+        PASSES * 5e-8,
+    )  # seconds an entry walked, an entry found
 
     lam: float = parameter(0.01, "weight of the l1 norm", low=0.0)
     tau: float = parameter(1.0, "weight of the squared l2 norm", above=0.0)
     C: float = parameter(1.0, "weight of a sample's loss", above=0.0)
-    eps: float = parameter(0.01, "done when the duality gap is at most eps times the objective of W = 0", above=0.0, high=1.0)
-    prune: float = parameter(0.0, "weights of at most this size are dropped after training", low=0.0)
-    max_passes: int = parameter(100, "passes after which training ends without its certificate (and says so)", low=1)
-    inner: int = parameter(5, "passes over the active labels alone after each search of all labels", low=0, high=1000)
-    growth: int = parameter(10, "labels that may become active for a sample in one search", low=1, high=10_000)
-    sample: float = parameter(
-        1.0, "share of a sample's features that a search walks, drawn by size; 1: all of them", above=0.0, high=1.0
+    eps: float = parameter(
+        0.01,
+        "done when the duality gap is at most eps times the objective of W = 0",
+        above=0.0,
+        high=1.0,
     )
-    seed: int = parameter(0, "seed of the random order of samples and of the search", low=0, high=2**31 - 1)
+    prune: float = parameter(
+        0.0, "weights of at most this size are dropped after training", low=0.0
+    )
+    max_passes: int = parameter(
+        100, "passes after which training ends without its certificate (and says so)", low=1
+    )
+    inner: int = parameter(
+        5, "passes over the active labels alone after each search of all labels", low=0, high=1000
+    )
+    growth: int = parameter(
+        10, "labels that may become active for a sample in one search", low=1, high=10_000
+    )
+    sample: float = parameter(
+        1.0,
+        "share of a sample's features that a search walks, drawn by size; 1: all of them",
+        above=0.0,
+        high=1.0,
+    )
+    seed: int = parameter(
+        0, "seed of the random order of samples and of the search", low=0, high=2**31 - 1
+    )
 
     def __post_init__(self) -> None:
         """Check every parameter. Raises ParameterError."""
@@ -125,7 +149,9 @@ class PDSparseSolver:
         Raises ParameterError for sample weights, which this solver has not.
         """
         if weights is not None:
-            raise ParameterError("pdsparse has no sample weights; use ppdsparse, or the data set without weights")
+            raise ParameterError(
+                "pdsparse has no sample weights; use ppdsparse, or the data set without weights"
+            )
         seen = np.flatnonzero(np.diff(YT.indptr)).astype(np.int32)
         Y = transpose_pattern(take_pattern_rows(YT, seen.astype(np.int64)))
         return Local(kernel.Problem(X, Y, row_norms_sq(X)), frozen(seen, np.int32), YT.n_rows)
@@ -138,14 +164,21 @@ class PDSparseSolver:
         search, in each inner pass, and when V is made afresh.
         """
         held = np.minimum(float(self.growth) * np.diff(XT.indptr), YT.n_rows)
-        lengths, owners = np.diff(X.indptr), np.maximum(np.bincount(YT.indices, minlength=X.n_rows), 1)
+        lengths, owners = (
+            np.diff(X.indptr),
+            np.maximum(np.bincount(YT.indices, minlength=X.n_rows), 1),
+        )
         walked = np.bincount(np.repeat(np.arange(X.n_rows), lengths), held[X.indices], X.n_rows)
         found = (self.inner + 2.0) * min(self.growth, YT.n_rows) * lengths
         labels = np.repeat(np.arange(YT.n_rows), np.diff(YT.indptr))
-        terms = [np.bincount(labels, (each / owners)[YT.indices], YT.n_rows) for each in (walked, found)]
+        terms = [
+            np.bincount(labels, (each / owners)[YT.indices], YT.n_rows) for each in (walked, found)
+        ]
         return frozen(np.stack(terms, axis=1), np.float64)
 
-    def solve(self, local: Local, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Block:
+    def solve(
+        self, local: Local, labels: Int32, stopped: Callable[[], bool] = lambda: False
+    ) -> Block:
         """Solve all labels: `labels` (K,) int32 holds each once; the block's rows are in their order.
 
         `stopped` is asked between slices of at most 200 ms; when it says True, Stopped is raised; with `local.keep` the passes
@@ -154,7 +187,9 @@ class PDSparseSolver:
         """
         labels = frozen(labels, np.int32)
         if not np.array_equal(np.sort(labels), np.arange(local.n_labels)):
-            raise ParameterError(f"pdsparse trains all labels at once: give it the {local.n_labels} labels, each once")
+            raise ParameterError(
+                f"pdsparse trains all labels at once: give it the {local.n_labels} labels, each once"
+            )
         problem, settings = local.problem, self._settings(local.problem.Y.n_cols)
         kept = Kept(local.keep / "pdsparse.arrow", KEEP_SECONDS) if local.keep is not None else None
         lists, state = (kept.load() if kept else None) or _start(problem.Y, settings.growth)
@@ -162,7 +197,9 @@ class PDSparseSolver:
         why = kernel.BUDGET
         while why != kernel.DONE:
             if stopped():
-                raise Stopped("stopped between two slices of a pass; the next run goes on after the last pass that was kept")
+                raise Stopped(
+                    "stopped between two slices of a pass; the next run goes on after the last pass that was kept"
+                )
             if why == kernel.FULL_LISTS:
                 lists = lists._replace(labels=_longer(lists.labels), values=_longer(lists.values))
             elif why == kernel.FULL_TABLE:
@@ -216,27 +253,51 @@ class PDSparseSolver:
         whole = csr(np.concatenate([[0], np.cumsum(lengths)]), W.indices, W.data, W.n_cols)
         bias = np.full(n_labels, -1.0)
         bias[seen] = 0.0
-        return Block(labels, take_rows(whole, labels.astype(np.int64)), frozen(bias[labels], np.float64), records[labels])
+        return Block(
+            labels,
+            take_rows(whole, labels.astype(np.int64)),
+            frozen(bias[labels], np.float64),
+            records[labels],
+        )
 
-    def _weights(self, table: growing.Table, n_labels: int, stopped: Callable[[], bool]) -> tuple[CSR, Int64]:
+    def _weights(
+        self, table: growing.Table, n_labels: int, stopped: Callable[[], bool]
+    ) -> tuple[CSR, Int64]:
         """W (labels x features), pruned, and how many weights of each label pruning dropped."""
         kept, dropped = np.zeros(n_labels, np.int64), np.zeros(n_labels, np.int64)
         n, least = len(table.begin), self.prune * self.tau
         for begin in range(0, n, EXPORT_ROWS):
             _look(stopped)
-            growing.count_past(table, float(self.lam), least, begin, min(n, begin + EXPORT_ROWS), kept, dropped)
+            growing.count_past(
+                table, float(self.lam), least, begin, min(n, begin + EXPORT_ROWS), kept, dropped
+            )
         indptr = np.concatenate([[0], np.cumsum(kept)])
-        ends, rows, values = indptr[:-1].copy(), np.zeros(indptr[-1], np.int32), np.zeros(indptr[-1])
+        ends, rows, values = (
+            indptr[:-1].copy(),
+            np.zeros(indptr[-1], np.int32),
+            np.zeros(indptr[-1]),
+        )
         for begin in range(0, n, EXPORT_ROWS):
             _look(stopped)
-            growing.turn_past(table, float(self.lam), least, begin, min(n, begin + EXPORT_ROWS), ends, rows, values)
+            growing.turn_past(
+                table,
+                float(self.lam),
+                least,
+                begin,
+                min(n, begin + EXPORT_ROWS),
+                ends,
+                rows,
+                values,
+            )
         return csr(indptr, rows, values / self.tau, n), dropped
 
 
 def _look(stopped: Callable[[], bool]) -> None:
     """Raise Stopped when asked to."""
     if stopped():
-        raise Stopped("stopped while the weights were gathered; the next run goes on after the last pass that was kept")
+        raise Stopped(
+            "stopped while the weights were gathered; the next run goes on after the last pass that was kept"
+        )
 
 
 def _shares(Y: Pattern, lists: kernel.Lists, gaps: Float64, C: float) -> dict[str, Any]:
@@ -263,7 +324,9 @@ def _start(Y: Pattern, growth: int) -> tuple[kernel.Lists, np.ndarray]:
     labels = np.zeros(total, np.int32)
     labels[np.arange(Y.nnz) + np.repeat(begin - Y.indptr[:-1], counts)] = Y.indices
     room = (counts + growth).astype(np.int32)
-    return kernel.Lists(begin, counts.astype(np.int32), room, labels, np.zeros(total), np.array([total])), np.zeros(1, kernel.STATE)
+    return kernel.Lists(
+        begin, counts.astype(np.int32), room, labels, np.zeros(total), np.array([total])
+    ), np.zeros(1, kernel.STATE)
 
 
 def _table(n_rows: int) -> growing.Table:
@@ -307,4 +370,6 @@ def _longer(pool: np.ndarray) -> np.ndarray:
 
 def _grown(table: growing.Table) -> growing.Table:
     """The same table with longer pools."""
-    return table._replace(columns=_longer(table.columns), values=_longer(table.values), slots=_longer(table.slots))
+    return table._replace(
+        columns=_longer(table.columns), values=_longer(table.values), slots=_longer(table.slots)
+    )

@@ -49,7 +49,9 @@ class Targets(NamedTuple):
 
     def linear(self, S: Float64) -> Float64:
         """Sum of c_i y_ik s_ik by label, of S (N, m): (m,)."""
-        return np.asarray(np.bincount(self.places, self.values * S[self.rows, self.places], S.shape[1]))
+        return np.asarray(
+            np.bincount(self.places, self.values * S[self.rows, self.places], S.shape[1])
+        )
 
     def of(self, labels: Int64, m: int) -> Targets:
         """Those of the labels at these ascending places among m, numbered anew."""
@@ -79,7 +81,9 @@ class Problem(NamedTuple):
     lam: float
 
 
-def minimise(problem: Problem, W: Float64, inner: float, steps: int, check: Callable[[], None]) -> Done:
+def minimise(
+    problem: Problem, W: Float64, inner: float, steps: int, check: Callable[[], None]
+) -> Done:
     """All columns of W (D', m) from where they are, until each gradient is at most `inner` times its first, or after `steps`.
 
     check: called between products, may raise. Every f_k ends at most where it began.
@@ -105,9 +109,13 @@ class _Task:
     def __init__(self, problem: Problem, W: Float64, check: Callable[[], None]) -> None:
         self.X, self.targets, c, b, self.lam = problem
         with np.errstate(divide="ignore"):
-            self.offset = (b + np.log(c))[:, None]  # of a row without weight: minus infinity, whatever its scores
-        self.W, self.check = W, check
-        self.products, self.share = 0.0, 1.0 / max(W.shape[1], 1)
+            self.offset = (b + np.log(c))[
+                :, None
+            ]  # of a row without weight: minus infinity, whatever its scores
+        self.W = W
+        self.check = check
+        self.products = 0.0
+        self.share = 1.0 / max(W.shape[1], 1)
         self.S = self.times(W)
         self.E = self.exponentials(self.S)
 

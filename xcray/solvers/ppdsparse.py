@@ -32,10 +32,23 @@ RECORD = np.dtype(
     [
         *(
             (name, np.int32)
-            for name in ("label", "positives", "rounds", "sweeps", "n_active", "support", "violating", "nnz", "pruned")
+            for name in (
+                "label",
+                "positives",
+                "rounds",
+                "sweeps",
+                "n_active",
+                "support",
+                "violating",
+                "nnz",
+                "pruned",
+            )
         ),
         ("work", np.int64),
-        *((name, np.float64) for name in ("bias", "primal", "dual", "gap", "null", "loss", "loss_added")),
+        *(
+            (name, np.float64)
+            for name in ("bias", "primal", "dual", "gap", "null", "loss", "loss_added")
+        ),
     ],
     align=True,
 )  # what is told of a class; primal to loss: before pruning, which raised the loss by loss_added
@@ -97,7 +110,9 @@ class PPDSparseSolver:
     """
 
     family: ClassVar[str] = "scatter"
-    revision: ClassVar[int] = 3  # raised with every change of the bits of a model, so that no run mixes parts of two
+    revision: ClassVar[int] = (
+        3  # raised with every change of the bits of a model, so that no run mixes parts of two
+    )
     joint: ClassVar[bool] = False  # classes are solved one by one, in any batches
     cost_rates: ClassVar[tuple[float, ...]] = (
         6e-9,
@@ -110,17 +125,35 @@ class PPDSparseSolver:
     C: float = parameter(1.0, "weight of a sample's loss", above=0.0)
     loss: str = parameter("squared_hinge", "loss of a sample", choices=tuple(LOSSES))
     eps: float = parameter(
-        0.01, "a class is done when its duality gap is at most eps times its null objective", above=0.0, high=1.0
+        0.01,
+        "a class is done when its duality gap is at most eps times its null objective",
+        above=0.0,
+        high=1.0,
     )
-    positives: str = parameter("equal", "how the losses of a label's positives are weighted", choices=POSITIVES)
+    positives: str = parameter(
+        "equal", "how the losses of a label's positives are weighted", choices=POSITIVES
+    )
     positive_weight: float = parameter(1.0, "what they are multiplied by beside", above=0.0)
-    prune: float = parameter(0.0, "weights of at most this size are dropped after a class is solved", low=0.0)
+    prune: float = parameter(
+        0.0, "weights of at most this size are dropped after a class is solved", low=0.0
+    )
     prune_keep: int = parameter(0, "only so many largest weights of a label stay; 0: all", low=0)
-    prune_loss: float = parameter(0.0, "smallest weights are dropped while a label's loss rises by at most this share", low=0.0)
-    max_rounds: int = parameter(100, "rounds after which a class ends without its certificate (and is reported)", low=1)
+    prune_loss: float = parameter(
+        0.0,
+        "smallest weights are dropped while a label's loss rises by at most this share",
+        low=0.0,
+    )
+    max_rounds: int = parameter(
+        100, "rounds after which a class ends without its certificate (and is reported)", low=1
+    )
     max_sweeps: int = parameter(20, "coordinate descent sweeps in a round, at most", low=1)
     growth: int = parameter(10, "negatives that may enter in a round, for each positive", low=1)
-    seed: int = parameter(0, "seed of the random order of sweeps; every class has a stream of its own", low=0, high=2**31 - 1)
+    seed: int = parameter(
+        0,
+        "seed of the random order of sweeps; every class has a stream of its own",
+        low=0,
+        high=2**31 - 1,
+    )
 
     def __post_init__(self) -> None:
         """Check every parameter. Raises ParameterError."""
@@ -166,7 +199,10 @@ class PPDSparseSolver:
         """`cost_terms` by numbers: N, the entries of X; (K,) postings met by each label's rows, (K,) entries of these."""
         total = max(float(entries), 1.0)
         scored = total * -np.expm1(-walked / total)
-        return np.stack([np.full(len(rows), float(n_rows)), scored, self.max_sweeps * self.growth * rows], axis=1)
+        return np.stack(
+            [np.full(len(rows), float(n_rows)), scored, self.max_sweeps * self.growth * rows],
+            axis=1,
+        )
 
     def solve(
         self,
@@ -188,7 +224,9 @@ class PPDSparseSolver:
         given = NONE if start is None else start
         shape = (len(labels), local.problem.X.n_rows)
         if start is not None and start.shape != shape:
-            raise ParameterError(f"the start is {start.shape}; give a row of dual variables a label, a column a sample: {shape}")
+            raise ParameterError(
+                f"the start is {start.shape}; give a row of dual variables a label, a column a sample: {shape}"
+            )
 
         def check() -> None:
             if stopped():
@@ -207,7 +245,9 @@ class PPDSparseSolver:
         local = self.load(X, X, Pattern(frozen([0, 1], np.int64), frozen([0], np.int32), 2))
         replace(self, eps=1.0).solve(local, frozen([0], np.int32))
 
-    def _advanced(self, local: Local, labels: Int32, given: CSR, check: Callable[[], None], keep_duals: bool) -> Columns:
+    def _advanced(
+        self, local: Local, labels: Int32, given: CSR, check: Callable[[], None], keep_duals: bool
+    ) -> Columns:
         """The kernel run to the end of the batch, slice after slice, with as much room for output as it needs."""
         settings, problem = self._settings(keep_duals), local.problem
         state = np.zeros(1, kernel.STATE)
@@ -216,20 +256,32 @@ class PPDSparseSolver:
         while why != kernel.DONE:
             check()
             if why == kernel.FULL:
-                out = _grown(out, done, int(state["nnz"][0]), int(state["support"][0]) if keep_duals else 0)
-            why, done = kernel.advance(problem, settings, labels, given, local.scratch, state, done, out, SLICE)
+                out = _grown(
+                    out, done, int(state["nnz"][0]), int(state["support"][0]) if keep_duals else 0
+                )
+            why, done = kernel.advance(
+                problem, settings, labels, given, local.scratch, state, done, out, SLICE
+            )
         W = _rows(out.ends, out.features, out.weights, problem.X.n_cols)
-        duals = _rows(out.dual_ends, out.samples, out.duals, problem.X.n_rows) if keep_duals else None
+        duals = (
+            _rows(out.dual_ends, out.samples, out.duals, problem.X.n_rows) if keep_duals else None
+        )
         return W, _records(out.records), duals
 
-    def _newton(self, local: Local, labels: Int32, given: CSR, check: Callable[[], None], keep_duals: bool) -> Columns:
+    def _newton(
+        self, local: Local, labels: Int32, given: CSR, check: Callable[[], None], keep_duals: bool
+    ) -> Columns:
         """The batch by Newton's method, class by class."""
         problem, o = local.problem, self._objective()
         local.gram = newton.gram(problem) if local.gram is None else local.gram
         records, weights, duals = np.zeros(len(labels), RECORD), [], []
         for row, label in enumerate(labels):
-            start = newton.weights_of(problem, o, int(label), *given.row(row)) if given.n_rows else None
-            w, alpha, told = newton.solve(problem, local.gram, o, int(label), self.eps, self.max_rounds, start, check)
+            start = (
+                newton.weights_of(problem, o, int(label), *given.row(row)) if given.n_rows else None
+            )
+            w, alpha, told = newton.solve(
+                problem, local.gram, o, int(label), self.eps, self.max_rounds, start, check
+            )
             for name, value in told.items():
                 records[name][row] = value
             weights.append(w)
@@ -239,7 +291,10 @@ class PPDSparseSolver:
 
     def _pruned(self, local: Local, W: CSR, records: np.ndarray, check: Callable[[], None]) -> CSR:
         """W without its small weights; what that did goes into the records."""
-        problem, limits = local.problem, (float(self.prune), self.prune_keep, float(self.prune_loss))
+        problem, limits = (
+            local.problem,
+            (float(self.prune), self.prune_keep, float(self.prune_loss)),
+        )
         stay = np.ones(W.nnz, bool)
         for row, record in enumerate(records):
             check()
@@ -298,8 +353,12 @@ def _postings_of_rows(X: CSR, XT: CSR) -> Float64:
     out = np.zeros(X.n_rows)
     for begin in range(0, X.n_rows, CHUNK):
         ends = X.indptr[begin : begin + CHUNK + 1]
-        found = np.append(postings[X.indices[ends[0] : ends[-1]]], 0.0)  # a place for the empty rows at the end
-        out[begin : begin + CHUNK] = np.add.reduceat(found, ends[:-1] - ends[0]) * (np.diff(ends) > 0)
+        found = np.append(
+            postings[X.indices[ends[0] : ends[-1]]], 0.0
+        )  # a place for the empty rows at the end
+        out[begin : begin + CHUNK] = np.add.reduceat(found, ends[:-1] - ends[0]) * (
+            np.diff(ends) > 0
+        )
     return out
 
 
@@ -371,8 +430,15 @@ def _room(n_labels: int, n_weights: int, n_duals: int) -> kernel.Columns:
 
 def _grown(out: kernel.Columns, done: int, weights: int, duals: int) -> kernel.Columns:
     """The same output with at least twice the room, and free places for so many weights and dual variables."""
-    room = _room(0, max(2 * len(out.features), len(out.features) + weights), max(2 * len(out.samples), len(out.samples) + duals))
+    room = _room(
+        0,
+        max(2 * len(out.features), len(out.features) + weights),
+        max(2 * len(out.samples), len(out.samples) + duals),
+    )
     used, used_duals = (int(out.ends[done - 1]), int(out.dual_ends[done - 1])) if done else (0, 0)
     room.features[:used], room.weights[:used] = out.features[:used], out.weights[:used]
-    room.samples[:used_duals], room.duals[:used_duals] = out.samples[:used_duals], out.duals[:used_duals]
+    room.samples[:used_duals], room.duals[:used_duals] = (
+        out.samples[:used_duals],
+        out.duals[:used_duals],
+    )
     return room._replace(ends=out.ends, dual_ends=out.dual_ends, records=out.records)

@@ -16,7 +16,9 @@ class DiSMECSolver(PPDSparseSolver):
     """
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
-    prune: float = parameter(0.01, "weights of at most this size are dropped after a class is solved", low=0.0)
+    prune: float = parameter(
+        0.01, "weights of at most this size are dropped after a class is solved", low=0.0
+    )
 
 
 @dataclass(frozen=True)

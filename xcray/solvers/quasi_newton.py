@@ -75,7 +75,11 @@ def coefficients(inner: Float64) -> tuple[Float64, float]:
     m = (len(inner) - 1) // 2
     s, y, g = np.arange(m), m + np.arange(m), 2 * m
     My, Mg = g + 1 + np.arange(m), g + 1 + m
-    good = [i for i in range(m) if inner[s[i], y[i]] > 1e-12 * np.sqrt(inner[s[i], s[i]] * inner[y[i], y[i]])]
+    good = [
+        i
+        for i in range(m)
+        if inner[s[i], y[i]] > 1e-12 * np.sqrt(inner[s[i], s[i]] * inner[y[i], y[i]])
+    ]
     q, alpha = np.zeros(m), np.zeros(m)  # the vector is G + sum of q_i Y_i
     for i in reversed(good):
         alpha[i] = (inner[s[i], g] + inner[s[i], y] @ q) / inner[s[i], y[i]]
@@ -83,7 +87,9 @@ def coefficients(inner: Float64) -> tuple[Float64, float]:
     scale = inner[s[good[-1]], y[good[-1]]] / inner[y[good[-1]], My[good[-1]]] if good else 1.0
     p = np.zeros(m)  # now it is scale (M G + sum of q_i M Y_i) + sum of p_i S_i
     for i in good:
-        beta = (scale * (inner[y[i], Mg] + inner[y[i], My] @ q) + inner[s, y[i]] @ p) / inner[s[i], y[i]]
+        beta = (scale * (inner[y[i], Mg] + inner[y[i], My] @ q) + inner[s, y[i]] @ p) / inner[
+            s[i], y[i]
+        ]
         p[i] += alpha[i] - beta
     slope = -(scale * (inner[g, Mg] + inner[g, My] @ q) + inner[g, s] @ p)
     return -np.concatenate([p, scale * q, [scale]]), float(slope)
@@ -128,7 +134,9 @@ def _dot(a: Float32, b: Float32) -> float:
 
 def as_weights(memory: Memory) -> Weights:
     """A memory in the form of a block, so that it is kept, saved and found again like one. Shares memory."""
-    return Weights(memory.lo, memory.hi, memory.W, (memory.G, memory.aim, memory.M, *memory.S, *memory.Y))
+    return Weights(
+        memory.lo, memory.hi, memory.W, (memory.G, memory.aim, memory.M, *memory.S, *memory.Y)
+    )
 
 
 def memory_of(weights: Weights) -> Memory:

@@ -12,7 +12,15 @@ from xcray.arrays import Float64, Int32, Int64, frozen
 from xcray.kernels.sparsify import sparse_rows
 from xcray.solvers.block import Block
 
-RECORD = np.dtype([("label", np.int32), ("positives", np.int32), ("rounds", np.int32), ("nnz", np.int32), ("pruned", np.int32)])
+RECORD = np.dtype(
+    [
+        ("label", np.int32),
+        ("positives", np.int32),
+        ("rounds", np.int32),
+        ("nnz", np.int32),
+        ("pruned", np.int32),
+    ]
+)
 TOP = 5  # labels told of each held-out row
 
 
@@ -105,7 +113,10 @@ def watched_of(answers: Sequence[Watched]) -> Watched | None:
     """The held-out rows of all workers as one; None when nobody has any."""
     if not answers:
         return None
-    labels, scores, rows = (np.concatenate([getattr(each, name) for each in answers]) for name in ("labels", "scores", "rows"))
+    labels, scores, rows = (
+        np.concatenate([getattr(each, name) for each in answers])
+        for name in ("labels", "scores", "rows")
+    )
     return Watched(float(sum(each.loss for each in answers)), labels, scores, rows)
 
 
@@ -117,12 +128,17 @@ def top(S: Float64, lo: int, k: int = TOP) -> Top:
 
 def best_of(tops: Sequence[Top], k: int = TOP) -> Top:
     """The k best of each row of what some groups of labels, in ascending order, have to offer."""
-    labels, scores = (np.concatenate([getattr(each, name) for each in tops], axis=1) for name in ("labels", "scores"))
+    labels, scores = (
+        np.concatenate([getattr(each, name) for each in tops], axis=1)
+        for name in ("labels", "scores")
+    )
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Top(np.take_along_axis(labels, order, axis=1), np.take_along_axis(scores, order, axis=1))
 
 
-def block_of(lo: int, W: Any, bias: float, prune: float, positives: Int64, *, rounds: int = 0, keep: int = 0) -> Block:
+def block_of(
+    lo: int, W: Any, bias: float, prune: float, positives: Int64, *, rounds: int = 0, keep: int = 0
+) -> Block:
     """Labels from `lo` on as a solver's block: a sparse row a label, weights of at most `prune`, and beyond `keep`, left out.
 
     W: (D', n) float32 or float64, a row a feature. bias: the value of the constant feature, which is the last row of W then; 0:
@@ -130,7 +146,9 @@ def block_of(lo: int, W: Any, bias: float, prune: float, positives: Int64, *, ro
     """
     n = W.shape[1]
     constant = W[-1].astype(np.float64) * bias if bias else np.zeros(n)
-    matrix, dropped = sparse_rows((W[:-1] if bias else W).astype(np.float32, copy=False), prune, keep)
+    matrix, dropped = sparse_rows(
+        (W[:-1] if bias else W).astype(np.float32, copy=False), prune, keep
+    )
     labels = np.arange(lo, lo + n, dtype=np.int32)
     records = np.zeros(n, RECORD)
     records["label"], records["positives"], records["rounds"] = labels, positives, rounds

@@ -17,7 +17,8 @@ class Rows:
     """X (N x D') of a shard; nothing is kept but the shard."""
 
     def __init__(self, shard: Shard) -> None:
-        self._X, self._dense = shard.X, shard.dense
+        self._X = shard.X
+        self._dense = shard.dense
         self.n_rows, self.n_features = shard.X.shape
 
     def scores(self, W: Float64, lo: int = 0, hi: int | None = None) -> Float64:

@@ -67,7 +67,9 @@ class Solver(Protocol):
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
         """What the cost of each label is made of: (K, T) float64, non-negative; see `load` for the arguments."""
 
-    def solve(self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Block:
+    def solve(
+        self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False
+    ) -> Block:
         """Solve `labels` (n,) int32; the block's rows are in their order. local: what this solver's `load` gave.
 
         `stopped` is asked every 200 ms or oftener; when it says True, Stopped is raised and nothing is kept. Raises

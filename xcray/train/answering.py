@@ -14,7 +14,9 @@ from xcray.errors import ParameterError
 from xcray.index.search import DENSE_CELLS, DENSE_SHARE, FEW_CELLS, FEW_LABELS
 from xcray.train.preflight import MIB, model_bytes
 
-API: Final = 330 * MIB  # an API process before it has a model: 110 of its own, the rest pages of libraries
+API: Final = (
+    330 * MIB
+)  # an API process before it has a model: 110 of its own, the rest pages of libraries
 ANSWERING: Final = 64 * MIB  # more of its own, once it has answered
 SCANNED: Final = 32  # bytes a label, in each thread that searches
 LIBRARIES: Final = 220 * MIB  # pages of libraries that processes of one pod share
@@ -68,17 +70,23 @@ def answering(asked: Asked, threads: int = 1) -> Answering:
         if not (math.isfinite(value) and low <= value <= 1e15):
             raise ParameterError(f"{name} must be a number from {low} to 1e15, not {value}")
     if W > K * D:
-        raise ParameterError(f"there are more weights than labels times features: {W:,} of {K * D:,}")
+        raise ParameterError(
+            f"there are more weights than labels times features: {W:,} of {K * D:,}"
+        )
     dense = is_dense(K, D, W)
     share = max(MET, asked.entries / D)
     postings = asked.postings if asked.postings is not None else min(1.0, share) * W
     search = CELL * asked.entries * K if dense else POSTING * postings
     request = REQUEST + (asked.rows - 1) * ROW + asked.rows * (AN_ENTRY * asked.entries + search)
     process = API + ANSWERING + SCANNED * K * threads
-    return Answering(process, model_bytes(W, K, D), 4 * K * D * dense, postings, search, request, 1.0 / request)
+    return Answering(
+        process, model_bytes(W, K, D), 4 * K * D * dense, postings, search, request, 1.0 / request
+    )
 
 
 def is_dense(labels: int, features: int, weights: int) -> bool:
     """Whether such a model is searched by plain rows, see `SearchIndex`."""
     cells = labels * features
-    return 0 < cells <= DENSE_CELLS and ((labels <= FEW_LABELS and cells <= FEW_CELLS) or weights * DENSE_SHARE >= cells)
+    return 0 < cells <= DENSE_CELLS and (
+        (labels <= FEW_LABELS and cells <= FEW_CELLS) or weights * DENSE_SHARE >= cells
+    )

@@ -20,7 +20,13 @@ NONE: Int64 = frozen([], np.int64)
 
 
 def calibrate(
-    model: str | Path, dataset: str | Path, out: str | Path, *, part: str = "test", seed: int = 0, ks: Sequence[int] = (1, 3, 5)
+    model: str | Path,
+    dataset: str | Path,
+    out: str | Path,
+    *,
+    part: str = "test",
+    seed: int = 0,
+    ks: Sequence[int] = (1, 3, 5),
 ) -> Model:
     """Publish the model with probabilities at `out`; it shares its files with the one at `model`, which stays as it is.
 
@@ -33,14 +39,25 @@ def calibrate(
     check_out(out)
     opened, data = Model.open(model), Dataset.open(dataset)
     check_features(opened, data)
-    known = {opened.manifest["dataset_hash"], *(step.get("dataset_hash") for step in opened.provenance)}
+    known = {
+        opened.manifest["dataset_hash"],
+        *(step.get("dataset_hash") for step in opened.provenance),
+    }
     if part == "train" and data.content_hash in known:
-        raise Conflict(f"the model was trained on the training rows of {data.name}: calibrate it on rows it has not seen")
+        raise Conflict(
+            f"the model was trained on the training rows of {data.name}: calibrate it on rows it has not seen"
+        )
     split = held_out(data, part)
-    place, counts = matched(Change("calibrate", opened.label_names.to_pylist(), NONE, NONE, {}), data)
-    if opened.classes is not None and "positives" in opened.classes.column_names:  # what it was trained on, whatever the data set
+    place, counts = matched(
+        Change("calibrate", opened.label_names.to_pylist(), NONE, NONE, {}), data
+    )
+    if (
+        opened.classes is not None and "positives" in opened.classes.column_names
+    ):  # what it was trained on, whatever the data set
         counts = opened.classes.column("positives").fill_null(0).to_numpy().astype(np.int64)
-    truth = renumbered(split.Y, place, max(len(counts), int(place.max(initial=-1)) + 1, opened.n_labels))
+    truth = renumbered(
+        split.Y, place, max(len(counts), int(place.max(initial=-1)) + 1, opened.n_labels)
+    )
     curves, facts = calibrated(
         Predictor(opened).predict,
         split.X,
@@ -50,4 +67,6 @@ def calibrate(
         seed=seed,
         ks=ks,
     )
-    return with_calibration(opened, out, curves, {**facts, "dataset_hash": data.content_hash, "part": part})
+    return with_calibration(
+        opened, out, curves, {**facts, "dataset_hash": data.content_hash, "part": part}
+    )

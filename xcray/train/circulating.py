@@ -25,8 +25,13 @@ from xcray.train.together import Together, open_ended, outcome, team_of, tell
 from xcray.train.way import Desk, Setting
 
 CHECKPOINT_SECONDS: Final = 60.0  # between two checkpoints, at least
-STORED: Final = 3  # times all weights in Ray's object store: of this rest, of the one before, and on their way
-DRAWN: Final = ("uniform", "shortest")  # orders that can pass all workers of a node before the next node
+STORED: Final = (
+    3  # times all weights in Ray's object store: of this rest, of the one before, and on their way
+)
+DRAWN: Final = (
+    "uniform",
+    "shortest",
+)  # orders that can pass all workers of a node before the next node
 
 
 class Circulating(Together):
@@ -36,7 +41,9 @@ class Circulating(Together):
         super().__init__(at)
         dataset = at.dataset
         self._n_features = dataset.n_features + bool(at.solver.bias)
-        found = self._begun() or at.solver.grid(dataset.train.n_rows, dataset.n_labels, self._n_features, self.workers)
+        found = self._begun() or at.solver.grid(
+            dataset.train.n_rows, dataset.n_labels, self._n_features, self.workers
+        )
         self._grid = Grid(*found)
         self.workers = min(self.workers, self._grid.shards)
 
@@ -48,7 +55,9 @@ class Circulating(Together):
         """See `xcray.train.needs`."""
         sizes = sizes_of(self._at.dataset, self._solver)
         pace = partial(timed_lap, self._solver, self._rows(), sizes, probe)
-        return circulating(self._at.spec, sizes, self._solver, self._grid.blocks, self.workers, pace)
+        return circulating(
+            self._at.spec, sizes, self._solver, self._grid.blocks, self.workers, pace
+        )
 
     def solve(self, desk: Desk) -> None:
         """From the last checkpoint, or from the start, to all blocks in parts."""
@@ -61,12 +70,21 @@ class Circulating(Together):
         where = str(at.dataset.path.resolve())
         work = ShardWork(self._solver, rows.how, self._n_features, where, at.dataset.content_hash)
         most = self._grid.shards if open_ended(at) else None
-        team = team_of(at.spec, work, self.workers, at.job, STORED * 4 * self._n_features * at.dataset.n_labels, most)
+        team = team_of(
+            at.spec,
+            work,
+            self.workers,
+            at.job,
+            STORED * 4 * self._n_features * at.dataset.n_labels,
+            most,
+        )
         desk.watch(team.footprints)
         desk.vitals.follow(team.muster)
 
         def record(span: Span) -> None:
-            timeline.add(span._replace(task=replace(span.task, labels=())))  # a visit finishes no label
+            timeline.add(
+                span._replace(task=replace(span.task, labels=()))
+            )  # a visit finishes no label
             desk.vitals.span(span)
 
         with Timeline(at.run_dir, lambda: team.nodes) as timeline, one_core_each():
@@ -86,7 +104,11 @@ class Circulating(Together):
     def figures(self, block: Block, measures: Mapping[str, float]) -> dict[str, Any]:
         """See `outcome`; the grid, and what was lost, moved and damaged on the way."""
         found = read_json(self.folder / ENDED)
-        told = {"workers_lost": found["lost"], "shards_moved": found["moved"], "damaged_checkpoints": found["damaged"]}
+        told = {
+            "workers_lost": found["lost"],
+            "shards_moved": found["moved"],
+            "damaged_checkpoints": found["damaged"],
+        }
         return {**outcome(found, block, measures), "grid": self._grid._asdict(), **told}
 
     def _plan(self, seconds: float | None) -> Plan:
@@ -110,11 +132,23 @@ class Circulating(Together):
         """What shards are cut from; held-out rows are watched."""
         train, test, solver = self._at.dataset.train, self._at.dataset.test, self._solver
         other = None if test is None or not test.Y.nnz else (test.X, test.Y)
-        return rows_of(train.X, train.Y, train.weights, other, grid=self._grid, seed=solver.seed, bias=solver.bias)
+        return rows_of(
+            train.X,
+            train.Y,
+            train.weights,
+            other,
+            grid=self._grid,
+            seed=solver.seed,
+            bias=solver.bias,
+        )
 
     def _fingerprint(self) -> dict[str, Any]:
         """Whose checkpoints these are."""
-        about = {"solver": self._at.spec.solver, "revision": self._solver.revision, "params": self._solver.as_dict()}
+        about = {
+            "solver": self._at.spec.solver,
+            "revision": self._solver.revision,
+            "params": self._solver.as_dict(),
+        }
         return {**about, "dataset": self._at.dataset.content_hash, **self.settled()}
 
     def _begun(self) -> tuple[int, int] | None:

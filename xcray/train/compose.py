@@ -19,7 +19,13 @@ from xcray.kernels.merge import copy_rows
 
 
 def compose_weights(
-    path: Path, parent: CSR, trained: CSR, rows: Int64, *, budget: int = BUDGET, tick: Callable[[], None] = lambda: None
+    path: Path,
+    parent: CSR,
+    trained: CSR,
+    rows: Int64,
+    *,
+    budget: int = BUDGET,
+    tick: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the matrix of `rows` (K',) int64 (see above) of `parent` (K, D) and `trained` (n, D) to the matrix file `path`.
 
@@ -37,7 +43,13 @@ def compose_weights(
             for source, own, numbers in sources:
                 here = np.flatnonzero(own[first:stop]) + first
                 starts = indptr[here] - indptr[first]
-                copy_rows(source, frozen(numbers[here], np.int64), frozen(starts, np.int64), indices, weights)
+                copy_rows(
+                    source,
+                    frozen(numbers[here], np.int64),
+                    frozen(starts, np.int64),
+                    indices,
+                    weights,
+                )
             out.write(int(indptr[first]), indices, weights)
             tick()
 
@@ -50,7 +62,9 @@ def compose_bias(parent: Float32, trained: Any, rows: Int64) -> Float32:
     return frozen(out, np.float32)
 
 
-def compose_classes(parent: pa.Table | None, trained: pa.Table | None, rows: Int64) -> pa.Table | None:
+def compose_classes(
+    parent: pa.Table | None, trained: pa.Table | None, rows: Int64
+) -> pa.Table | None:
     """The report rows of `rows` (K',) int64, renumbered from 0; None when the earlier model has no report.
 
     What only one of both reports has (they may be of different versions of a solver) is null for the rows of the other.
@@ -60,7 +74,11 @@ def compose_classes(parent: pa.Table | None, trained: pa.Table | None, rows: Int
     both = [table.drop_columns("label") for table in (parent, trained) if table is not None]
     whole = pa.concat_tables(both, promote_options="permissive")
     places = np.where(rows >= 0, rows, parent.num_rows - 1 - rows)
-    return whole.take(pa.array(places)).combine_chunks().add_column(0, "label", pa.array(np.arange(len(rows), dtype=np.int32)))
+    return (
+        whole.take(pa.array(places))
+        .combine_chunks()
+        .add_column(0, "label", pa.array(np.arange(len(rows), dtype=np.int32)))
+    )
 
 
 def missing_classes(classes: pa.Table | None) -> int:
@@ -76,7 +94,9 @@ def overall(classes: pa.Table | None) -> dict[str, Any]:
         return {}
     out: dict[str, Any] = {"classes": classes.num_rows}
     if "certified" in classes.column_names:
-        out["classes_certified"] = int(classes.column("certified").fill_null(False).to_numpy().sum())
+        out["classes_certified"] = int(
+            classes.column("certified").fill_null(False).to_numpy().sum()
+        )
     if {"gap", "null"} <= set(classes.column_names):
         gap, null = (classes.column(name).fill_null(0.0).to_numpy() for name in ("gap", "null"))
         out["largest_gap"] = float((gap / np.maximum(null, 1e-300))[null > 0.0].max(initial=0.0))

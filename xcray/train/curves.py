@@ -31,7 +31,9 @@ class Answers(NamedTuple):
     def of(self, rows: Any, first: int = 1, last: int | None = None) -> Answers:
         """Some rows (a mask or numbers), places first to last."""
         places = slice(first - 1, last)
-        return Answers(self.labels[rows, places], self.scores[rows, places], self.right[rows, places])
+        return Answers(
+            self.labels[rows, places], self.scores[rows, places], self.right[rows, places]
+        )
 
     def between(self, first: int, last: int | None) -> Answers:
         """Places first to last of all rows."""
@@ -47,12 +49,15 @@ def fit(answers: Answers, counts: Int64, seed: int = 0) -> Calibration:
     """
     if (n_right := int(answers.right.sum())) < LEAST:
         raise InputError(
-            f"{n_right} held-out answers are right, calibration needs {LEAST}: hold out more rows", code="TOO_FEW_ANSWERS"
+            f"{n_right} held-out answers are right, calibration needs {LEAST}: hold out more rows",
+            code="TOO_FEW_ANSWERS",
         )
     fold = np.random.default_rng(seed).permutation(len(answers.labels)) % FOLDS
     near = answers.between(1, 2 * SEEN)
     places = _chosen([_losses(near, counts, fold, 1, begins) for begins in PLACES], PLACES)
-    n_bins = _chosen([_losses(near, counts, fold, number, places) for number in BIN_NUMBERS], BIN_NUMBERS)
+    n_bins = _chosen(
+        [_losses(near, counts, fold, number, places) for number in BIN_NUMBERS], BIN_NUMBERS
+    )
     return fitted(answers, frequency_bins(answers, counts, n_bins, places), places)
 
 
@@ -62,7 +67,10 @@ def fitted(answers: Answers, bins: Int32, places: tuple[int, ...]) -> Calibratio
     curves = []
     for group in groups:
         bin_of = bins[group.labels]
-        curves += [_curve(group.scores[own], group.right[own]) for own in (bin_of == b for b in range(int(bins.max()) + 1))]
+        curves += [
+            _curve(group.scores[own], group.right[own])
+            for own in (bin_of == b for b in range(int(bins.max()) + 1))
+        ]
     starts = np.concatenate([[0], np.cumsum([len(x) for x, _ in curves])])
     scores, probabilities = (np.concatenate(parts) for parts in zip(*curves, strict=True))
     return Calibration(
@@ -74,14 +82,20 @@ def fitted(answers: Answers, bins: Int32, places: tuple[int, ...]) -> Calibratio
     )
 
 
-def frequency_bins(answers: Answers, counts: Int64, n_bins: int, places: tuple[int, ...] = ()) -> Int32:
+def frequency_bins(
+    answers: Answers, counts: Int64, n_bins: int, places: tuple[int, ...] = ()
+) -> Int32:
     """(K,) int32: the frequency bin of each label, 0 the rarest: about equally many right answers in each of `n_bins`.
 
     Labels of one count are in one bin. A bin with fewer than `LEAST` right or wrong answers in any group of places becomes one with
     its rarer neighbour (the first one with the next).
     """
     own = np.sort(counts[answers.labels[answers.right]])
-    edges = np.unique(own[np.arange(1, n_bins) * len(own) // n_bins]) if len(own) else np.empty(0, np.int64)
+    edges = (
+        np.unique(own[np.arange(1, n_bins) * len(own) // n_bins])
+        if len(own)
+        else np.empty(0, np.int64)
+    )
     groups = [answers.between(*ends) for ends in _groups(places)] or [answers]
     while len(edges):
         thin = _thin(groups, np.searchsorted(edges, counts, side="right"), len(edges) + 1)
@@ -106,22 +120,36 @@ def _curve(scores: Float64, right: Any) -> tuple[Float64, Float64]:
 
     A wrong answer at the highest score and a right one at the lowest are thought of: however many were right, the next may not be.
     """
-    from sklearn.isotonic import IsotonicRegression  # here: serving and training without calibration need no scikit-learn
+    from sklearn.isotonic import (
+        IsotonicRegression,
+    )  # here: serving and training without calibration need no scikit-learn
 
     if not len(scores):
         return np.zeros(1), np.full(1, 0.5)
     ends = np.array([scores.max(), scores.min()])
-    found = IsotonicRegression().fit(np.concatenate([scores, ends]), np.concatenate([right, [0, 1]]).astype(np.float64))
+    found = IsotonicRegression().fit(
+        np.concatenate([scores, ends]), np.concatenate([right, [0, 1]]).astype(np.float64)
+    )
     return found.X_thresholds_, np.clip(found.y_thresholds_, 0.0, 1.0)
 
 
-def _losses(answers: Answers, counts: Int64, fold: Any, n_bins: int, places: tuple[int, ...]) -> Float64:
+def _losses(
+    answers: Answers, counts: Int64, fold: Any, n_bins: int, places: tuple[int, ...]
+) -> Float64:
     """(n,) squared errors of each row over the first `SEEN` places, told by curves that did not see it; infinite when too thin."""
     out = np.empty(len(fold))
     for number in range(FOLDS):
         inside, outside = answers.of(fold != number), answers.of(fold == number, 1, SEEN)
         bins = frequency_bins(inside, counts, n_bins, places)
-        if places and _thin([inside.between(*ends) for ends in _groups(places)], bins, int(bins.max(initial=0)) + 1) is not None:
+        if (
+            places
+            and _thin(
+                [inside.between(*ends) for ends in _groups(places)],
+                bins,
+                int(bins.max(initial=0)) + 1,
+            )
+            is not None
+        ):
             return np.full(len(fold), np.inf)
         told = fitted(inside, bins, places).of(outside.labels, outside.scores)
         out[fold == number] = ((told - outside.right) ** 2).sum(axis=1)
@@ -140,4 +168,8 @@ def _chosen(losses: list[Float64], choices: tuple[Any, ...]) -> Any:
 
 def _groups(places: tuple[int, ...]) -> list[tuple[int, int | None]]:
     """First and last place of each group; the last group has no end."""
-    return list(zip(places, [*(begin - 1 for begin in places[1:]), None], strict=True)) if places else []
+    return (
+        list(zip(places, [*(begin - 1 for begin in places[1:]), None], strict=True))
+        if places
+        else []
+    )

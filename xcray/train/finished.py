@@ -27,8 +27,14 @@ def finished(spec: TrainSpec, out: Path) -> TrainResult | None:
     model = Model.open(out)
     told, report = model.manifest, model.manifest["report"]
     params = json.loads(json.dumps(make_solver(spec.solver, spec.params).as_dict()))
-    same = (told["solver"], told["params"], told["dataset_hash"]) == (spec.solver, params, Dataset.open(spec.dataset).content_hash)
+    same = (told["solver"], told["params"], told["dataset_hash"]) == (
+        spec.solver,
+        params,
+        Dataset.open(spec.dataset).content_hash,
+    )
     probable = not spec.calibrate or model.calibration is not None or "not_calibrated" in report
     if not same or not probable or ("partial" in report and spec.max_seconds is None):
-        raise Conflict(f"{out.name} holds the model of another training: choose another path, or remove it")
+        raise Conflict(
+            f"{out.name} holds the model of another training: choose another path, or remove it"
+        )
     return TrainResult(out, model.sha256, model.measures, report)

@@ -51,17 +51,27 @@ def key_of(params: Mapping[str, float]) -> str:
 def checked_grid(grid: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
     """The grid with each value once, in the order of `PATH_PARAMS`. Raises ParameterError with the mend."""
     if unknown := sorted(set(grid) - set(PATH_PARAMS)):
-        raise ParameterError(f"a path can't run over {unknown[0][:80]!r}; it runs over {', '.join(PATH_PARAMS)}")
-    out = {name: tuple(dict.fromkeys(float(value) for value in grid[name])) for name in PATH_PARAMS if name in grid}
+        raise ParameterError(
+            f"a path can't run over {unknown[0][:80]!r}; it runs over {', '.join(PATH_PARAMS)}"
+        )
+    out = {
+        name: tuple(dict.fromkeys(float(value) for value in grid[name]))
+        for name in PATH_PARAMS
+        if name in grid
+    }
     if not out or not all(out.values()):
-        raise ParameterError(f"give at least one value of {', '.join(out) or 'lam, tau or C'}, for example --lam 0.1 0.01")
+        raise ParameterError(
+            f"give at least one value of {', '.join(out) or 'lam, tau or C'}, for example --lam 0.1 0.01"
+        )
     for name, values in out.items():
         bad = [value for value in values if not math.isfinite(value) or value < 0.0]
         if bad:
             raise ParameterError(f"{name} must be finite and at least 0, not {bad[0]}")
     count = math.prod(map(len, out.values()))
     if count > MOST_POINTS:
-        raise ParameterError(f"the grid has {count} points, more than {MOST_POINTS}; give fewer values")
+        raise ParameterError(
+            f"the grid has {count} points, more than {MOST_POINTS}; give fewer values"
+        )
     return out
 
 
@@ -73,9 +83,13 @@ def plan(grid: Mapping[str, Sequence[float]]) -> list[Point]:
     """
     grid = checked_grid(grid)
     names = list(grid)
-    settings = [dict(zip(names, values, strict=True)) for values in itertools.product(*grid.values())]
+    settings = [
+        dict(zip(names, values, strict=True)) for values in itertools.product(*grid.values())
+    ]
     places = [_place(params, grid) for params in settings]
-    strength = [sum(PATH_PARAMS[name] * x for name, x in zip(names, place, strict=True)) for place in places]
+    strength = [
+        sum(PATH_PARAMS[name] * x for name, x in zip(names, place, strict=True)) for place in places
+    ]
     left = sorted(range(len(settings)), key=lambda i: (-strength[i], places[i]))
     out = [Point(0, settings[left[0]], None)]
     nearest = {i: (math.dist(places[i], places[left[0]]), 0) for i in left[1:]}

@@ -67,7 +67,9 @@ class Costs(NamedTuple):
 
 def takes_newton(solver: Any, features: int, norm: float) -> bool:
     """Whether PPDSparse takes Newton's way on such rows, see `xcray.solvers.newton.suits`."""
-    return bool(solver.loss == "squared_hinge" and features <= FEW and solver.C * norm >= LONG * solver.tau)
+    return bool(
+        solver.loss == "squared_hinge" and features <= FEW and solver.C * norm >= LONG * solver.tau
+    )
 
 
 def newton_bytes(rows: int, features: int) -> int:
@@ -77,7 +79,11 @@ def newton_bytes(rows: int, features: int) -> int:
 
 def costs(solver: Any, data: Numbers, counts: Float64) -> Costs:
     """What labels cost whose rows are `counts` (K,), at least one each."""
-    return newton(data, counts) if takes_newton(solver, data.features, data.norm) else descent(solver, data, counts)
+    return (
+        newton(data, counts)
+        if takes_newton(solver, data.features, data.norm)
+        else descent(solver, data, counts)
+    )
 
 
 def descent(solver: Any, data: Numbers, counts: Float64) -> Costs:
@@ -93,7 +99,9 @@ def descent(solver: Any, data: Numbers, counts: Float64) -> Costs:
     rounds = (SAMPLE * N + PRICED * met) * (sweeps / ROUND + 1.0)
     seconds = LABEL + rounds + WALKED * walked + sweeps * active * (VISIT + entry * r)
     most = KEPT * data.features
-    weights = most * -np.expm1(-WEIGHTS * r**OF_ROW * n**OF_ROWS * (0.01 / solver.eps) ** 0.3 / most)
+    weights = most * -np.expm1(
+        -WEIGHTS * r**OF_ROW * n**OF_ROWS * (0.01 / solver.eps) ** 0.3 / most
+    )
     if solver.lam == 0.0 and not (solver.prune or solver.prune_keep or solver.prune_loss):
         weights = met  # every feature of an active row has a weight
     return Costs(seconds, weights, active, 0)
@@ -103,6 +111,11 @@ def newton(data: Numbers, counts: Float64) -> Costs:
     """Newton steps on the primal; the Hessian that classes begin from is made once, and shared among them."""
     N, D, Z, r, R = data.rows, data.features, data.entries, data.entries / data.rows, NEWTON_ROUNDS
     pairs = PAIR * N * r * r / 2.0 * (1.0 + 1.0 / len(counts))
-    seconds = LABEL + (2.5 * PASS * Z + 8.0 * SAMPLE * N) * (R + 1) + pairs + CELL * MODEL_SWEEPS * R * (D + 1) ** 2
+    seconds = (
+        LABEL
+        + (2.5 * PASS * Z + 8.0 * SAMPLE * N) * (R + 1)
+        + pairs
+        + CELL * MODEL_SWEEPS * R * (D + 1) ** 2
+    )
     every = np.ones(len(counts))
     return Costs(every * seconds, every * D, np.zeros(len(counts)), newton_bytes(N, D))

@@ -14,7 +14,8 @@ def check_some(n_labels: int, missing: Int32, max_seconds: float | None) -> None
     """Refuse to publish a model of nothing. Raises Refused when all `n_labels` labels are missing."""
     if len(missing) == n_labels and max_seconds is not None:
         raise Refused(
-            f"no label was done in {max_seconds:g} s; allow more time (max_seconds), the same run directory goes on", code="NO_TIME"
+            f"no label was done in {max_seconds:g} s; allow more time (max_seconds), the same run directory goes on",
+            code="NO_TIME",
         )
 
 

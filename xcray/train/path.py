@@ -20,7 +20,13 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, ParameterError, Stopped
 from xcray.execution.pool import StopFlag
 from xcray.execution.progress import Progress
-from xcray.files import discard_directory, publish_directory, staging_directory, write_json, write_table
+from xcray.files import (
+    discard_directory,
+    publish_directory,
+    staging_directory,
+    write_json,
+    write_table,
+)
 from xcray.solvers import make_solver
 from xcray.train.grid import Point, checked_grid, key_of, plan
 from xcray.train.points import Bench, hold_out
@@ -51,8 +57,13 @@ class PathSpec:
         """Check everything that can be checked without the data."""
         object.__setattr__(self, "grid", checked_grid(self.grid))
         if twice := sorted(set(self.grid) & set(self.train.params)):
-            raise ParameterError(f"{twice[0]} is in the grid and among the fixed parameters; give it once")
-        solvers = [make_solver(self.train.solver, {**self.train.params, **point.params}) for point in plan(self.grid)]
+            raise ParameterError(
+                f"{twice[0]} is in the grid and among the fixed parameters; give it once"
+            )
+        solvers = [
+            make_solver(self.train.solver, {**self.train.params, **point.params})
+            for point in plan(self.grid)
+        ]
         if any(solver.family != "scatter" for solver in solvers):
             raise ParameterError(
                 f"there is no path for {self.train.solver}: train it once for each value (`xcray train -p lam=...`), or search "
@@ -63,9 +74,17 @@ class PathSpec:
             raise ParameterError(
                 f"select is {self.select[:80]!r}; it must be one of {', '.join(FAMILIES)} with @k, for example P@1"
             )
-        if isinstance(self.holdout, bool) or not isinstance(self.holdout, int | float) or not 0.0 < self.holdout < 1.0:
-            raise ParameterError(f"holdout is {str(self.holdout)[:80]!r}; it must be a share of the rows between 0 and 1, as 0.2")
-        object.__setattr__(self, "train", dataclasses.replace(self.train, ks=(*self.train.ks, int(k))))
+        if (
+            isinstance(self.holdout, bool)
+            or not isinstance(self.holdout, int | float)
+            or not 0.0 < self.holdout < 1.0
+        ):
+            raise ParameterError(
+                f"holdout is {str(self.holdout)[:80]!r}; it must be a share of the rows between 0 and 1, as 0.2"
+            )
+        object.__setattr__(
+            self, "train", dataclasses.replace(self.train, ks=(*self.train.ks, int(k)))
+        )
 
 
 class PathResult(NamedTuple):
@@ -94,7 +113,9 @@ def train_path(
     `xcray.train.train`. Raises what `train` raises, and ParameterError when no row is left on one side of the split.
     """
     if Path(out).exists():
-        raise Conflict(f"{Path(out).name} exists already; choose another path for the results, or remove it first")
+        raise Conflict(
+            f"{Path(out).name} exists already; choose another path for the results, or remove it first"
+        )
     return _Path(spec, Path(run_dir), progress, stop or StopFlag(), job).run(Path(out))
 
 
@@ -113,8 +134,19 @@ class _Path:
         """Points, choice, final model."""
         points = plan(self.spec.grid)
         self._tell(points, 0, 0, 0)
-        held = hold_out(Dataset.open(self.spec.train.dataset), self.spec.holdout, self.spec.seed, self.run_dir / "held")
-        bench = Bench(self.spec.train, held, self.run_dir / ("points" if self.spec.warm else "cold"), self.stop, self.job)
+        held = hold_out(
+            Dataset.open(self.spec.train.dataset),
+            self.spec.holdout,
+            self.spec.seed,
+            self.run_dir / "held",
+        )
+        bench = Bench(
+            self.spec.train,
+            held,
+            self.run_dir / ("points" if self.spec.warm else "cold"),
+            self.stop,
+            self.job,
+        )
         results = []
         for point in points:
             start = points[point.start] if self.spec.warm and point.start is not None else None
@@ -149,7 +181,9 @@ class _Path:
                 job=self.job,
                 notes={"path": account},
             )
-            write_json(staged / "path.json", {**account, "model": model.sha256, "test": model.measures})
+            write_json(
+                staged / "path.json", {**account, "model": model.sha256, "test": model.measures}
+            )
             write_table(staged / "path.arrow", path_table(results))
             publish_directory(staged, out)
         finally:
@@ -159,21 +193,42 @@ class _Path:
     def _tell(self, points: list[Point], number: int, n_labels: int, done: int) -> None:
         """Report progress over all points. Raises Stopped when a stop was asked for."""
         if self.stop.is_set():
-            raise Stopped("stopped on request; finished points and batches are kept, the next run does the rest")
+            raise Stopped(
+                "stopped on request; finished points and batches are kept, the next run does the rest"
+            )
         note = f"point {number + 1} of {len(points)}: {points[number].said}"
-        seconds, at, total = time.monotonic() - self.began, number * n_labels + done, len(points) * n_labels
-        self.progress(Progress("POINTS", at, total, seconds, at / seconds if seconds else 0.0, None, note))
+        seconds, at, total = (
+            time.monotonic() - self.began,
+            number * n_labels + done,
+            len(points) * n_labels,
+        )
+        self.progress(
+            Progress("POINTS", at, total, seconds, at / seconds if seconds else 0.0, None, note)
+        )
 
 
 def choose(results: list[dict[str, Any]], select: str) -> int:
     """The number of the best point by a measure; equal ones: the sparser; equal again: the earlier."""
-    return min(range(len(results)), key=lambda i: (-results[i]["measures"][select], results[i]["nnz"], i))
+    return min(
+        range(len(results)), key=lambda i: (-results[i]["measures"][select], results[i]["nnz"], i)
+    )
 
 
 def path_table(results: list[dict[str, Any]]) -> pa.Table:
     """The points as a table: a column for each parameter, measure and figure."""
     rows = []
     for result in results:
-        figures = {name: value for name, value in result.items() if name not in ("params", "measures", "start")}
-        rows.append({**result["params"], **result["measures"], **figures, "warm": result["start"] is not None})
+        figures = {
+            name: value
+            for name, value in result.items()
+            if name not in ("params", "measures", "start")
+        }
+        rows.append(
+            {
+                **result["params"],
+                **result["measures"],
+                **figures,
+                "warm": result["start"] is not None,
+            }
+        )
     return pa.Table.from_pylist(rows)

@@ -45,19 +45,29 @@ def hold_out(data: Dataset, share: float, seed: int, path: Path) -> Dataset:
     if path.exists():
         held = Dataset.open(path)
         if held.manifest["source"] != account:
-            raise Conflict("the run directory holds another path (other data, holdout or seed); choose a new one")
+            raise Conflict(
+                "the run directory holds another path (other data, holdout or seed); choose a new one"
+            )
         return held
     split = HashSplit(share, seed)
-    with DatasetWriter(path, name="held", n_features=data.n_features, n_labels=data.n_labels) as writer:
+    with DatasetWriter(
+        path, name="held", n_features=data.n_features, n_labels=data.n_labels
+    ) as writer:
         for start in range(0, data.train.n_rows, CHUNK):
             stop = min(start + CHUNK, data.train.n_rows)
             for part, X, Y in split_rows(*data.train.take(start, stop), split.mask(start, stop)):
                 writer.add(part, X, Y)
         if not (writer.rows("train") and writer.rows("test")):
-            rows = f"{writer.rows('train')} rows to learn from and {writer.rows('test')} to measure on"
+            rows = (
+                f"{writer.rows('train')} rows to learn from and {writer.rows('test')} to measure on"
+            )
             raise ParameterError(f"holdout={share:g} leaves {rows}; choose another share")
         weights = data.train.weights
-        kept = None if weights is None else frozen(weights[~split.mask(0, data.train.n_rows)], np.float32)
+        kept = (
+            None
+            if weights is None
+            else frozen(weights[~split.mask(0, data.train.n_rows)], np.float32)
+        )
         return writer.finish(source=account, label_names=data.label_names, weights=kept)
 
 
@@ -68,13 +78,21 @@ class Bench:
     by its test part; folder: keeps the points. Starting from another point works on the pools of this process.
     """
 
-    def __init__(self, spec: TrainSpec, held: Dataset, folder: Path, stop: StopFlag, job: str = "local") -> None:
-        self.spec, self.held, self.folder, self.stop, self.job = spec, held, folder, stop, job
+    def __init__(
+        self, spec: TrainSpec, held: Dataset, folder: Path, stop: StopFlag, job: str = "local"
+    ) -> None:
+        self.spec = spec
+        self.held = held
+        self.folder = folder
+        self.stop = stop
+        self.job = job
         self.rows = Rows(held.train.X, held.train.XT, held.train.YT, held.train.weights)
         self.workers = 1 if make_solver(spec.solver, spec.params).joint else workers_of(spec)
         self.local: Local | None = None
 
-    def result(self, point: Point, start: Point | None, tick: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+    def result(
+        self, point: Point, start: Point | None, tick: Callable[[int], None] = lambda _: None
+    ) -> dict[str, Any]:
         """What a point gave: params, measures, nnz, certified and so on. One that was finished before is not solved again.
 
         start: a finished point to start from. tick: told how many labels are done; what it raises ends the work.
@@ -84,7 +102,10 @@ class Bench:
             write_json(folder / "result.json", self._solved(folder, point, start, tick))
         for part in folder.glob("part-*.arrow"):
             part.unlink()  # measured: only its duals are still of use
-        return {**read_json(folder / "result.json"), "params": point.params}  # in the order of the grid
+        return {
+            **read_json(folder / "result.json"),
+            "params": point.params,
+        }  # in the order of the grid
 
     def forget(self, points: Sequence[Point], done: int) -> None:
         """Remove the duals of points up to number `done` that no later point starts from."""
@@ -93,14 +114,29 @@ class Bench:
             if point.number not in wanted:
                 discard_directory(self.folder / point.key / "duals")
 
-    def _solved(self, folder: Path, point: Point, start: Point | None, tick: Callable[[int], None]) -> dict[str, Any]:
+    def _solved(
+        self, folder: Path, point: Point, start: Point | None, tick: Callable[[int], None]
+    ) -> dict[str, Any]:
         """Solve and measure one point."""
         spec = replace(self.spec, params={**self.spec.params, **point.params})
         solver, n_labels = make_solver(spec.solver, spec.params), self.held.n_labels
-        about = {"solver": spec.solver, "revision": solver.revision, "params": solver.as_dict(), "dataset": self.held.content_hash}
+        about = {
+            "solver": spec.solver,
+            "revision": solver.revision,
+            "params": solver.as_dict(),
+            "dataset": self.held.content_hash,
+        }
         parts = Parts(folder, about, n_labels=n_labels, n_features=self.held.n_features)
-        duals = Duals(folder / "duals", about, self.held) if spec.pool != "ray" and starts_warm(solver) else None
-        origin = None if start is None or duals is None else read_duals(self.folder / start.key / "duals")
+        duals = (
+            Duals(folder / "duals", about, self.held)
+            if spec.pool != "ray" and starts_warm(solver)
+            else None
+        )
+        origin = (
+            None
+            if start is None or duals is None
+            else read_duals(self.folder / start.key / "duals")
+        )
         factor = 1.0 if start is None else rescale(start.params, point.params)
 
         def commit(result: Result) -> None:
@@ -115,7 +151,10 @@ class Bench:
                     solver,
                     self.rows.terms(solver),
                     missing,
-                    self._pool(spec, solver if duals is None else cast("Solver", Warm(solver, origin, factor))),
+                    self._pool(
+                        spec,
+                        solver if duals is None else cast("Solver", Warm(solver, origin, factor)),
+                    ),
                     workers=self.workers,
                     commit=commit,
                     stop=self.stop,
@@ -130,7 +169,13 @@ class Bench:
     def _pool(self, spec: TrainSpec, solver: Solver) -> Pool:
         """The pool that the spec asks for; the problem is loaded once for all points on pools of this process."""
         if spec.pool == "ray":
-            return ray_pool(replace(spec, dataset=str(self.held.path)), solver, self.held, self.workers, self.job)
+            return ray_pool(
+                replace(spec, dataset=str(self.held.path)),
+                solver,
+                self.held,
+                self.workers,
+                self.job,
+            )
         if self.local is None:
             self.local = solver.load(*self.rows)
         return local_pool(spec.pool, solver, self.local, self.workers)
@@ -143,7 +188,9 @@ class Bench:
             block = parts.merge(staging.weights, budget=budget)
             top = staging.index(block.bias).query(held.X, max(ks), threads=self.workers).top
             told = figures(block, solver.eps)
-        measures = evaluate(top, held.Y, ks=ks, label_counts=self.held.label_counts, n_train=self.held.train.n_rows)
+        measures = evaluate(
+            top, held.Y, ks=ks, label_counts=self.held.label_counts, n_train=self.held.train.n_rows
+        )
         spread = balance(read_streams(folder), self.workers)
         return {
             "measures": measures,
@@ -161,7 +208,9 @@ class Duals:
 
     def __init__(self, folder: Path, about: dict[str, Any], held: Dataset) -> None:
         """folder: where they are kept; about: what point they are of; held: its data set."""
-        self._parts = Parts(folder, {**about, "of": "duals"}, n_labels=held.n_labels, n_features=held.train.n_rows)
+        self._parts = Parts(
+            folder, {**about, "of": "duals"}, n_labels=held.n_labels, n_features=held.train.n_rows
+        )
         self._folder = folder
 
     def commit(self, block: Block) -> None:
@@ -169,7 +218,12 @@ class Duals:
         if block.duals is None:
             raise ValueError("the solver was asked for duals and gave none")
         self._parts.commit(
-            Block(block.labels, block.duals, frozen(np.zeros(len(block.labels)), np.float64), untrained(block.labels))
+            Block(
+                block.labels,
+                block.duals,
+                frozen(np.zeros(len(block.labels)), np.float64),
+                untrained(block.labels),
+            )
         )
 
     def merge(self, spec: TrainSpec) -> None:
@@ -197,13 +251,17 @@ class Warm:
     """
 
     def __init__(self, solver: Any, origin: CSR | None, factor: float = 1.0) -> None:
-        self._solver, self._origin, self._factor = solver, origin, np.float32(factor)
+        self._solver = solver
+        self._origin = origin
+        self._factor = np.float32(factor)
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the solver's."""
         return getattr(self._solver, name)
 
-    def solve(self, local: Local, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Block:
+    def solve(
+        self, local: Local, labels: Int32, stopped: Callable[[], bool] = lambda: False
+    ) -> Block:
         """As the solver's, but warm."""
         start = None if self._origin is None else take_rows(self._origin, frozen(labels, np.int64))
         if start is not None:

@@ -41,7 +41,10 @@ INDEXED: Final = {
     False: 15.0,
 }  # bytes of a weight by label and in the lists of the search, by whether the lists are wide
 WIDE: Final = 1 << 16  # labels from which on lists are wide, see docs/search.md
-PART_LABEL, MODEL_LABEL = 230, 260  # bytes of a label on disk beside its weights: bias, record, names, offsets
+PART_LABEL, MODEL_LABEL = (
+    230,
+    260,
+)  # bytes of a label on disk beside its weights: bias, record, names, offsets
 WEIGHTS_A_ROOT: Final = 30.0  # weights of a label for each square root of its positives' entries; 18 to 44 on eight sets of text
 PUBLISHED: Final = 150e6  # bytes of a model merged, checked, hashed and turned in a second
 PROBED: Final = 48  # labels a probe solves
@@ -79,7 +82,11 @@ class Estimate(NamedTuple):
     @property
     def memory(self) -> int:
         """Anonymous bytes on this machine in all, but for what this process holds already."""
-        return self.driver + (self.workers * (self.worker + self.process) + self.ray if self.place != "elsewhere" else 0)
+        return self.driver + (
+            self.workers * (self.worker + self.process) + self.ray
+            if self.place != "elsewhere"
+            else 0
+        )
 
     @property
     def disk(self) -> int:
@@ -133,12 +140,18 @@ class Shape(NamedTuple):
         """What solving `labels` (n,) takes at a first guess, or as it is known."""
         if self.known is not None:
             return Work(labels, self.known.seconds[labels], self.known.weights[labels])
-        return Work(labels, np.asarray(self.terms[labels] @ solver.cost_rates), WEIGHTS_A_ROOT * np.sqrt(self.of_labels[labels]))
+        return Work(
+            labels,
+            np.asarray(self.terms[labels] @ solver.cost_rates),
+            WEIGHTS_A_ROOT * np.sqrt(self.of_labels[labels]),
+        )
 
     @property
     def most(self) -> float:
         """Entries of the rows that one label works on, at most."""
-        return 3.0 * float(self.of_labels.max(initial=0.0)) if self.known is None else self.known.most
+        return (
+            3.0 * float(self.of_labels.max(initial=0.0)) if self.known is None else self.known.most
+        )
 
 
 class Paces(NamedTuple):
@@ -151,7 +164,11 @@ class Paces(NamedTuple):
 
 def limits_of(spec: TrainSpec) -> dict[str, int]:
     """Bytes that this process may still take, by what limits it: see `memory.available`, and `memory_limit` of the spec."""
-    own = {} if spec.memory_limit is None else {"memory_limit": max(0, parse_bytes(spec.memory_limit) - (anonymous() or 0))}
+    own = (
+        {}
+        if spec.memory_limit is None
+        else {"memory_limit": max(0, parse_bytes(spec.memory_limit) - (anonymous() or 0))}
+    )
     return {**available(), **own}
 
 
@@ -186,15 +203,21 @@ def estimate(
     terms = solver.cost_terms(train.X, train.XT, train.YT) if terms is None else terms
     judged = memory(dataset) if spec.calibrate else 0
     more = newton_of(solver, train)
-    shape = Shape(*sizes_of(train), entries_of_labels(train), terms, mapped(dataset), judged, more=more)
+    shape = Shape(
+        *sizes_of(train), entries_of_labels(train), terms, mapped(dataset), judged, more=more
+    )
     work = shape.work(solver, labels)
     foreseen = float(work.seconds.sum())
     seconds = (min(2.0, foreseen / 50) if foreseen > WORTH else 0.0) if probe is None else probe
-    paces = run_probe(solver, train, work, seconds) if seconds > 0.0 and not solver.joint else Paces()
+    paces = (
+        run_probe(solver, train, work, seconds) if seconds > 0.0 and not solver.joint else Paces()
+    )
     return reckoned(spec, shape, solver, labels, workers, paces)
 
 
-def reckoned(spec: TrainSpec, shape: Shape, solver: Solver, labels: Int32, workers: int, paces: Paces) -> Estimate:
+def reckoned(
+    spec: TrainSpec, shape: Shape, solver: Solver, labels: Int32, workers: int, paces: Paces
+) -> Estimate:
     """What it takes to train `labels` (n,) of data of a shape as `spec` says, and to publish all K: the formula itself."""
     work, K, place = shape.work(solver, labels), shape.labels, place_of(spec)
     every = shape.work(solver, frozen(np.arange(K), np.int32)).weights
@@ -204,7 +227,11 @@ def reckoned(spec: TrainSpec, shape: Shape, solver: Solver, labels: Int32, worke
     sizes = (shape.rows, shape.features, shape.labels, shape.entries)
     worker, reserved = scratch_bytes(solver, sizes, shape.most, weights)
     model = model_bytes(weights, K, shape.features)
-    pieces = max(min(ENTRY * weights, merge_budget(spec, weights, shape.left)), IN_FLIGHT * workers, shape.judged)
+    pieces = max(
+        min(ENTRY * weights, merge_budget(spec, weights, shape.left)),
+        IN_FLIGHT * workers,
+        shape.judged,
+    )
     alone = float(work.seconds.max(initial=0.0)) * paces.slower
     return Estimate(
         driver=LABEL * K + 24 * shape.features + pieces + (RAY_DRIVER if place != "here" else 0),
@@ -231,7 +258,9 @@ def check(found: Estimate, limits: Mapping[str, int], run_dir: Path, out: Path) 
     """
     for name, left in limits.items():
         wanted = found.memory + found.mapped * (name == "RLIMIT_AS")
-        wanted += found.workers * found.reserved * (name.startswith("RLIMIT") and found.place == "here")
+        wanted += (
+            found.workers * found.reserved * (name.startswith("RLIMIT") and found.place == "here")
+        )
         if wanted > left:
             raise Refused(
                 f"the training needs about {human(wanted)} of memory ({found.workers} workers of {human(found.worker)}, "
@@ -241,12 +270,18 @@ def check(found: Estimate, limits: Mapping[str, int], run_dir: Path, out: Path) 
                 needed=wanted,
                 available=left,
             )
-    check_disk(found.checkpoints + found.parts, found.model, run_dir, out, f"for {found.weights:,} weights")
+    check_disk(
+        found.checkpoints + found.parts, found.model, run_dir, out, f"for {found.weights:,} weights"
+    )
 
 
 def check_disk(parts: int, model: int, run_dir: Path, out: Path, why: str) -> None:
     """Raise Refused, with the figures, unless the disks have room for `parts` bytes in `run_dir` and `model` bytes in `out`."""
-    wanted = {run_dir: parts, out: model} if _device(run_dir) != _device(out) else {run_dir: parts + model}
+    wanted = (
+        {run_dir: parts, out: model}
+        if _device(run_dir) != _device(out)
+        else {run_dir: parts + model}
+    )
     for folder, size in wanted.items():
         free = free_bytes(folder)
         if size > free:
@@ -263,7 +298,11 @@ def compare(found: Estimate, happened: Mapping[str, float]) -> dict[str, Any]:
     """Estimate beside what happened, name by name: estimated, actual, and actual over estimated; JSON."""
     told = found.as_dict()
     return {
-        name: {"estimated": told[name], "actual": value, "ratio": round(value / told[name], 3) if told[name] else None}
+        name: {
+            "estimated": told[name],
+            "actual": value,
+            "ratio": round(value / told[name], 3) if told[name] else None,
+        }
         for name, value in happened.items()
     }
 
@@ -282,7 +321,9 @@ def sizes_of(train: Split) -> tuple[int, int, int, int]:
 
 def worker_bytes(solver: Solver, train: Split, weights: int) -> tuple[int, int]:
     """See `scratch_bytes`, for a part of a data set."""
-    own, reserved = scratch_bytes(solver, sizes_of(train), 3.0 * float(entries_of_labels(train).max(initial=0.0)), weights)
+    own, reserved = scratch_bytes(
+        solver, sizes_of(train), 3.0 * float(entries_of_labels(train).max(initial=0.0)), weights
+    )
     return own + newton_of(solver, train), reserved
 
 
@@ -298,11 +339,19 @@ def norm_of(train: Split) -> float:
 
 def newton_of(solver: Any, train: Split) -> int:
     """Bytes that Newton's way takes at a worker, where the solver takes it."""
-    few = train.X.n_cols <= FEW and hasattr(solver, "terms_by")  # rows of many features need no look at their values
-    return newton_bytes(train.n_rows, train.X.n_cols) if few and takes_newton(solver, train.X.n_cols, norm_of(train)) else 0
+    few = train.X.n_cols <= FEW and hasattr(
+        solver, "terms_by"
+    )  # rows of many features need no look at their values
+    return (
+        newton_bytes(train.n_rows, train.X.n_cols)
+        if few and takes_newton(solver, train.X.n_cols, norm_of(train))
+        else 0
+    )
 
 
-def scratch_bytes(solver: Solver, sizes: tuple[int, int, int, int], most: float, weights: int) -> tuple[int, int]:
+def scratch_bytes(
+    solver: Solver, sizes: tuple[int, int, int, int], most: float, weights: int
+) -> tuple[int, int]:
     """(bytes a worker works in, bytes it reserves and may leave empty).
 
     sizes: N, D, K and the entries of X; most: entries of the rows that one label works on; weights: of the model. Measured, not
@@ -312,7 +361,10 @@ def scratch_bytes(solver: Solver, sizes: tuple[int, int, int, int], most: float,
     """
     base = np.full(4, PROBE_SIZE)
     first = _local_bytes(solver, *base)
-    steps = [(_local_bytes(solver, *(base * np.where(np.arange(4) == i, 2, 1))) - first) / PROBE_SIZE for i in range(4)]
+    steps = [
+        (_local_bytes(solver, *(base * np.where(np.arange(4) == i, 2, 1))) - first) / PROBE_SIZE
+        for i in range(4)
+    ]
     fixed = max(0.0, first - float(base @ np.array(steps)))
     linear = np.array(steps) * np.array(sizes, np.float64)
     filled = steps[3] * min(float(sizes[3]), most)
@@ -326,20 +378,31 @@ def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> Paces
     Labels too dear for `seconds` are left out; labels that turn out slower than foreseen end the probe. Its blocks are dropped.
     """
     order = np.argsort(work.seconds, kind="stable")
-    within = order[(np.cumsum(work.seconds[order] * PROBED / max(len(order), 1)) <= seconds) & (work.weights[order] > 0)]
+    within = order[
+        (np.cumsum(work.seconds[order] * PROBED / max(len(order), 1)) <= seconds)
+        & (work.weights[order] > 0)
+    ]
     if not len(within):
         return Paces()
     middles = (np.arange(PROBED) + 0.5) / PROBED * len(within)  # of equally large groups
     chosen = within[np.unique(middles.astype(np.int64))]
-    chosen = np.random.default_rng(0).permutation(chosen)  # so that those solved before the end are as mixed as all
+    chosen = np.random.default_rng(0).permutation(
+        chosen
+    )  # so that those solved before the end are as mixed as all
     local = solver.load(train.X, train.XT, train.YT, train.weights)
     solver.warm_up()
-    solver.solve(local, frozen(work.labels[chosen[:1]], np.int32))  # touches the mapped files, which takes its time once
+    solver.solve(
+        local, frozen(work.labels[chosen[:1]], np.int32)
+    )  # touches the mapped files, which takes its time once
     began, n, nnz, took = time.thread_time(), 0, 0, 0.0  # of this core: others may be at work
     while n < len(chosen) and took <= seconds:
         nnz += solver.solve(local, frozen(work.labels[chosen[n : n + 1]], np.int32)).W.nnz
         n, took = n + 1, time.thread_time() - began
-    return Paces(took / max(float(work.seconds[chosen[:n]].sum()), 1e-9), nnz / float(work.weights[chosen[:n]].sum()), n)
+    return Paces(
+        took / max(float(work.seconds[chosen[:n]].sum()), 1e-9),
+        nnz / float(work.weights[chosen[:n]].sum()),
+        n,
+    )
 
 
 def place_of(spec: TrainSpec) -> str:
@@ -377,12 +440,23 @@ def _local_bytes(solver: Solver, rows: int, features: int, labels: int, entries:
     """What a solver's arrays take for a made-up problem of these sizes, beside the problem's own."""
     indices = np.arange(entries) % features
     X = csr(np.linspace(0, entries, rows + 1).astype(np.int64), indices, np.ones(entries), features)
-    XT = csr(np.linspace(0, entries, features + 1).astype(np.int64), np.arange(entries) % rows, np.ones(entries), rows)
-    YT = pattern(np.linspace(0, PROBE_SIZE, labels + 1).astype(np.int64), np.arange(PROBE_SIZE) % rows, rows)
-    given = {array.__array_interface__["data"][0] for matrix in (X, XT, YT) for array in matrix[:-1]}
+    XT = csr(
+        np.linspace(0, entries, features + 1).astype(np.int64),
+        np.arange(entries) % rows,
+        np.ones(entries),
+        rows,
+    )
+    YT = pattern(
+        np.linspace(0, PROBE_SIZE, labels + 1).astype(np.int64), np.arange(PROBE_SIZE) % rows, rows
+    )
+    given = {
+        array.__array_interface__["data"][0] for matrix in (X, XT, YT) for array in matrix[:-1]
+    }
     local: Local = solver.load(X, XT, YT)
     return sum(
-        array.nbytes for array in {id(a): a for a in _arrays(local)}.values() if array.__array_interface__["data"][0] not in given
+        array.nbytes
+        for array in {id(a): a for a in _arrays(local)}.values()
+        if array.__array_interface__["data"][0] not in given
     )
 
 

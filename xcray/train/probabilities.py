@@ -22,7 +22,9 @@ from xcray.metrics import brier, ece, ece_floor, matches, reliability
 from xcray.model.calibration import Calibration
 from xcray.train.curves import Answers, fit
 
-CANDIDATES: Final = 100  # labels of a row that the curves learn from: deep enough for filtered answers
+CANDIDATES: Final = (
+    100  # labels of a row that the curves learn from: deep enough for filtered answers
+)
 SHARE: Final = 0.5  # of the rows, to fit on
 MOST_ROWS: Final = 50_000  # more rows change nothing, and take memory
 AN_ANSWER: Final = 85  # bytes of memory that a candidate of a row takes while curves are chosen
@@ -69,7 +71,11 @@ def calibrated(
     top = query(take_rows(X, rows), CANDIDATES)
     answers = Answers(top.labels, top.scores, matches(top, take_pattern_rows(Y, rows)))
     curves = fit(answers.of(side), counts, seed)
-    report = {str(k): measured(curves, answers.of(side), answers.of(~side), k) for k in ks if k <= top.labels.shape[1]}
+    report = {
+        str(k): measured(curves, answers.of(side), answers.of(~side), k)
+        for k in ks
+        if k <= top.labels.shape[1]
+    }
     measures = {f"ECE@{k}": found["ece"] for k, found in report.items()}
     own = [counts[curves.bins == b] for b in range(curves.n_bins)]
     return curves, {
@@ -94,7 +100,10 @@ def measured(curves: Calibration, fitted: Answers, others: Answers, k: int) -> d
     """
     answers = others.between(1, k)
     right = answers.right
-    told, plain = curves.of(answers.labels, answers.scores), 0.5 * (1.0 + np.tanh(0.5 * answers.scores))
+    told, plain = (
+        curves.of(answers.labels, answers.scores),
+        0.5 * (1.0 + np.tanh(0.5 * answers.scores)),
+    )
     return {
         "ece": ece(told, right, GROUPS),
         "floor": ece_floor(told, GROUPS),
@@ -109,7 +118,12 @@ def measured(curves: Calibration, fitted: Answers, others: Answers, k: int) -> d
 
 def _groups(told: Float64, right: Any) -> list[list[float]]:
     """A reliability as JSON: a list a group."""
-    return [list(group) for group in zip(*(values.tolist() for values in reliability(told, right, GROUPS)), strict=True)]
+    return [
+        list(group)
+        for group in zip(
+            *(values.tolist() for values in reliability(told, right, GROUPS)), strict=True
+        )
+    ]
 
 
 def sides(X: CSR, trained: CSR | None, seed: int) -> tuple[Int64, int, Any]:
@@ -118,7 +132,9 @@ def sides(X: CSR, trained: CSR | None, seed: int) -> tuple[Int64, int, Any]:
     X: held-out rows, parted by a hash of each row's content and `seed`, so that equal rows are on one side.
     """
     marks = _marks(X, seed)
-    seen = np.isin(marks, _marks(trained, seed)) if trained is not None else np.zeros(len(marks), bool)
+    seen = (
+        np.isin(marks, _marks(trained, seed)) if trained is not None else np.zeros(len(marks), bool)
+    )
     rows = np.flatnonzero(~seen)
     rows = np.sort(rows[np.argsort(_marks(X, seed + 1)[rows], kind="stable")[:MOST_ROWS]])
     return frozen(rows, np.int64), int(seen.sum()), marks[rows] < np.uint64(SHARE * 2**64)

@@ -20,7 +20,11 @@ from xcray.train.run import TrainResult
 
 
 def add_labels(
-    model: str | Path, dataset: str | Path, out: str | Path, labels: Sequence[str] = (), how: Running | None = None
+    model: str | Path,
+    dataset: str | Path,
+    out: str | Path,
+    labels: Sequence[str] = (),
+    how: Running | None = None,
 ) -> TrainResult:
     """Train labels that the data set has and the model has not, and append them.
 
@@ -35,20 +39,34 @@ def add_labels(
         ids = [there.find(name) for name in _distinct(labels)]
         for name, d in zip(labels, ids, strict=True):
             if name in known.ids:
-                raise Conflict(f"the model has label {excerpt(name)!r} already; train it again with `xcray retrain`")
+                raise Conflict(
+                    f"the model has label {excerpt(name)!r} already; train it again with `xcray retrain`"
+                )
             _require_rows(name, int(counts[d]), data)
     else:
-        ids = [d for d, name in enumerate(there.names) if name not in known.ids and counts[d] > 0 and there.ids[name] == d]
+        ids = [
+            d
+            for d, name in enumerate(there.names)
+            if name not in known.ids and counts[d] > 0 and there.ids[name] == d
+        ]
         if not ids:
-            raise InputError(f"data set {data.name} has no label with a training row that the model lacks: there is nothing to add")
+            raise InputError(
+                f"data set {data.name} has no label with a training row that the model lacks: there is nothing to add"
+            )
     names = [there.names[d] for d in ids]
     rows = np.concatenate([np.arange(old.n_labels), np.full(len(ids), -1)])
     trains = np.concatenate([np.full(old.n_labels, -1), np.array(ids, np.int64)])
-    return remake(old, data, out, Change("add", known.names + names, rows, trains, {"labels": names}), how)
+    return remake(
+        old, data, out, Change("add", known.names + names, rows, trains, {"labels": names}), how
+    )
 
 
 def retrain_labels(
-    model: str | Path, dataset: str | Path, out: str | Path, labels: Sequence[str], how: Running | None = None
+    model: str | Path,
+    dataset: str | Path,
+    out: str | Path,
+    labels: Sequence[str],
+    how: Running | None = None,
 ) -> TrainResult:
     """Train labels of the model again, on another (newer) data set; they keep their places.
 
@@ -64,11 +82,17 @@ def retrain_labels(
         k, d = known.find(name), there.find(name)
         _require_rows(name, int(data.label_counts[d]), data)
         rows[k], trains[k] = -1, d
-    return remake(old, data, out, Change("retrain", known.names, rows, trains, {"labels": list(labels)}), how)
+    return remake(
+        old, data, out, Change("retrain", known.names, rows, trains, {"labels": list(labels)}), how
+    )
 
 
 def remove_labels(
-    model: str | Path, out: str | Path, labels: Sequence[str], dataset: str | Path | None = None, how: Running | None = None
+    model: str | Path,
+    out: str | Path,
+    labels: Sequence[str],
+    dataset: str | Path | None = None,
+    how: Running | None = None,
 ) -> TrainResult:
     """Drop labels; the others move up and keep their bytes.
 
@@ -86,10 +110,18 @@ def remove_labels(
     if not len(left):
         raise InputError("no label would be left: a model needs at least one")
     names = [known.names[k] for k in left]
-    return remake(old, data, out, Change("remove", names, left, np.full(len(left), -1), {"labels": list(labels)}), how)
+    return remake(
+        old,
+        data,
+        out,
+        Change("remove", names, left, np.full(len(left), -1), {"labels": list(labels)}),
+        how,
+    )
 
 
-def rename_labels(model: str | Path, out: str | Path, names: Mapping[str, str], how: Running | None = None) -> TrainResult:
+def rename_labels(
+    model: str | Path, out: str | Path, names: Mapping[str, str], how: Running | None = None
+) -> TrainResult:
     """Give labels other names (old name -> new name); all numbers stay, also the measures.
 
     Two labels may swap their names. Raises NotFound for a label that the model lacks, Conflict when two labels would have
@@ -106,16 +138,26 @@ def rename_labels(model: str | Path, out: str | Path, names: Mapping[str, str], 
     times = Counter(new)
     for after in names.values():
         if times[after] > 1:
-            first, second = (excerpt(known.names[k]) for k in [k for k, name in enumerate(new) if name == after][:2])
+            first, second = (
+                excerpt(known.names[k])
+                for k in [k for k, name in enumerate(new) if name == after][:2]
+            )
             raise Conflict(
                 f"{excerpt(after)!r} would name two labels ({first!r} and {second!r}); `xcray labels merge` makes one of them"
             )
-    change = Change("rename", new, np.arange(old.n_labels), np.full(old.n_labels, -1), {"names": dict(names)})
+    change = Change(
+        "rename", new, np.arange(old.n_labels), np.full(old.n_labels, -1), {"names": dict(names)}
+    )
     return remake(old, None, out, change, how)
 
 
 def merge_labels(
-    model: str | Path, dataset: str | Path, out: str | Path, labels: Sequence[str], into: str, how: Running | None = None
+    model: str | Path,
+    dataset: str | Path,
+    out: str | Path,
+    labels: Sequence[str],
+    into: str,
+    how: Running | None = None,
 ) -> TrainResult:
     """Make one label of several: trained on the rows of all of them, it takes the place of the first, the others go.
 
@@ -127,18 +169,24 @@ def merge_labels(
     known, there = _Names(old), _Names(data)
     group = _distinct(labels)
     if len(group) < 2:
-        raise InputError("name at least two labels to merge; `xcray labels rename` gives one another name")
+        raise InputError(
+            "name at least two labels to merge; `xcray labels rename` gives one another name"
+        )
     ids, sources = [known.find(name) for name in group], [there.find(name) for name in group]
     if _name(into) not in group:
         for names in (known, there):
             if into in names.ids:
-                raise Conflict(f"{names.whose} has another label {excerpt(into)!r}; merge it too, or choose another name")
+                raise Conflict(
+                    f"{names.whose} has another label {excerpt(into)!r}; merge it too, or choose another name"
+                )
     _require_rows(into, int(sum(data.label_counts[d] for d in sources)), data)
     rows = np.array([k for k in range(old.n_labels) if k not in ids[1:]], np.int64)
     new = [known.names[k] for k in rows]
     place, trains = int(np.searchsorted(rows, ids[0])), np.full(len(rows), -1)
     new[place], rows[place], trains[place] = into, -1, sources[0]
-    change = Change("merge", new, rows, trains, {"labels": group, "into": into}, {sources[0]: sources[1:]})
+    change = Change(
+        "merge", new, rows, trains, {"labels": group, "into": into}, {sources[0]: sources[1:]}
+    )
     return remake(old, data, out, change, how)
 
 
@@ -155,11 +203,19 @@ class _Names:
     def find(self, name: str) -> int:
         """The number of a label. Raises NotFound, and InputError when several have this name."""
         if name not in self.ids:
-            alike = next((known for known in self.ids if known.casefold() == name.casefold().strip()), None)
-            hint = f"did you mean {excerpt(alike)!r}?" if alike is not None else "the names are in its labels.arrow"
+            alike = next(
+                (known for known in self.ids if known.casefold() == name.casefold().strip()), None
+            )
+            hint = (
+                f"did you mean {excerpt(alike)!r}?"
+                if alike is not None
+                else "the names are in its labels.arrow"
+            )
             raise NotFound(f"{self.whose} has no label {excerpt(name)!r}; {hint}")
         if len(self.ids) < len(self.names) and self.names.count(name) > 1:
-            raise InputError(f"{self.whose} has several labels {excerpt(name)!r}; which one is meant can't be said by name")
+            raise InputError(
+                f"{self.whose} has several labels {excerpt(name)!r}; which one is meant can't be said by name"
+            )
         return self.ids[name]
 
 
@@ -195,4 +251,6 @@ def _name(name: str) -> str:
 def _require_rows(name: str, count: int, data: Dataset) -> None:
     """Refuse to train a label of nothing. Raises InputError."""
     if not count:
-        raise InputError(f"label {excerpt(name)!r} has no training row in data set {data.name}; there is nothing to learn it from")
+        raise InputError(
+            f"label {excerpt(name)!r} has no training row in data set {data.name}; there is nothing to learn it from"
+        )

@@ -27,7 +27,13 @@ from xcray.model.directory import Staging
 from xcray.model.model import Model, write_model
 from xcray.solvers import make_solver
 from xcray.solvers.block import Block
-from xcray.train.compose import compose_bias, compose_classes, compose_weights, missing_classes, overall
+from xcray.train.compose import (
+    compose_bias,
+    compose_classes,
+    compose_weights,
+    missing_classes,
+    overall,
+)
 from xcray.train.preflight import merge_budget, workers_of
 from xcray.train.report import by_frequency, class_table, figures
 from xcray.train.run import TrainResult
@@ -75,24 +81,39 @@ class Change(NamedTuple):
 def check_out(out: str | Path) -> None:
     """Refuse to overwrite. Raises Conflict when there is something at `out`."""
     if Path(out).exists():
-        raise Conflict(f"{Path(out).name} exists already; choose another path for the new model, or remove it first")
+        raise Conflict(
+            f"{Path(out).name} exists already; choose another path for the new model, or remove it first"
+        )
 
 
 def check_features(model: Model, data: Dataset) -> None:
     """Refuse a data set whose features are not the model's. Raises ShapeMismatch that says how to build one."""
-    mend = "build it again from its source with `xcray data build FORMAT INPUT DIR --like MODEL_DIR`"
+    mend = (
+        "build it again from its source with `xcray data build FORMAT INPUT DIR --like MODEL_DIR`"
+    )
     if model.text is not None:
         if data.text is None or data.text.fingerprint != model.text.fingerprint:
-            made = "by another text pipeline than the model's" if data.text is not None else "from no text, the model reads text"
-            raise ShapeMismatch(f"data set {data.name} was made {made}; {mend}", code="OTHER_FEATURES")
+            made = (
+                "by another text pipeline than the model's"
+                if data.text is not None
+                else "from no text, the model reads text"
+            )
+            raise ShapeMismatch(
+                f"data set {data.name} was made {made}; {mend}", code="OTHER_FEATURES"
+            )
     elif data.n_features != model.n_features:
         sizes = f"has {data.n_features} features, the model {model.n_features}"
         raise ShapeMismatch(f"data set {data.name} {sizes}; {mend}", code="OTHER_FEATURES")
     elif not data.feature_names.equals(model.feature_names):
-        raise ShapeMismatch(f"data set {data.name} has features of other names than the model; {mend}", code="OTHER_FEATURES")
+        raise ShapeMismatch(
+            f"data set {data.name} has features of other names than the model; {mend}",
+            code="OTHER_FEATURES",
+        )
 
 
-def remake(old: Model, data: Dataset | None, out: str | Path, change: Change, how: Running | None = None) -> TrainResult:
+def remake(
+    old: Model, data: Dataset | None, out: str | Path, change: Change, how: Running | None = None
+) -> TrainResult:
     """Carry out `change` on `old` and publish the new model at `out` by one rename.
 
     data: what labels are trained on, and what the new model is measured on; None when nothing is trained. Raises InputError
@@ -105,7 +126,10 @@ class _Remaking:
     """One change under way: what its steps share."""
 
     def __init__(self, old: Model, data: Dataset | None, change: Change, how: Running) -> None:
-        self.old, self.data, self.change, self.how = old, data, change, how
+        self.old = old
+        self.data = data
+        self.change = change
+        self.how = how
         self.wanted = frozen(np.unique(change.trains[change.trains >= 0]), np.int32)
         check_local(how.pool)
         settings: dict[str, Any] = {"pool": how.pool, "workers": how.workers, "ks": how.ks}
@@ -114,12 +138,15 @@ class _Remaking:
         self.spec = TrainSpec(str(data.path if data else old.path), **settings)
         self.solver = make_solver(self.spec.solver, self.spec.params)
         self.workers = workers_of(self.spec)
-        self.began, self.seconds = time.monotonic(), dict[str, float]()
+        self.began = time.monotonic()
+        self.seconds = dict[str, float]()
         self.timeline: pa.Table | None = None
         self.told: dict[str, Any] = {}
         if not labels_are_alone(self.solver) and len(self.wanted):
             solver = old.manifest["solver"]
-            raise InputError(f"solver {solver} trains all labels together, so none can be trained alone; train the model anew")
+            raise InputError(
+                f"solver {solver} trains all labels together, so none can be trained alone; train the model anew"
+            )
 
     def run(self, out: Path) -> TrainResult:
         """Train, compose, measure, write."""
@@ -136,8 +163,15 @@ class _Remaking:
 
     def _train(self, data: Dataset, folder: Path) -> Block:
         """A block of all labels of the data set, of which those to train are trained; its weights are mapped from `folder`."""
-        rows = Rows(data.train.X, data.train.XT, with_groups(data.train.YT, self.change.groups), data.train.weights)
-        parts = Parts(folder, self._fingerprint(data), n_labels=data.n_labels, n_features=data.n_features)
+        rows = Rows(
+            data.train.X,
+            data.train.XT,
+            with_groups(data.train.YT, self.change.groups),
+            data.train.weights,
+        )
+        parts = Parts(
+            folder, self._fingerprint(data), n_labels=data.n_labels, n_features=data.n_features
+        )
         labels = frozen(np.intersect1d(self.wanted, parts.missing), np.int32)
         kept = len(self.wanted) - len(labels)
 
@@ -160,8 +194,16 @@ class _Remaking:
 
     def _fingerprint(self, data: Dataset) -> dict[str, Any]:
         """What makes two runs the same run: the same as for a training from scratch, but for groups."""
-        solver = {"solver": self.old.manifest["solver"], "revision": self.solver.revision, "params": self.solver.as_dict()}
-        groups = {"groups": [[first, *others] for first, others in self.change.groups.items()]} if self.change.groups else {}
+        solver = {
+            "solver": self.old.manifest["solver"],
+            "revision": self.solver.revision,
+            "params": self.solver.as_dict(),
+        }
+        groups = (
+            {"groups": [[first, *others] for first, others in self.change.groups.items()]}
+            if self.change.groups
+            else {}
+        )
         return {**solver, "dataset": data.content_hash, "format": 1, **groups}
 
     def _publish(self, out: Path, trained: Block | None) -> TrainResult:
@@ -171,21 +213,35 @@ class _Remaking:
         W, bias = (trained.W, trained.bias) if trained is not None else (old.W, old.b)
         budget = merge_budget(self.spec, old.nnz + (trained.W.nnz if trained is not None else 0))
         with Staging(out, budget, tick=lambda: self._at("MERGING")) as staging:
-            self._timed("MERGING", lambda: compose_weights(staging.weights, old.W, W, rows, budget=budget))
+            self._timed(
+                "MERGING", lambda: compose_weights(staging.weights, old.W, W, rows, budget=budget)
+            )
             index = staging.index(compose_bias(old.b, bias, rows))
             measures = self._timed("EVALUATING", lambda: self._measure(index))
             self._at("PUBLISHING")
             return self._write(staging, index.W, index.b, trained, measures)
 
-    def _write(self, staging: Staging, W: CSR, b: Float32, trained: Block | None, measures: dict[str, float]) -> TrainResult:
+    def _write(
+        self,
+        staging: Staging,
+        W: CSR,
+        b: Float32,
+        trained: Block | None,
+        measures: dict[str, float],
+    ) -> TrainResult:
         """Everything of the model that is not its arrays, and the rename."""
         old, change = self.old, self.change
         fresh = None if trained is None else chosen(trained, self.wanted)
         table = None if fresh is None else class_table(fresh, self.solver.eps, self.timeline)
-        places = np.where(change.trains >= 0, -1 - np.searchsorted(self.wanted, change.trains), change.rows)
+        places = np.where(
+            change.trains >= 0, -1 - np.searchsorted(self.wanted, change.trains), change.rows
+        )
         classes = compose_classes(old.classes, table, places)
         report = {**self._report(fresh), **overall(classes)}
-        settings = {name: old.manifest[name] for name in ("solver", "params", "seed", "dataset_hash", "link")}
+        settings = {
+            name: old.manifest[name]
+            for name in ("solver", "params", "seed", "dataset_hash", "link")
+        }
         if self.data is not None and fresh is not None:
             settings["dataset_hash"] = self.data.content_hash
         model = write_model(
@@ -212,7 +268,10 @@ class _Remaking:
         old = self.old
         if self.change.operation != "rename" or old.calibration is None:
             return None
-        return old.calibration, {**old.calibrated, "measures": {name: old.measures[name] for name in old.calibrated["measured"]}}
+        return old.calibration, {
+            **old.calibrated,
+            "measures": {name: old.measures[name] for name in old.calibrated["measured"]},
+        }
 
     def _measure(self, index: SearchIndex) -> dict[str, float]:
         """Measures on the data set's held-out part; those of the old model when only names change; else none."""
@@ -223,9 +282,17 @@ class _Remaking:
         place, counts = matched(self.change, self.data)
         truth = renumbered(self.data.test.Y, place, len(counts))
         top = index.query(self.data.test.X, max(self.how.ks), threads=self.workers).top
-        self.told |= {"data": {"name": self.data.name, "rows": self.data.train.n_rows, "held_out": self.data.test.n_rows}}
+        self.told |= {
+            "data": {
+                "name": self.data.name,
+                "rows": self.data.train.n_rows,
+                "held_out": self.data.test.n_rows,
+            }
+        }
         self.told["by_frequency"] = by_frequency(top, truth, counts, self.how.ks)
-        found: dict[str, float] = metrics.evaluate(top, truth, ks=self.how.ks, label_counts=counts, n_train=self.data.train.n_rows)
+        found: dict[str, float] = metrics.evaluate(
+            top, truth, ks=self.how.ks, label_counts=counts, n_train=self.data.train.n_rows
+        )
         return found
 
     def _account(self) -> dict[str, Any]:
@@ -245,9 +312,15 @@ class _Remaking:
 
     def _report(self, trained: Block | None) -> dict[str, Any]:
         """Figures people ask for; JSON."""
-        solved: dict[str, Any] = {} if trained is None else {"trained": figures(trained, self.solver.eps)}
+        solved: dict[str, Any] = (
+            {} if trained is None else {"trained": figures(trained, self.solver.eps)}
+        )
         if self.timeline is not None:
-            solved |= {"pool": self.how.pool, "workers": self.workers, **balance(self.timeline, self.workers)}
+            solved |= {
+                "pool": self.how.pool,
+                "workers": self.workers,
+                **balance(self.timeline, self.workers),
+            }
         return {
             "operation": self.change.operation,
             "labels": len(self.change.names),
@@ -261,11 +334,17 @@ class _Remaking:
     def _tell(self, phase: str, done: int) -> None:
         """Report progress. Raises Stopped when a stop was asked for."""
         if self.how.stop.is_set():
-            kept = "finished batches are kept" if self.how.run_dir is not None else "nothing new was written"
+            kept = (
+                "finished batches are kept"
+                if self.how.run_dir is not None
+                else "nothing new was written"
+            )
             raise Stopped(f"stopped on request; the model is as it was, {kept}")
         seconds = time.monotonic() - self.began
         rate = done / seconds if phase == "TRAINING" and seconds > 0.0 else 0.0
-        self.how.progress(Progress(phase, done, len(self.wanted), seconds, rate, None, self.change.operation))
+        self.how.progress(
+            Progress(phase, done, len(self.wanted), seconds, rate, None, self.change.operation)
+        )
 
     def _at(self, phase: str) -> None:
         """Report a phase in which all labels are trained."""
@@ -294,7 +373,12 @@ def with_groups(YT: Pattern, groups: Mapping[int, Sequence[int]]) -> Pattern:
 def chosen(block: Block, labels: Int32) -> Block:
     """Some labels of a block of all labels, with their records; its weights are a copy."""
     rows = frozen(labels, np.int64)
-    return Block(labels, take_rows(block.W, rows), frozen(block.bias[labels], np.float64), block.records[labels])
+    return Block(
+        labels,
+        take_rows(block.W, rows),
+        frozen(block.bias[labels], np.float64),
+        block.records[labels],
+    )
 
 
 def matched(change: Change, data: Dataset) -> tuple[Int64, Int64]:
@@ -317,7 +401,9 @@ def matched(change: Change, data: Dataset) -> tuple[Int64, Int64]:
     if change.groups:
         whole = with_groups(data.train.YT, change.groups)
         for first in change.groups:
-            counts[place[first]] = len(whole.row(first))  # a row with several labels of the group counts once
+            counts[place[first]] = len(
+                whole.row(first)
+            )  # a row with several labels of the group counts once
     return place, counts
 
 

@@ -14,7 +14,18 @@ from xcray.solvers.block import Block
 from xcray.train.timeline import class_costs
 
 COLUMNS: Final = (  # of the class table, those that the solver has
-    *("label", "positives", "rounds", "sweeps", "active", "support", "violating", "nnz", "pruned", "work"),
+    *(
+        "label",
+        "positives",
+        "rounds",
+        "sweeps",
+        "active",
+        "support",
+        "violating",
+        "nnz",
+        "pruned",
+        "work",
+    ),
     *("primal", "dual", "gap", "null", "certified", "seconds", "worker", "bias"),
 )
 
@@ -53,7 +64,9 @@ def _largest(gap: Any, null: Any) -> float:
     return float((gap / np.maximum(null, 1e-300)).max(initial=0.0))
 
 
-def class_table(block: Block, eps: float | None = None, timeline: pa.Table | None = None) -> pa.Table:
+def class_table(
+    block: Block, eps: float | None = None, timeline: pa.Table | None = None
+) -> pa.Table:
     """The per-class report: one row a label, in the order of the block's labels; columns in the order of COLUMNS.
 
     Counts, weights and the certificate as the solver recorded them; certified: whether the gap is at most `eps` times the null
@@ -63,13 +76,22 @@ def class_table(block: Block, eps: float | None = None, timeline: pa.Table | Non
     """
     records, names = block.records, set(block.records.dtype.names or ())
     columns: dict[str, Any] = {"label": block.labels, "bias": block.bias}
-    columns |= {name: np.ascontiguousarray(records[name]) for name in COLUMNS if name in names - set(columns)}
+    columns |= {
+        name: np.ascontiguousarray(records[name])
+        for name in COLUMNS
+        if name in names - set(columns)
+    }
     if "n_active" in names:
         columns["active"] = np.ascontiguousarray(records["n_active"])
     if eps is not None and {"gap", "null", "positives"} <= names:
         columns["certified"] = certified(records, eps)
-    seconds, worker = class_costs(timeline, block.labels, columns.get("work", np.ones(len(block.labels))))
-    columns |= {"seconds": pa.array(seconds, from_pandas=True), "worker": pa.array(worker, pa.string())}
+    seconds, worker = class_costs(
+        timeline, block.labels, columns.get("work", np.ones(len(block.labels)))
+    )
+    columns |= {
+        "seconds": pa.array(seconds, from_pandas=True),
+        "worker": pa.array(worker, pa.string()),
+    }
     return pa.table({name: columns[name] for name in COLUMNS if name in columns})
 
 
@@ -85,9 +107,14 @@ def certified(records: Any, eps: float) -> Any:
     return (solved & (records["gap"] <= eps * records["null"])) | (records["positives"] == 0)
 
 
-def by_frequency(top: TopK, truth: Pattern, counts: Any, ks: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
+def by_frequency(
+    top: TopK, truth: Pattern, counts: Any, ks: Sequence[int]
+) -> dict[str, list[dict[str, Any]]]:
     """Tenths of the labels by training frequency, on held-out rows: see `xcray.metrics.by_frequency`.
 
     "labels": tenths of equally many labels; "positives": tenths of about equally many training positives.
     """
-    return {equal: metrics.by_frequency(top, truth, counts, ks=ks, equal=equal) for equal in ("labels", "positives")}
+    return {
+        equal: metrics.by_frequency(top, truth, counts, ks=ks, equal=equal)
+        for equal in ("labels", "positives")
+    }

@@ -19,7 +19,13 @@ from xcray.execution.checkpoints import read_arrays, write_arrays
 from xcray.execution.rounds import TeamRounds
 from xcray.execution.team import THING_LOST, Answer, Reply, Team
 from xcray.execution.timeline import DONE, Span, Timeline
-from xcray.files import discard_directory, publish_directory, read_json, staging_directory, write_json
+from xcray.files import (
+    discard_directory,
+    publish_directory,
+    read_json,
+    staging_directory,
+    write_json,
+)
 from xcray.kernels.sparse import take_pattern_rows
 from xcray.metrics import chosen, f1, precision_at_k
 from xcray.schedule.messages import Task
@@ -62,7 +68,8 @@ class RoundsWork:
                 raise Corrupt("another data set is there")
         except XcrayError as error:
             raise Unavailable(
-                f"{worker} does not see the data set ({error.message}): put it on a file system that all nodes share", code="UNSEEN"
+                f"{worker} does not see the data set ({error.message}): put it on a file system that all nodes share",
+                code="UNSEEN",
             ) from error
         shares = (1, 0) if solver.replicated else (self.workers, number)
         return solver.local(*shards_of(data, solver, *shares), stopped)
@@ -79,7 +86,9 @@ class Going(Together):
         self._history: list[dict[str, Any]] = []
         self._began = self._before = 0.0  # when this attempt did; seconds of those before
         self._reason = ""  # why no more rounds are wanted
-        self._limit = next(int(getattr(at.solver, name)) for name in LIMITS if hasattr(at.solver, name))
+        self._limit = next(
+            int(getattr(at.solver, name)) for name in LIMITS if hasattr(at.solver, name)
+        )
 
     def settled(self) -> dict[str, Any]:
         """Nothing: any number of workers goes on where others were."""
@@ -87,7 +96,9 @@ class Going(Together):
 
     def foreseen(self, missing: Int32, probe: float | None = None) -> Estimate:
         """See `xcray.train.needs`."""
-        return going(self._at.spec, sizes_of(self._at.dataset, self._solver), self._solver, self.workers)
+        return going(
+            self._at.spec, sizes_of(self._at.dataset, self._solver), self._solver, self.workers
+        )
 
     def solve(self, desk: Desk) -> None:
         """Rounds from the weights kept last, or from 0; then all weights in parts."""
@@ -97,9 +108,15 @@ class Going(Together):
         desk.parts.clear()
         at, kept = self._at, Kept(self.folder)
         work = RoundsWork(
-            at.spec.solver, at.solver.as_dict(), str(at.dataset.path.resolve()), at.dataset.content_hash, self.workers
+            at.spec.solver,
+            at.solver.as_dict(),
+            str(at.dataset.path.resolve()),
+            at.dataset.content_hash,
+            self.workers,
         )
-        team = team_of(at.spec, work, self.workers, at.job, STORED * 8 * self._n_features * at.dataset.n_labels)
+        team = team_of(
+            at.spec, work, self.workers, at.job, STORED * 8 * self._n_features * at.dataset.n_labels
+        )
         self._began = time.monotonic()
         try:
             team.open()
@@ -124,7 +141,11 @@ class Going(Together):
     def figures(self, block: Block, measures: Mapping[str, float]) -> dict[str, Any]:
         """See `outcome`; and how large the gradient was at the end."""
         found = read_json(self.folder / ENDED)
-        return {**outcome(found, block, measures), "gradient": found["gradient"], "workers_lost": found["lost"]}
+        return {
+            **outcome(found, block, measures),
+            "gradient": found["gradient"],
+            "workers_lost": found["lost"],
+        }
 
     def _trained(self, rounds: TeamRounds, desk: Desk, kept: Kept) -> Trained:
         """All rounds; where a node is lost with what its workers made, from what was kept again."""
@@ -137,7 +158,12 @@ class Going(Together):
                 return self._heard(told._replace(number=base + told.number), parts, desk, kept)
 
             try:
-                return cast("Trained", self._solver.train(rounds, self._n_features, self._at.dataset.n_labels, heard, start))
+                return cast(
+                    "Trained",
+                    self._solver.train(
+                        rounds, self._n_features, self._at.dataset.n_labels, heard, start
+                    ),
+                )
             except Unavailable as error:
                 if error.code != THING_LOST or lost == LOSSES:
                     raise
@@ -148,13 +174,27 @@ class Going(Together):
         """D', with the constant feature."""
         return int(self._at.dataset.n_features) + bool(self._solver.bias)
 
-    def _heard(self, told: Round, parts: Callable[[], Iterator[Part]], desk: Desk, kept: Kept) -> bool:
+    def _heard(
+        self, told: Round, parts: Callable[[], Iterator[Part]], desk: Desk, kept: Kept
+    ) -> bool:
         """A round is done: note it, report it, keep the weights when it is time; whether that is enough."""
         seconds = self._before + time.monotonic() - self._began
-        entry = {"epoch": told.number, "seconds": round(seconds, 3), "objective": told.objective, "gradient": told.gradient}
+        entry = {
+            "epoch": told.number,
+            "seconds": round(seconds, 3),
+            "objective": told.objective,
+            "gradient": told.gradient,
+        }
         self._history.append({**entry, **self._watched(told.watched)})
         rate = told.number / max(seconds, 1e-9)
-        tell(desk, told.number, self._limit, rate, (self._limit - told.number) / rate, self._history[-1])
+        tell(
+            desk,
+            told.number,
+            self._limit,
+            rate,
+            (self._limit - told.number) / rate,
+            self._history[-1],
+        )
         left = desk.seconds_left()
         if left is not None and left <= 0.0:
             self._reason = f"the time of {self._at.spec.max_seconds:g} s was up"
@@ -171,13 +211,20 @@ class Going(Together):
             return {}
         truth: Pattern = take_pattern_rows(test.Y, frozen(watched.rows, np.int64))
         top = TopK(frozen(watched.labels, np.int32), frozen(watched.scores, np.float64))
-        precision = {f"P@{k}": precision_at_k(top, truth, k) for k in sorted({1, watched.labels.shape[1]})}
+        precision = {
+            f"P@{k}": precision_at_k(top, truth, k) for k in sorted({1, watched.labels.shape[1]})
+        }
         return {"held_out": watched.loss, **precision, **f1(chosen(top, truth.n_cols, k=1), truth)}
 
     def _write_end(self, reason: str, lost: int) -> None:
         """Note how the training ended: before its parts, so that they are never without."""
         last = self._history[-1]
-        told = {"epochs": last["epoch"], "objective": last["objective"], "gradient": last["gradient"], "reason": reason}
+        told = {
+            "epochs": last["epoch"],
+            "objective": last["objective"],
+            "gradient": last["gradient"],
+            "reason": reason,
+        }
         write_json(self.folder / ENDED, {**told, "history": self._history, "lost": lost})
 
 
@@ -185,7 +232,8 @@ class Heard:
     """A team whose answers are noted in a timeline, too."""
 
     def __init__(self, team: Team, record: Callable[[Span], None]) -> None:
-        self._team, self._record = team, record
+        self._team = team
+        self._record = record
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the team's."""
@@ -196,7 +244,15 @@ class Heard:
         replies = self._team.wait(seconds)
         for reply in replies:
             if isinstance(reply, Answer):
-                self._record(Span(reply.worker, Task(reply.ticket, (), 0.0), reply.started, reply.seconds, DONE))
+                self._record(
+                    Span(
+                        reply.worker,
+                        Task(reply.ticket, (), 0.0),
+                        reply.started,
+                        reply.seconds,
+                        DONE,
+                    )
+                )
         return replies
 
 
@@ -207,14 +263,17 @@ class Kept:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".round-*.part"):
             discard_directory(left)
-        self._folder, self._last = folder, time.monotonic()
+        self._folder = folder
+        self._last = time.monotonic()
 
     @property
     def due(self) -> bool:
         """Whether it is time."""
         return time.monotonic() - self._last >= KEEP_SECONDS
 
-    def save(self, history: list[dict[str, Any]], seconds: float, parts: Callable[[], Iterator[Part]]) -> None:
+    def save(
+        self, history: list[dict[str, Any]], seconds: float, parts: Callable[[], Iterator[Part]]
+    ) -> None:
         """Keep the weights after the last round of `history`, after `seconds` of training."""
         target = self._folder / f"round-{len(history):06d}"
         staged, files = staging_directory(target), []
@@ -237,7 +296,10 @@ class Kept:
         for path in self._paths():
             try:
                 note = read_json(path / NOTE)
-                files = [(f"weights-{number:05d}.arrow", each["sha256"]) for number, each in enumerate(note["files"])]
+                files = [
+                    (f"weights-{number:05d}.arrow", each["sha256"])
+                    for number, each in enumerate(note["files"])
+                ]
                 arrays = [read_arrays(path / name, digest)["W"] for name, digest in files]
             except XcrayError:
                 discard_directory(path)
@@ -262,12 +324,25 @@ def shards_of(data: Dataset, solver: Any, shares: int, number: int) -> tuple[Sha
 
     def shard(part: Split) -> Shard:
         rows, weights = shard_rows(part.n_rows, shares, SEED, number), part.weights
-        return shard_of(part.X, part.Y, rows, total=total_weight(part.Y, weights), weights=weights, bias=solver.bias)
+        return shard_of(
+            part.X,
+            part.Y,
+            rows,
+            total=total_weight(part.Y, weights),
+            weights=weights,
+            bias=solver.bias,
+        )
 
     return shard(train), None if test is None or not test.Y.nnz else shard(test)
 
 
-def columns(ends: Sequence[tuple[int, int]], arrays: Sequence[Float64], lo: int, hi: int) -> Float64:
+def columns(
+    ends: Sequence[tuple[int, int]], arrays: Sequence[Float64], lo: int, hi: int
+) -> Float64:
     """Labels lo .. hi-1 of weights of which `arrays` hold labels a .. b-1 each, by `ends`: (D', hi-lo)."""
-    held = [W[:, max(lo - a, 0) : hi - a] for (a, b), W in zip(ends, arrays, strict=True) if a < hi and b > lo]
+    held = [
+        W[:, max(lo - a, 0) : hi - a]
+        for (a, b), W in zip(ends, arrays, strict=True)
+        if a < hi and b > lo
+    ]
     return np.concatenate(held, axis=1)

@@ -65,7 +65,9 @@ def train(
     Refused (it can't fit in memory or on disk, or no label was done in time), Unavailable (no Ray, workers lost), Stopped.
     """
     if Path(out).exists():  # before the work, not after it
-        raise Conflict(f"{Path(out).name} exists already; choose another path for the model, or remove it first")
+        raise Conflict(
+            f"{Path(out).name} exists already; choose another path for the model, or remove it first"
+        )
     run = _Run(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
     run.notes = dict(notes or {})
     run.prepare(Path(out))
@@ -76,20 +78,40 @@ def train(
 class _Run:
     """One training under way: what its steps share."""
 
-    def __init__(self, spec: TrainSpec, run_dir: Path, progress: Callable[[Progress], None], stop: StopFlag, job: str) -> None:
-        self.spec, self.run_dir, self.progress, self.stop = spec, run_dir, progress, stop
+    def __init__(
+        self,
+        spec: TrainSpec,
+        run_dir: Path,
+        progress: Callable[[Progress], None],
+        stop: StopFlag,
+        job: str,
+    ) -> None:
+        self.spec = spec
+        self.run_dir = run_dir
+        self.progress = progress
+        self.stop = stop
         self.started = time.monotonic()
         self.seconds: dict[str, float] = {}
         self.tell("LOADING", 0, 0)
         self.dataset = Dataset.open(spec.dataset)
         self.solver = make_solver(spec.solver, spec.params)
-        self.seed: int | None = getattr(self.solver, "seed", None)  # solvers that draw nothing have none
+        self.seed: int | None = getattr(
+            self.solver, "seed", None
+        )  # solvers that draw nothing have none
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
-            raise InputError("the training part has no row with a label; check the label column of the source", code="NO_POSITIVES")
+            raise InputError(
+                "the training part has no row with a label; check the label column of the source",
+                code="NO_POSITIVES",
+            )
         self.way = way_of(Setting(spec, self.dataset, self.solver, run_dir, job))
         self.vitals = Vitals(self.way.workers, self.dataset.train.n_rows)
-        self.parts = Parts(run_dir, self._fingerprint(), n_labels=self.dataset.n_labels, n_features=self.dataset.n_features)
+        self.parts = Parts(
+            run_dir,
+            self._fingerprint(),
+            n_labels=self.dataset.n_labels,
+            n_features=self.dataset.n_features,
+        )
         self.by_frequency: dict[str, list[dict[str, Any]]] = {}
         self.notes: dict[str, Any] = {}
         self.calibration: tuple[Calibration, dict[str, Any]] | None = None
@@ -106,18 +128,34 @@ class _Run:
         """Solve the labels that no part holds."""
         self.seconds["LOADING"] = time.monotonic() - self.started
         began = time.monotonic()
-        self.way.solve(Desk(self.parts, self.stop, self._tick, self._seconds_left, self.watch.follow, self.vitals))
+        self.way.solve(
+            Desk(
+                self.parts,
+                self.stop,
+                self._tick,
+                self._seconds_left,
+                self.watch.follow,
+                self.vitals,
+            )
+        )
         self.seconds["TRAINING"] = time.monotonic() - began
         check_some(self.dataset.n_labels, self.parts.missing, self.spec.max_seconds)
 
     def publish(self, out: Path) -> TrainResult:
         """Merge the parts, measure the model on the held-out part, and publish its directory; no step holds all weights."""
         budget = merge_budget(self.spec, int(self.parts.lengths.sum()))
-        with Staging(out, budget, tick=lambda: self._at("MERGING"), note=self.run_dir / "staged") as staging:
+        with Staging(
+            out, budget, tick=lambda: self._at("MERGING"), note=self.run_dir / "staged"
+        ) as staging:
             self._at("MERGING")
             began = time.monotonic()
-            allowed = {"allow_missing": self.spec.max_seconds is not None, "positives": self.dataset.label_counts}
-            block = self.parts.merge(staging.weights, budget=budget, tick=lambda: self._at("MERGING"), **allowed)
+            allowed = {
+                "allow_missing": self.spec.max_seconds is not None,
+                "positives": self.dataset.label_counts,
+            }
+            block = self.parts.merge(
+                staging.weights, budget=budget, tick=lambda: self._at("MERGING"), **allowed
+            )
             index = staging.index(block.bias)
             self.seconds["MERGING"] = time.monotonic() - began
             measures = self._measure(index)
@@ -126,7 +164,9 @@ class _Run:
             self._at("PUBLISHING")
             return self._write(staging, block._replace(W=index.W), index.b, measures)
 
-    def _write(self, staging: Staging, block: Block, b: Float32, measures: dict[str, float]) -> TrainResult:
+    def _write(
+        self, staging: Staging, block: Block, b: Float32, measures: dict[str, float]
+    ) -> TrainResult:
         """Everything of the model that is not its arrays, and the rename."""
         timeline = read_streams(self.run_dir)
         report = self._report(block, staging.path, balance(timeline, self.way.workers), measures)
@@ -165,9 +205,23 @@ class _Run:
     ) -> None:
         """Report progress. Raises Stopped when a stop was asked for: between phases, finished batches are all on disk."""
         if self.stop.is_set():
-            raise Stopped("stopped on request; finished batches are kept, the next run does the rest")
+            raise Stopped(
+                "stopped on request; finished batches are kept, the next run does the rest"
+            )
         vitals = self.vitals.told() if phase == "TRAINING" else NONE
-        self.progress(Progress(phase, done, total, time.monotonic() - self.started, rate, eta, note, figures, vitals))
+        self.progress(
+            Progress(
+                phase,
+                done,
+                total,
+                time.monotonic() - self.started,
+                rate,
+                eta,
+                note,
+                figures,
+                vitals,
+            )
+        )
 
     def _at(self, phase: str) -> None:
         """Report a phase in which all classes are solved, or all that there was time for."""
@@ -187,7 +241,11 @@ class _Run:
 
     def _fingerprint(self) -> dict[str, Any]:
         """What makes two runs the same run."""
-        solver = {"solver": self.spec.solver, "revision": self.solver.revision, "params": self.solver.as_dict()}
+        solver = {
+            "solver": self.spec.solver,
+            "revision": self.solver.revision,
+            "params": self.solver.as_dict(),
+        }
         return {**solver, "dataset": self.dataset.content_hash, "format": 1, **self.way.settled()}
 
     def _measure(self, index: SearchIndex) -> dict[str, float]:
@@ -200,7 +258,9 @@ class _Run:
         top = index.query(test.X, max(self.spec.ks), threads=cores()).top
         n_train = self.dataset.train.n_rows
         self.by_frequency = by_frequency(top, test.Y, self.dataset.label_counts, self.spec.ks)
-        measures: dict[str, float] = evaluate(top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train)
+        measures: dict[str, float] = evaluate(
+            top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train
+        )
         self.seconds["EVALUATING"] = time.monotonic() - began
         return measures
 
@@ -214,13 +274,20 @@ class _Run:
 
         how: dict[str, Any] = {"seed": self.seed or 0, "ks": self.spec.ks}
         try:
-            curves, facts = calibrated(query, test.X, test.Y, self.dataset.label_counts, self.dataset.train.X, **how)
-            self.calibration = curves, {**facts, "dataset_hash": self.dataset.content_hash, "part": "test"}
+            curves, facts = calibrated(
+                query, test.X, test.Y, self.dataset.label_counts, self.dataset.train.X, **how
+            )
+            self.calibration = (
+                curves,
+                {**facts, "dataset_hash": self.dataset.content_hash, "part": "test"},
+            )
         except InputError as error:
             self.notes["not_calibrated"] = error.message
         self.seconds["CALIBRATING"] = time.monotonic() - began
 
-    def _report(self, block: Block, staged: Path, spread: dict[str, Any], measures: dict[str, float]) -> dict[str, Any]:
+    def _report(
+        self, block: Block, staged: Path, spread: dict[str, Any], measures: dict[str, float]
+    ) -> dict[str, Any]:
         """Figures people ask for after a training; JSON. spread: how the work was spread over workers."""
         test = self.dataset.test
         happened = {
@@ -230,7 +297,11 @@ class _Run:
             "seconds": round(self.seconds["TRAINING"] + self.seconds["MERGING"], 3),
         }
         return {
-            "data": {"name": self.dataset.name, "rows": self.dataset.train.n_rows, "held_out": test.n_rows if test else 0},
+            "data": {
+                "name": self.dataset.name,
+                "rows": self.dataset.train.n_rows,
+                "held_out": test.n_rows if test else 0,
+            },
             "pool": self.spec.pool,
             "workers": self.way.workers,
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},

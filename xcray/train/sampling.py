@@ -20,11 +20,25 @@ from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Split
 
 STRATA: Final = 16
-BATCH_SECONDS, BATCH = 0.01, 64  # cheap labels are drawn so many at a time: a call of its own would cost more than the label
+BATCH_SECONDS, BATCH = (
+    0.01,
+    64,
+)  # cheap labels are drawn so many at a time: a call of its own would cost more than the label
 NOISE: Final = 0.1  # by what share seconds differ that a machine takes for the same, others being at work or not
 SKEWED: Final = 1.5  # the upper bound is so much farther: who draws too few dear labels finds too small a variance too
 UNSEEN: Final = 0.4  # standard deviation of the logarithm of a ratio, at least, for strata that nothing was drawn from
-T90: Final = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81)  # Student's t for 5 % on each side, 1 to 10 degrees
+T90: Final = (
+    6.31,
+    2.92,
+    2.35,
+    2.13,
+    2.02,
+    1.94,
+    1.89,
+    1.86,
+    1.83,
+    1.81,
+)  # Student's t for 5 % on each side, 1 to 10 degrees
 NORMAL90: Final = 1.645
 
 
@@ -74,7 +88,11 @@ def strata(costs: Float64, n: int = STRATA) -> list[Int32]:
     """
     order = np.argsort(costs, kind="stable").astype(np.int32)
     roots = np.cumsum(np.sqrt(np.maximum(costs[order], 1e-12)))
-    group = np.minimum((roots / roots[-1] * n - 1e-9).astype(np.int64), n - 1) if len(order) else np.empty(0, np.int64)
+    group = (
+        np.minimum((roots / roots[-1] * n - 1e-9).astype(np.int64), n - 1)
+        if len(order)
+        else np.empty(0, np.int64)
+    )
     return [order[group == h] for h in np.unique(group)]
 
 
@@ -95,7 +113,10 @@ def draw(
     groups = strata(costs)
     left = [rng.permutation(group) for group in groups]
     sums = [float(costs[group].sum()) for group in groups]
-    size = [int(np.clip(BATCH_SECONDS * len(g) / max(s, 1e-12), 1, BATCH)) for g, s in zip(groups, sums, strict=True)]
+    size = [
+        int(np.clip(BATCH_SECONDS * len(g) / max(s, 1e-12), 1, BATCH))
+        for g, s in zip(groups, sums, strict=True)
+    ]
     found = Sample(tuple(map(len, groups)), tuple(sums), [])
     began, pace, first = now(), 1.0, True
     while any(len(each) for each in left):
@@ -140,15 +161,21 @@ def total(sample: Sample, which: int = 0, floor: float = 0.0) -> Range:
 def _mean(draws: Sequence[Draw], which: int) -> tuple[float, float]:
     """Amount and cost foreseen of a label, in the mean."""
     many = sum(each.many for each in draws)
-    return sum(each.amounts[which] for each in draws) / many, sum(each.foreseen for each in draws) / many
+    return sum(each.amounts[which] for each in draws) / many, sum(
+        each.foreseen for each in draws
+    ) / many
 
 
-def _variance(sample: Sample, per: Sequence[Sequence[Draw]], seen: Sequence[int], ratio: float, which: int) -> tuple[float, int]:
+def _variance(
+    sample: Sample, per: Sequence[Sequence[Draw]], seen: Sequence[int], ratio: float, which: int
+) -> tuple[float, int]:
     """Variance of the total by the residuals, and the degrees of freedom it is known with: a quarter of the draws, for the dear
     strata count most. A few draws of a skewed amount tell too small a variance, and one tells none: a stratum has at least that
     of all residuals, in proportion to its costs."""
     variance, degrees = 0.0, 0
-    every = [(d.amounts[which] - ratio * d.foreseen) / max(d.foreseen, 1e-300) for d in sample.draws]
+    every = [
+        (d.amounts[which] - ratio * d.foreseen) / max(d.foreseen, 1e-300) for d in sample.draws
+    ]
     pooled = float(np.mean(np.square(every)))  # of a residual, as a share of the cost
     for h in seen:
         draws, n = per[h], len(per[h])
@@ -169,7 +196,9 @@ def stretched(weights: Float64, total: float, most: float) -> Float64:
     low, high = 0.0, 1e9
     for _ in range(100):
         factor = math.sqrt(max(low, 1e-9) * high)
-        low, high = (low, factor) if np.minimum(factor * weights, most).sum() > total else (factor, high)
+        low, high = (
+            (low, factor) if np.minimum(factor * weights, most).sum() > total else (factor, high)
+        )
     out: Float64 = np.minimum(factor * weights, most)
     return out
 
@@ -184,7 +213,9 @@ def solve_some(solver: Any, train: Split, costs: Float64, seconds: float, seed: 
     solver.warm_up()
     alive = np.flatnonzero(np.diff(train.YT.indptr) > 0).astype(np.int32)
     cheap = alive[np.argsort(costs[alive], kind="stable")[0]]
-    solver.solve(local, frozen([cheap], np.int32))  # touches the mapped files, which takes its time once
+    solver.solve(
+        local, frozen([cheap], np.int32)
+    )  # touches the mapped files, which takes its time once
 
     def take(places: Int32) -> tuple[float, ...]:
         began = time.thread_time()

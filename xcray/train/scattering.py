@@ -20,7 +20,14 @@ from xcray.execution.timeline import Span, Timeline
 from xcray.schedule.placement import A_CPU, Need
 from xcray.solvers.block import Block, joined
 from xcray.solvers.solver import Solver, keep_in
-from xcray.train.preflight import PROCESS, Estimate, entries_of_labels, estimate, worker_bytes, workers_of
+from xcray.train.preflight import (
+    PROCESS,
+    Estimate,
+    entries_of_labels,
+    estimate,
+    worker_bytes,
+    workers_of,
+)
 from xcray.train.report import class_table, figures, largest_gap
 from xcray.train.solving import Rows, local_pool, solve_labels
 from xcray.train.spec import TrainSpec
@@ -33,7 +40,8 @@ class Scattering:
     link = "identity"
 
     def __init__(self, at: Setting) -> None:
-        self._at, self._solver = at, at.solver
+        self._at = at
+        self._solver = at.solver
         train = at.dataset.train
         self._rows = Rows(train.X, train.XT, train.YT, train.weights)
         self._terms = self._rows.terms(at.solver)
@@ -46,7 +54,15 @@ class Scattering:
     def foreseen(self, missing: Int32, probe: float | None = None) -> Estimate:
         """See `estimate`."""
         at = self._at
-        return estimate(at.spec, at.dataset, self._solver, missing, workers=self.workers, probe=probe, terms=self._terms)
+        return estimate(
+            at.spec,
+            at.dataset,
+            self._solver,
+            missing,
+            workers=self.workers,
+            probe=probe,
+            terms=self._terms,
+        )
 
     def shares(self) -> Float64:
         """By the entries of X in each label's rows."""
@@ -70,7 +86,9 @@ class Scattering:
             elapsed = time.monotonic() - began
             eta = elapsed * (1.0 - share) / share if share > 0.0 else None
             rate = done / elapsed if elapsed > 0.0 else 0.0
-            desk.tell(kept + done, n_labels, rate, eta, desk.vitals.note(f"{kept} kept" if kept else ""))
+            desk.tell(
+                kept + done, n_labels, rate, eta, desk.vitals.note(f"{kept} kept" if kept else "")
+            )
 
         pool, seconds = self._pool(), desk.seconds_left()
         desk.watch(pool.footprints)
@@ -115,13 +133,22 @@ class Scattering:
         """The pool the spec asks for."""
         at = self._at
         if at.spec.pool == "ray":
-            return ray_pool(at.spec, self._solver, at.dataset, self.workers, at.job, keep=at.run_dir)
+            return ray_pool(
+                at.spec, self._solver, at.dataset, self.workers, at.job, keep=at.run_dir
+            )
         local = self._solver.load(*self._rows)
         keep_in(local, at.run_dir)
         return local_pool(at.spec.pool, self._solver, local, self.workers)
 
 
-def ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, job: str, keep: Path | None = None) -> Pool:
+def ray_pool(
+    spec: TrainSpec,
+    solver: Solver,
+    dataset: Dataset,
+    workers: int,
+    job: str,
+    keep: Path | None = None,
+) -> Pool:
     """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own; keep: see `RayPool`."""
     try:
         from xcray.execution.ray_pool import MOST, RayPool, session, thrift_on
@@ -134,4 +161,12 @@ def ray_pool(spec: TrainSpec, solver: Solver, dataset: Dataset, workers: int, jo
     if thrift is not None:
         need = Need(memory=PROCESS + worker_bytes(solver, dataset.train, 0)[0])
         workers = workers if spec.workers or solver.joint else MOST
-    return RayPool(work, workers, session(spec.ray_address, workers), job, lambda: shared_arrays(dataset), need=need, thrift=thrift)
+    return RayPool(
+        work,
+        workers,
+        session(spec.ray_address, workers),
+        job,
+        lambda: shared_arrays(dataset),
+        need=need,
+        thrift=thrift,
+    )

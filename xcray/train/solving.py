@@ -38,12 +38,18 @@ def labels_are_alone(solver: Solver) -> bool:
 def check_local(pool: str) -> None:
     """Raise ParameterError for a pool that is not of this process."""
     if pool not in LOCAL_POOLS:
-        raise ParameterError(f"pool must be one of {', '.join(LOCAL_POOLS)} here, not {str(pool)[:80]!r}")
+        raise ParameterError(
+            f"pool must be one of {', '.join(LOCAL_POOLS)} here, not {str(pool)[:80]!r}"
+        )
 
 
 def local_pool(pool: str, solver: Solver, local: Local, workers: int) -> Pool:
     """The pool of this process called `pool`. One task that holds all labels gets a thread, so that a stop is heard meanwhile."""
-    return SerialPool(solver, local) if pool == "serial" and not solver.joint else ThreadPool(solver, local, workers)
+    return (
+        SerialPool(solver, local)
+        if pool == "serial" and not solver.joint
+        else ThreadPool(solver, local, workers)
+    )
 
 
 def solve_labels(
@@ -69,9 +75,23 @@ def solve_labels(
     if not len(labels):
         return
     worth = None if values is None else values[labels]
-    schedule = Scatter(labels, terms[labels], solver.cost_rates, values=worth, workers=workers, joint=solver.joint)
+    schedule = Scatter(
+        labels, terms[labels], solver.cost_rates, values=worth, workers=workers, joint=solver.joint
+    )
 
     def told() -> None:
-        tick(schedule.done_labels, schedule.done_cost / schedule.total_cost if schedule.total_cost else 1.0)
+        tick(
+            schedule.done_labels,
+            schedule.done_cost / schedule.total_cost if schedule.total_cost else 1.0,
+        )
 
-    drive(schedule, pool, commit=commit, stop=stop, tick=told, record=record, seconds=seconds, sync=sync)
+    drive(
+        schedule,
+        pool,
+        commit=commit,
+        stop=stop,
+        tick=told,
+        record=record,
+        seconds=seconds,
+        sync=sync,
+    )

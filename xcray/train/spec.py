@@ -48,15 +48,21 @@ class TrainSpec:
         check_name(self.name, "model name")
         make_solver(self.solver, self.params)
         if self.pool not in POOLS:
-            raise ParameterError(f"pool must be one of {', '.join(POOLS)}, not {str(self.pool)[:80]!r}")
+            raise ParameterError(
+                f"pool must be one of {', '.join(POOLS)}, not {str(self.pool)[:80]!r}"
+            )
         if type(self.workers) is not int or not 0 <= self.workers <= 4096:
-            raise ParameterError(f"workers must be a whole number from 0 (one per core) to 4096, not {str(self.workers)[:80]!r}")
+            raise ParameterError(
+                f"workers must be a whole number from 0 (one per core) to 4096, not {str(self.workers)[:80]!r}"
+            )
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit)
         if self.max_seconds is not None:
             check_seconds(self.max_seconds)
         if type(self.calibrate) is not bool:
-            raise ParameterError(f"calibrate must be true or false, not {str(self.calibrate)[:80]!r}")
+            raise ParameterError(
+                f"calibrate must be true or false, not {str(self.calibrate)[:80]!r}"
+            )
         object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
         if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
             raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")
@@ -66,12 +72,18 @@ class TrainSpec:
         """A spec from plain JSON. Raises ParameterError for unknown keys, missing `dataset` and bad values."""
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
-            raise ParameterError(f"unknown key {unknown[0][:80]!r} in the training spec; there are: {', '.join(sorted(known))}")
+            raise ParameterError(
+                f"unknown key {unknown[0][:80]!r} in the training spec; there are: {', '.join(sorted(known))}"
+            )
         if not isinstance(values.get("dataset"), str):
-            raise ParameterError("the training spec needs `dataset`, the path of a data set directory")
+            raise ParameterError(
+                "the training spec needs `dataset`, the path of a data set directory"
+            )
         ks, params = values.get("ks", (1, 3, 5)), values.get("params", {})
         if not isinstance(ks, (list, tuple)) or not isinstance(params, Mapping):
-            raise ParameterError("the training spec has a value of the wrong type: ks is a list, params an object")
+            raise ParameterError(
+                "the training spec has a value of the wrong type: ks is a list, params an object"
+            )
         return cls(**{**values, "ks": tuple(ks), "params": dict(params)})
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,4 +100,6 @@ def check_seconds(seconds: Any) -> None:
     """Raise ParameterError unless it is a number of seconds above 0."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not (number and math.isfinite(seconds) and seconds > 0):
-        raise ParameterError(f"max_seconds must be a number above 0, or left out, not {str(seconds)[:80]!r}")
+        raise ParameterError(
+            f"max_seconds must be a number above 0, or left out, not {str(seconds)[:80]!r}"
+        )

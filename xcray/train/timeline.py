@@ -42,7 +42,11 @@ COLUMNS: Final = {
     "outcome": pa.string(),
     "node": pa.string(),
 }
-FORMER: Final = {"attempt_of_run": 1, "outcome": DONE, "node": ""}  # what older timelines did not say
+FORMER: Final = {
+    "attempt_of_run": 1,
+    "outcome": DONE,
+    "node": "",
+}  # what older timelines did not say
 LANES: Final = 4096  # workers of a document, at most
 PAUSE: Final = 0.005  # of the whole time: batches further apart than this are not drawn as one
 
@@ -51,7 +55,9 @@ def read_timeline(folder: Path) -> pa.Table:
     """The timeline of a model directory, or of a run directory so far; columns as above. Raises NotFound, Corrupt."""
     table = read_table(folder / TIMELINE) if (folder / TIMELINE).is_file() else read_streams(folder)
     if not table.num_rows:
-        raise NotFound(f"there is no timeline in {folder.name}: a training writes it as its batches end")
+        raise NotFound(
+            f"there is no timeline in {folder.name}: a training writes it as its batches end"
+        )
     return plain(table)
 
 
@@ -60,7 +66,11 @@ def plain(table: pa.Table) -> pa.Table:
     columns = {}
     for name, kind in COLUMNS.items():
         given = name in table.column_names
-        columns[name] = table.column(name).cast(kind) if given else pa.repeat(pa.scalar(FORMER[name], kind), table.num_rows)
+        columns[name] = (
+            table.column(name).cast(kind)
+            if given
+            else pa.repeat(pa.scalar(FORMER[name], kind), table.num_rows)
+        )
     return pa.table(columns)
 
 
@@ -97,16 +107,22 @@ def document(table: pa.Table, limit: int = 5000) -> dict[str, Any]:
 def note_of(found: Mapping[str, Any]) -> str:
     """A line of figures for people, of a timeline's `document`."""
     attempts = f", {len(found['attempts'])} attempts" if len(found["attempts"]) > 1 else ""
-    wasted = sum(each.get(name, 0) for each in found["workers"] for name in ("lost", "duplicate", "stopped"))
+    wasted = sum(
+        each.get(name, 0) for each in found["workers"] for name in ("lost", "duplicate", "stopped")
+    )
     useless = f", {wasted:,} without use" if wasted else ""
-    classes = f", {found['classes']:,} classes" if found["classes"] else ""  # visits of blocks that go round finish none
+    classes = (
+        f", {found['classes']:,} classes" if found["classes"] else ""
+    )  # visits of blocks that go round finish none
     return (
         f"{found['batches_total']:,} batches{useless}{classes}{attempts}; {found['workers_total']:,} workers, "
         f"{found['makespan']:,.1f} s, busy {100 * found['busy_share']:.1f} %"
     )
 
 
-def class_costs(table: pa.Table | None, classes: Any, work: Any) -> tuple[Float64, list[str | None]]:
+def class_costs(
+    table: pa.Table | None, classes: Any, work: Any
+) -> tuple[Float64, list[str | None]]:
     """Seconds (n,) float64 and worker of each of `classes` (n,); NaN and None where the timeline does not say.
 
     table: a run's timeline, with `labels`; a class that was done twice has the later facts. A batch's seconds are shared out
@@ -118,9 +134,15 @@ def class_costs(table: pa.Table | None, classes: Any, work: Any) -> tuple[Float6
         return seconds, [None] * n
     done = table.filter(pc.equal(plain(table).column("outcome"), DONE))
     lists = done.column("labels").combine_chunks()
-    batch, place = np.repeat(np.arange(done.num_rows), pc.list_value_length(lists).to_numpy()), _places(classes, lists.flatten())
+    batch, place = (
+        np.repeat(np.arange(done.num_rows), pc.list_value_length(lists).to_numpy()),
+        _places(classes, lists.flatten()),
+    )
     batch, place = batch[place >= 0], place[place >= 0]
-    sums, sizes = np.bincount(batch, work[place], done.num_rows), np.bincount(batch, minlength=done.num_rows)
+    sums, sizes = (
+        np.bincount(batch, work[place], done.num_rows),
+        np.bincount(batch, minlength=done.num_rows),
+    )
     share = np.divide(work[place], sums[batch], out=1.0 / sizes[batch], where=sums[batch] > 0.0)
     seconds[place] = done.column("seconds").to_numpy()[batch] * share
     owner[place] = batch
@@ -144,7 +166,15 @@ def _attempts(columns: dict[str, Any]) -> list[dict[str, Any]]:
         first = float(columns["started"][own].min())
         span = float((columns["started"] + columns["seconds"])[own].max()) - first
         workers = len(set(columns["worker"][own]))
-        out.append({"attempt_of_run": int(number), "begins": begins, "first": first, "span": span, "workers": workers})
+        out.append(
+            {
+                "attempt_of_run": int(number),
+                "begins": begins,
+                "first": first,
+                "span": span,
+                "workers": workers,
+            }
+        )
         begins += span
     return out
 
@@ -154,8 +184,13 @@ def _workers(columns: dict[str, Any], spans: dict[int, float]) -> list[dict[str,
     names, lane = np.unique(columns["worker"].astype(str), return_inverse=True)
     busy = np.bincount(lane, columns["seconds"], len(names))
     batches = np.bincount(lane, minlength=len(names))
-    counts = {outcome: np.bincount(lane[columns["outcome"] == outcome], minlength=len(names)) for outcome in _other(columns)}
-    classes = np.bincount(lane, np.where(columns["outcome"] == DONE, columns["classes"], 0), len(names))
+    counts = {
+        outcome: np.bincount(lane[columns["outcome"] == outcome], minlength=len(names))
+        for outcome in _other(columns)
+    }
+    classes = np.bincount(
+        lane, np.where(columns["outcome"] == DONE, columns["classes"], 0), len(names)
+    )
     nodes = dict(zip(columns["worker"].tolist(), columns["node"].tolist(), strict=True))
     there = np.zeros(len(names))
     for number, span in spans.items():
@@ -181,8 +216,13 @@ def _entries(columns: dict[str, Any], limit: int) -> list[dict[str, Any]]:
         return []
     sums = {name: np.add.reduceat(rows[name], heads) for name in ("classes", "cost", "seconds")}
     ended = np.maximum.reduceat(rows["started"] + rows["seconds"], heads)
-    attempt, batches = np.maximum.reduceat(rows["attempt"], heads), np.diff(np.append(heads, len(rows["attempt"])))
-    kept = np.argsort(-sums["seconds"], kind="stable")[:limit]  # more lanes than entries: those that worked most
+    attempt, batches = (
+        np.maximum.reduceat(rows["attempt"], heads),
+        np.diff(np.append(heads, len(rows["attempt"]))),
+    )
+    kept = np.argsort(-sums["seconds"], kind="stable")[
+        :limit
+    ]  # more lanes than entries: those that worked most
     out = [
         {
             "attempt_of_run": int(rows["attempt_of_run"][heads[i]]),
@@ -199,7 +239,9 @@ def _entries(columns: dict[str, Any], limit: int) -> list[dict[str, Any]]:
         }
         for i in kept
     ]
-    return sorted(out, key=lambda entry: (entry["attempt_of_run"], entry["started"], entry["worker"]))
+    return sorted(
+        out, key=lambda entry: (entry["attempt_of_run"], entry["started"], entry["worker"])
+    )
 
 
 def _heads(columns: dict[str, Any], limit: int) -> tuple[dict[str, Any], Any]:
@@ -214,7 +256,11 @@ def _heads(columns: dict[str, Any], limit: int) -> tuple[dict[str, Any], Any]:
     for by in ((columns["started"], who), (columns["started"], outcome, who)):
         order = np.lexsort(by)
         waited = columns["started"][order][1:] - ends[order][:-1] > pause
-        breaks = (np.diff(who[order]) != 0) | (np.diff(outcome[order]) != 0) | (waited if len(by) == 2 else False)
+        breaks = (
+            (np.diff(who[order]) != 0)
+            | (np.diff(outcome[order]) != 0)
+            | (waited if len(by) == 2 else False)
+        )
         starts = np.flatnonzero(np.append(len(order) > 0, breaks))
         if 2 * len(starts) <= limit:
             break
@@ -223,7 +269,9 @@ def _heads(columns: dict[str, Any], limit: int) -> tuple[dict[str, Any], Any]:
     while (-(-sizes // step)).sum() > limit and step < sizes.max():
         step *= 2
     place = np.arange(len(order)) - np.repeat(starts, sizes)
-    return {name: values[order] for name, values in columns.items()}, np.flatnonzero(place % step == 0)
+    return {name: values[order] for name, values in columns.items()}, np.flatnonzero(
+        place % step == 0
+    )
 
 
 def _codes(columns: dict[str, Any], *names: str) -> Any:
@@ -242,4 +290,6 @@ def _other(columns: dict[str, Any]) -> list[str]:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """thread-2 before thread-10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]

@@ -27,15 +27,22 @@ from xcray.train.way import Desk, Setting
 ENTRIES: Final = 500  # of a history, in a report
 EPOCHS: Final = "epochs.arrow"  # of the model's directory: the whole of a long history
 FOLDER: Final = "rests"  # of the run directory, where checkpoints are
-TOLD: Final = ("epoch", "objective", "held_out", "P@1")  # of a history's entry, in progress and events
+TOLD: Final = (
+    "epoch",
+    "objective",
+    "held_out",
+    "P@1",
+)  # of a history's entry, in progress and events
 
 
 class Together:
     """What is the same in the ways of such families; see `Way`."""
 
     def __init__(self, at: Setting) -> None:
-        self._at, self._solver = at, at.solver
-        self.workers, self.link = workers_at(at), link_of(at.solver)
+        self._at = at
+        self._solver = at.solver
+        self.workers = workers_at(at)
+        self.link = link_of(at.solver)
 
     @property
     def folder(self) -> Path:
@@ -53,7 +60,12 @@ class Together:
 
 def open_ended(at: Setting) -> bool:
     """Whether a training is to use what there is of a cluster that others run."""
-    return at.spec.pool == "ray" and at.spec.ray_address is not None and not at.spec.workers and at.cluster
+    return (
+        at.spec.pool == "ray"
+        and at.spec.ray_address is not None
+        and not at.spec.workers
+        and at.cluster
+    )
 
 
 def workers_at(at: Setting) -> int:
@@ -69,7 +81,9 @@ def workers_at(at: Setting) -> int:
     return min(cores_at(str(at.spec.ray_address)), MOST)
 
 
-def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int, most: int | None = None) -> Team:
+def team_of(
+    spec: TrainSpec, work: HandWork, workers: int, job: str, store: int, most: int | None = None
+) -> Team:
     """The team that the spec asks for; not open yet. Serial is a team of one thread, so that a stop is heard meanwhile.
 
     store: bytes that the workers hold together in Ray's object store, where the training starts a Ray of its own. most: so many
@@ -84,10 +98,26 @@ def team_of(spec: TrainSpec, work: HandWork, workers: int, job: str, store: int,
         raise lacking_ray(error) from None
     need = Need(store=store / workers) if spec.ray_address is not None else A_CPU
     where = session(spec.ray_address, workers, store)
-    return RayTeam(work, max(workers, most or 0), where, job, need=need, begin=workers, least=1 if most else None)
+    return RayTeam(
+        work,
+        max(workers, most or 0),
+        where,
+        job,
+        need=need,
+        begin=workers,
+        least=1 if most else None,
+    )
 
 
-def tell(desk: Desk, done: float, total: int, rate: float, eta: float | None, newest: Mapping[str, Any], note: str = "") -> None:
+def tell(
+    desk: Desk,
+    done: float,
+    total: int,
+    rate: float,
+    eta: float | None,
+    newest: Mapping[str, Any],
+    note: str = "",
+) -> None:
     """Report how far a training is. newest: the last entry of its history; note: what was unusual."""
     desk.vitals.reach_epoch(done)
     shown = {name: newest[name] for name in TOLD if newest.get(name) is not None}
@@ -96,7 +126,9 @@ def tell(desk: Desk, done: float, total: int, rate: float, eta: float | None, ne
     desk.tell(int(done), total, rate, eta, ", ".join([*said, *([note] if note else [])]), shown)
 
 
-def outcome(found: Mapping[str, Any], block: Block, measures: Mapping[str, float]) -> dict[str, Any]:
+def outcome(
+    found: Mapping[str, Any], block: Block, measures: Mapping[str, float]
+) -> dict[str, Any]:
     """How a training came out, for its report; JSON.
 
     found: "epochs", "objective", "reason" and "history" of the training; block: of all labels, as published; measures: of the
@@ -120,11 +152,22 @@ def outcome(found: Mapping[str, Any], block: Block, measures: Mapping[str, float
     }
 
 
-def compared(full: Mapping[str, Any], published: Mapping[str, float]) -> dict[str, dict[str, float]]:
+def compared(
+    full: Mapping[str, Any], published: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
     """Measures that both have: of all weights, of those published, and what the small weights were worth (all as fractions)."""
-    both = [name for name, value in full.items() if "@" in name and value is not None and name in published]
+    both = [
+        name
+        for name, value in full.items()
+        if "@" in name and value is not None and name in published
+    ]
     return {
-        name: {"full": full[name], "published": published[name], "loss": round(full[name] - published[name], 6)} for name in both
+        name: {
+            "full": full[name],
+            "published": published[name],
+            "loss": round(full[name] - published[name], 6),
+        }
+        for name in both
     }
 
 
@@ -137,7 +180,9 @@ def keep_history(report: dict[str, Any], folder: Path) -> None:
     if len(history) <= ENTRIES:
         return
     names = dict.fromkeys(name for entry in history for name in entry)
-    write_table(folder / EPOCHS, pa.table({name: [entry.get(name) for entry in history] for name in names}))
+    write_table(
+        folder / EPOCHS, pa.table({name: [entry.get(name) for entry in history] for name in names})
+    )
     report["history"] = thinned(history)
 
 

@@ -25,11 +25,17 @@ class Watch:
     in `run_dir`; out: where the model will be.
     """
 
-    def __init__(self, found: Estimate, weights: Float64, parts: Parts, run_dir: Path, out: Path) -> None:
-        self.estimate, self._weights, self._parts = found, weights, parts
-        self._run_dir, self._out = run_dir, out
+    def __init__(
+        self, found: Estimate, weights: Float64, parts: Parts, run_dir: Path, out: Path
+    ) -> None:
+        self.estimate = found
+        self._weights = weights
+        self._parts = parts
+        self._run_dir = run_dir
+        self._out = out
         self._before = self._peak = anonymous()
-        self._bytes_before, self._looked = part_bytes(run_dir), time.monotonic()
+        self._bytes_before = part_bytes(run_dir)
+        self._looked = time.monotonic()
         self._workers: dict[str, Footprint] = {}
         self._ask: Callable[[], Mapping[str, Footprint]] = dict
 
@@ -80,7 +86,11 @@ class Watch:
         done = np.ones(K, bool)
         done[missing] = False
         weights = int(self._parts.lengths.sum())
-        more = weights * float(self._weights[missing].sum()) / max(float(self._weights[done].sum()), 1e-9)
+        more = (
+            weights
+            * float(self._weights[missing].sum())
+            / max(float(self._weights[done].sum()), 1e-9)
+        )
         model = int(16 * (weights + more)) + MODEL_LABEL * K
         why = f"(by the {weights:,} weights of {K - len(missing):,} finished labels)"
         check_disk(int(8 * more) + PART_LABEL * len(missing), model, self._run_dir, self._out, why)

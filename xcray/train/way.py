@@ -42,7 +42,13 @@ class Tell(Protocol):
     """Reports how far the solving is; see `xcray.execution.progress.Progress`. Raises Stopped when a stop was asked for."""
 
     def __call__(
-        self, done: int, total: int, rate: float = 0.0, eta: float | None = None, note: str = "", figures: Mapping[str, Any] = NONE
+        self,
+        done: int,
+        total: int,
+        rate: float = 0.0,
+        eta: float | None = None,
+        note: str = "",
+        figures: Mapping[str, Any] = NONE,
     ) -> None:
         """Report."""
 

@@ -33,5 +33,14 @@ def way_of(at: Setting) -> Way:
 def foresee(spec: TrainSpec, probe: float = 2.0) -> Estimate:
     """What it takes to train `spec` from the start; probe: seconds a probe may take, about. Raises NotFound, Corrupt."""
     dataset = Dataset.open(spec.dataset)
-    way = way_of(Setting(spec, dataset, make_solver(spec.solver, spec.params), Path(spec.dataset), "estimate", cluster=False))
+    way = way_of(
+        Setting(
+            spec,
+            dataset,
+            make_solver(spec.solver, spec.params),
+            Path(spec.dataset),
+            "estimate",
+            cluster=False,
+        )
+    )
     return way.foreseen(frozen(np.arange(dataset.n_labels), np.int32), probe)

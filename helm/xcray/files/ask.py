@@ -14,7 +14,9 @@ import urllib.request
 
 def ask(path: str, key: str = "", body: object = None) -> tuple[int, str]:
     """Status and text of an answer; 0 where nobody answers."""
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    headers = {"content-type": "application/json"} | (
+        {"authorization": f"Bearer {key}"} if key else {}
+    )
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(os.environ["URL"] + path, data=data, headers=headers)
     try:
@@ -56,7 +58,9 @@ def main() -> None:
         expect("strangers are turned away", 401, "/v1/models")
         with open(os.environ["KEY_FILE"]) as file:
             key = file.read().strip()
-    expect("the admin key opens" if key else "without keys, everybody may ask", 200, "/v1/models", key)
+    expect(
+        "the admin key opens" if key else "without keys, everybody may ask", 200, "/v1/models", key
+    )
     if "MODEL" in os.environ:
         body = {"instances": [{"text": "a question"}], "top_k": 1}
         expect("a model answers", 200, f"/v1/models/{os.environ['MODEL']}:predict", key, body)

@@ -43,10 +43,17 @@ def read(body: bytes, header_length: int | None, name: str, settings: Settings) 
     """
     end = len(body) if header_length is None else header_length
     if end > len(body):
-        raise InputError(f"Inference-Header-Content-Length is {end:,}, the body has {len(body):,} bytes", code="TENSOR_SIZE")
+        raise InputError(
+            f"Inference-Header-Content-Length is {end:,}, the body has {len(body):,} bytes",
+            code="TENSOR_SIZE",
+        )
     found = parse(InferRequest, body[:end])
     if found.model_name not in (None, name):
-        raise InputError("model_name is not the model of the path: leave it out", code="MODEL_NAME", loc="model_name")
+        raise InputError(
+            "model_name is not the model of the path: leave it out",
+            code="MODEL_NAME",
+            loc="model_name",
+        )
     options = found.parameters or InferParameters.model_validate({})
     outputs = _outputs(found, options)
     rows = _rows(found.inputs, split(found.inputs, memoryview(body)[end:]), settings.max_instances)
@@ -85,7 +92,11 @@ def _rows(inputs: list[InferInput], parts: list[memoryview | None], most: int) -
     given: dict[str, int] = {tensor.name: i for i, tensor in enumerate(inputs)}
     form = next((form for form, names in FORMS.items() if names == set(given)), None)
     if form is None or len(given) < len(inputs):
-        raise InputError("send text, or dense, or indptr with indices and values; each once", code="ROW_KIND", loc="inputs")
+        raise InputError(
+            "send text, or dense, or indptr with indices and values; each once",
+            code="ROW_KIND",
+            loc="inputs",
+        )
     for i, tensor in enumerate(inputs):
         if tensor.datatype not in KINDS[tensor.name]:
             told = f"inputs[{i}]: {tensor.name} is {tensor.datatype}, {' or '.join(KINDS[tensor.name])} was expected"
@@ -106,14 +117,26 @@ def _rows(inputs: list[InferInput], parts: list[memoryview | None], most: int) -
 def _check_count(form: str, tensor: InferInput, most: int) -> None:
     """Refuse shapes that are not those of rows, and too many rows, before their elements are looked at."""
     shape = tensor.shape
-    if {"text": len(shape) == 1 or shape[1:] == [1], "dense": len(shape) == 2, "sparse": len(shape) == 1}[form]:
+    if {
+        "text": len(shape) == 1 or shape[1:] == [1],
+        "dense": len(shape) == 2,
+        "sparse": len(shape) == 1,
+    }[form]:
         count = shape[0] - (form == "sparse")
         if count < 1:
-            raise InputError("there is no row in the inputs: send at least one", code="INSTANCES", loc="inputs")
+            raise InputError(
+                "there is no row in the inputs: send at least one", code="INSTANCES", loc="inputs"
+            )
         if count > most:
             raise InputError(
-                f"{count:,} rows are more than the {most:,} of one request: send several", code="INSTANCES", limit=most
+                f"{count:,} rows are more than the {most:,} of one request: send several",
+                code="INSTANCES",
+                limit=most,
             )
         return
     expected = {"text": "[n] or [n, 1]", "dense": "[n, features]", "sparse": "[n + 1]"}[form]
-    raise InputError(f"{tensor.name} has shape {shape}, {expected} was expected", code="TENSOR_SHAPE", loc="inputs")
+    raise InputError(
+        f"{tensor.name} has shape {shape}, {expected} was expected",
+        code="TENSOR_SHAPE",
+        loc="inputs",
+    )

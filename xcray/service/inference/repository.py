@@ -17,7 +17,9 @@ def index(rooms: Rooms, tenant: str, ready: bool) -> list[IndexEntry]:
     entries = [
         IndexEntry(name=name, version=str(version), state="READY", reason="")
         if state == "LOADED"
-        else IndexEntry(name=name, version=str(version), state="UNAVAILABLE", reason=reason or UNLOADED)
+        else IndexEntry(
+            name=name, version=str(version), state="UNAVAILABLE", reason=reason or UNLOADED
+        )
         for name, version, state, reason in rooms.predictors.index(tenant)
     ]
     return [entry for entry in entries if not ready or entry.state == "READY"]

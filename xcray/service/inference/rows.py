@@ -26,7 +26,11 @@ class Texts(NamedTuple):
     def given(self, model: Model) -> list[str]:
         """The same. Raises InputError NO_TEXT for a model that knows only features."""
         if model.text is None:
-            raise InputError("this model was not trained on text: send indptr, indices and values", code="NO_TEXT", loc="inputs")
+            raise InputError(
+                "this model was not trained on text: send indptr, indices and values",
+                code="NO_TEXT",
+                loc="inputs",
+            )
         return self.texts
 
 
@@ -48,10 +52,16 @@ class Sparse(NamedTuple):
         n_entries = len(indices)
         if indptr[0] != 0 or bool((np.diff(indptr) < 0).any()) or indptr[-1] != n_entries:
             raise InputError(
-                f"indptr must begin with 0, never fall, and end with the {n_entries:,} of indices", code="ROW_LENGTHS", loc="indptr"
+                f"indptr must begin with 0, never fall, and end with the {n_entries:,} of indices",
+                code="ROW_LENGTHS",
+                loc="indptr",
             )
         if len(self.values) != n_entries:
-            raise InputError(f"there are {n_entries:,} indices and {len(self.values):,} values", code="ROW_LENGTHS", loc="values")
+            raise InputError(
+                f"there are {n_entries:,} indices and {len(self.values):,} values",
+                code="ROW_LENGTHS",
+                loc="values",
+            )
         wrong = np.flatnonzero((indices < 0) | (indices >= model.n_features))
         if len(wrong):
             told = f"indices has {int(indices[wrong[0]])}, the model has features 0 to {model.n_features - 1}"
@@ -96,5 +106,7 @@ Rows: TypeAlias = Texts | Sparse | Dense
 def _single(values: Numbers, place: str) -> Numbers:
     """Values in single precision, as models are asked. Raises InputError for those beyond it."""
     if values.dtype.itemsize > 4 and bool((np.abs(values) > FLOAT32_MAX).any()):
-        raise InputError(f"{place} has a number beyond those of 32 bits", code="NOT_FINITE", loc=place)
+        raise InputError(
+            f"{place} has a number beyond those of 32 bits", code="NOT_FINITE", loc=place
+        )
     return values.astype(np.float32)

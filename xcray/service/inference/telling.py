@@ -43,7 +43,11 @@ def metadata(name: str, versions: list[int], predictor: Predictor) -> ModelMetad
     """What a version takes and gives."""
     model = predictor.model
     forms = [("text", "text", "BYTES", [-1])] if model.text is not None else []
-    forms += [("indptr", "sparse", "INT64", [-1]), ("indices", "sparse", "INT32", [-1]), ("values", "sparse", "FP32", [-1])]
+    forms += [
+        ("indptr", "sparse", "INT64", [-1]),
+        ("indices", "sparse", "INT32", [-1]),
+        ("values", "sparse", "FP32", [-1]),
+    ]
     forms += [("dense", "dense", "FP32", [-1, model.n_features])]
     inputs = [
         TensorMetadata(name=tensor, datatype=datatype, shape=shape, parameters={"form": form})  # type: ignore[arg-type]
@@ -52,9 +56,18 @@ def metadata(name: str, versions: list[int], predictor: Predictor) -> ModelMetad
     given = {"labels": "BYTES", "scores": "FP64", "label_ids": "INT64"} | (
         {"probabilities": "FP64"} if predictor.likely is not None else {}
     )
-    outputs = [TensorMetadata(name=tensor, datatype=datatype, shape=[-1, -1]) for tensor, datatype in given.items()]  # type: ignore[arg-type]
+    outputs = [
+        TensorMetadata(name=tensor, datatype=datatype, shape=[-1, -1])  # type: ignore[arg-type]
+        for tensor, datatype in given.items()
+    ]
     outputs.append(TensorMetadata(name="exact", datatype="BOOL", shape=[-1]))
-    return ModelMetadata(name=name, versions=[str(each) for each in versions], platform=PLATFORM, inputs=inputs, outputs=outputs)
+    return ModelMetadata(
+        name=name,
+        versions=[str(each) for each in versions],
+        platform=PLATFORM,
+        inputs=inputs,
+        outputs=outputs,
+    )
 
 
 def _tensor(told: Told, name: str) -> tuple[str, list[int], Numbers | list[str]]:

@@ -43,7 +43,11 @@ def split(inputs: list[InferInput], binary: memoryview) -> list[memoryview | Non
     begin = 0
     for i, (tensor, size) in enumerate(zip(inputs, sizes, strict=True)):
         if (size is None) == (tensor.data is None):
-            raise InputError(f"inputs[{i}] needs data, or binary_data_size; one of them", code="TENSOR_DATA", loc=f"inputs[{i}]")
+            raise InputError(
+                f"inputs[{i}] needs data, or binary_data_size; one of them",
+                code="TENSOR_DATA",
+                loc=f"inputs[{i}]",
+            )
         out.append(None if size is None else binary[begin : begin + size])
         begin += size or 0
     return out
@@ -51,10 +55,16 @@ def split(inputs: list[InferInput], binary: memoryview) -> list[memoryview | Non
 
 def texts(tensor: InferInput, binary: memoryview | None, place: str) -> list[str]:
     """The strings of a BYTES tensor. Raises InputError."""
-    found = _flat(tensor, place) if binary is None else _strings(binary, math.prod(tensor.shape), place)
+    found = (
+        _flat(tensor, place) if binary is None else _strings(binary, math.prod(tensor.shape), place)
+    )
     long = next((i for i, text in enumerate(found) if len(text) > TEXT_LIMIT), None)
     if long is not None:
-        raise InputError(f"{place}: text {long} has more than {TEXT_LIMIT:,} characters", code="LENGTH", loc=place)
+        raise InputError(
+            f"{place}: text {long} has more than {TEXT_LIMIT:,} characters",
+            code="LENGTH",
+            loc=place,
+        )
     return found
 
 
@@ -71,9 +81,15 @@ def numbers(tensor: InferInput, binary: memoryview | None, place: str) -> Number
         try:
             found = np.array(_flat(tensor, place), np.float64 if dtype.kind == "f" else np.int64)
         except OverflowError:
-            raise InputError(f"{place}: an integer is too large for {tensor.datatype}", code="RANGE", loc=place) from None
+            raise InputError(
+                f"{place}: an integer is too large for {tensor.datatype}", code="RANGE", loc=place
+            ) from None
     if dtype.kind == "f" and not bool(np.isfinite(found).all()):
-        raise InputError(f"{place} has a number that is not finite: leave the entry out", code="NOT_FINITE", loc=place)
+        raise InputError(
+            f"{place} has a number that is not finite: leave the entry out",
+            code="NOT_FINITE",
+            loc=place,
+        )
     return found
 
 
@@ -92,14 +108,20 @@ def _flat(tensor: InferInput, place: str) -> list[Any]:
         level: list[Any] = [data]
         for size in tensor.shape:
             if any(not isinstance(part, list) or len(part) != size for part in level):
-                raise InputError(f"{place}: data is not nested as its shape {tensor.shape} says", code="TENSOR_SHAPE", loc=place)
+                raise InputError(
+                    f"{place}: data is not nested as its shape {tensor.shape} says",
+                    code="TENSOR_SHAPE",
+                    loc=place,
+                )
             level = list(chain.from_iterable(level))
         data = level
     if len(data) != math.prod(tensor.shape):
         sizes = f"data has {len(data):,} elements, shape {tensor.shape} means {math.prod(tensor.shape):,}"
         raise InputError(f"{place}: {sizes}", code="TENSOR_SHAPE", loc=place)
     if not set(map(type, data)) <= _JSON_KINDS[tensor.datatype]:
-        raise InputError(f"{place}: data holds something that is no {tensor.datatype}", code="TYPE", loc=place)
+        raise InputError(
+            f"{place}: data holds something that is no {tensor.datatype}", code="TYPE", loc=place
+        )
     return data
 
 
@@ -108,15 +130,27 @@ def _strings(binary: memoryview, count: int, place: str) -> list[str]:
     out: list[str] = []
     begin = 0
     while begin < len(binary) and len(out) < count:
-        (length,) = _LENGTH.unpack_from(binary, begin) if begin + 4 <= len(binary) else (len(binary),)
+        (length,) = (
+            _LENGTH.unpack_from(binary, begin) if begin + 4 <= len(binary) else (len(binary),)
+        )
         begin, end = begin + 4, begin + 4 + length
         if end > len(binary):
-            raise InputError(f"{place}: string {len(out)} ends behind the tensor's bytes", code="TENSOR_SIZE", loc=place)
+            raise InputError(
+                f"{place}: string {len(out)} ends behind the tensor's bytes",
+                code="TENSOR_SIZE",
+                loc=place,
+            )
         try:
             out.append(str(binary[begin:end], "utf-8"))
         except UnicodeDecodeError:
-            raise InputError(f"{place}: string {len(out)} is not UTF-8", code="ENCODING", loc=place) from None
+            raise InputError(
+                f"{place}: string {len(out)} is not UTF-8", code="ENCODING", loc=place
+            ) from None
         begin = end
     if begin != len(binary) or len(out) != count:
-        raise InputError(f"{place}: shape means {count:,} strings, there are others in its bytes", code="TENSOR_SIZE", loc=place)
+        raise InputError(
+            f"{place}: shape means {count:,} strings, there are others in its bytes",
+            code="TENSOR_SIZE",
+            loc=place,
+        )
     return out

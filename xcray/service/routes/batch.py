@@ -39,39 +39,75 @@ router = APIRouter(tags=["batch predictions"])
 LABELS = 100_000  # of an allow or deny list
 PATH = "/v1/models/{reference:modelref}:batchPredict"
 PARQUET = "application/vnd.apache.parquet"
-LabelNames = Annotated[list[Annotated[str, Field(max_length=10_000)]], Field(min_length=1, max_length=LABELS, fail_fast=True)]
+LabelNames = Annotated[
+    list[Annotated[str, Field(max_length=10_000)]],
+    Field(min_length=1, max_length=LABELS, fail_fast=True),
+]
 Column = Annotated[str, Field(min_length=1, max_length=1000)]
-_FILE: dict[int | str, dict[str, Any]] = {200: {"content": {PARQUET: {"schema": {"type": "string", "format": "binary"}}}}}
+_FILE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {PARQUET: {"schema": {"type": "string", "format": "binary"}}}}
+}
 
 
 class BatchRequest(Strict):
     """A file to answer: `upload` or `path`, its format, what is asked for each row, and where the work is done."""
 
-    upload: str | None = Field(None, max_length=64, description="Id of POST /v1/uploads; the job takes the upload over.")
+    upload: str | None = Field(
+        None, max_length=64, description="Id of POST /v1/uploads; the job takes the upload over."
+    )
     path: str | None = Field(
-        None, min_length=1, max_length=4096, description="A file, or a folder of Parquet files, of the server."
+        None,
+        min_length=1,
+        max_length=4096,
+        description="A file, or a folder of Parquet files, of the server.",
     )
     format: Literal["parquet", "svmlight", "xc", "jsonl", "text"]
     top_k: int = Field(5, ge=1, le=MOST_K)
-    allow: LabelNames | None = Field(None, description="Answer only these: names of labels, and set:NAME for the labels of a set.")
+    allow: LabelNames | None = Field(
+        None,
+        description="Answer only these: names of labels, and set:NAME for the labels of a set.",
+    )
     deny: LabelNames | None = Field(None, description="Never answer these, named in the same way.")
-    probabilities: bool = Field(False, description="Tell the probability of each label; the model must be calibrated, or softmax.")
-    certificate: bool = Field(False, description="Tell for each row whether the answer is proven, and by what margin.")
-    text_columns: list[Column] | None = Field(None, min_length=1, max_length=100, description="parquet, jsonl: joined to the text.")
-    indices_column: Column | None = Field(None, description="parquet, jsonl: lists of feature numbers.")
-    values_column: Column | None = Field(None, description="parquet, jsonl: lists of their values; alone: of all features.")
+    probabilities: bool = Field(
+        False,
+        description="Tell the probability of each label; the model must be calibrated, or softmax.",
+    )
+    certificate: bool = Field(
+        False, description="Tell for each row whether the answer is proven, and by what margin."
+    )
+    text_columns: list[Column] | None = Field(
+        None, min_length=1, max_length=100, description="parquet, jsonl: joined to the text."
+    )
+    indices_column: Column | None = Field(
+        None, description="parquet, jsonl: lists of feature numbers."
+    )
+    values_column: Column | None = Field(
+        None, description="parquet, jsonl: lists of their values; alone: of all features."
+    )
     id_column: Column | None = Field(
-        None, description="parquet, jsonl: copied to the answers; else they have the row's number, from 0."
+        None,
+        description="parquet, jsonl: copied to the answers; else they have the row's number, from 0.",
     )
     zero_based: bool = Field(False, description="svmlight: feature indices start at 0.")
     on_error: Literal["fail", "skip"] = Field(
         "fail", description="What to do with rows that can't be read: skipped ones are counted."
     )
-    part_rows: int = Field(0, ge=0, le=MOST_ROWS, description="Rows of a part file; 0: chosen by the size of the input.")
-    pool: Literal["serial", "threads", "ray"] | None = Field(None, description="Where rows are answered; else the server chooses.")
+    part_rows: int = Field(
+        0,
+        ge=0,
+        le=MOST_ROWS,
+        description="Rows of a part file; 0: chosen by the size of the input.",
+    )
+    pool: Literal["serial", "threads", "ray"] | None = Field(
+        None, description="Where rows are answered; else the server chooses."
+    )
     workers: int = Field(0, ge=0, le=4096, description="Workers of the pool; 0 takes all cores.")
-    name: str | None = Field(None, min_length=1, max_length=128, description="A readable name; else the model's.")
-    priority: int = Field(0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission.")
+    name: str | None = Field(
+        None, min_length=1, max_length=128, description="A readable name; else the model's."
+    )
+    priority: int = Field(
+        0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission."
+    )
     timeout_seconds: Timeout = None
     expires_seconds: Expires = None
     max_attempts: Attempts = None
@@ -101,7 +137,13 @@ class OutputView(View):
     parts: list[OutputFile]
 
 
-@router.post(PATH, status_code=201, openapi_extra=described(BatchRequest), responses=replayed(JobView), response_model=JobView)
+@router.post(
+    PATH,
+    status_code=201,
+    openapi_extra=described(BatchRequest),
+    responses=replayed(JobView),
+    response_model=JobView,
+)
 def submit(
     request: Request,
     caller: Submitter,
@@ -125,7 +167,9 @@ def output(request: Request, caller: Reader, job_id: str) -> OutputView:
     rooms = rooms_of(request)
     folder = _folder(rooms, rooms.store.get(job_id, caller.tenant))
     manifest = read_manifest(folder)
-    return OutputView(job=job_id, **{name: manifest[name] for name in OutputView.model_fields if name != "job"})
+    return OutputView(
+        job=job_id, **{name: manifest[name] for name in OutputView.model_fields if name != "job"}
+    )
 
 
 @router.get("/v1/jobs/{job_id}/output/{file}", responses=_FILE, response_class=FileResponse)
@@ -134,11 +178,17 @@ def output_file(request: Request, caller: Reader, job_id: str, file: str) -> Fil
     rooms = rooms_of(request)
     folder = _folder(rooms, rooms.store.get(job_id, caller.tenant))
     if file not in {MANIFEST, *(part["file"] for part in read_manifest(folder)["parts"])}:
-        raise NotFound(f"job {job_id} made no file of this name: GET /v1/jobs/{job_id}/output lists them")
-    return FileResponse(folder / file, media_type="application/json" if file == MANIFEST else PARQUET, filename=file)
+        raise NotFound(
+            f"job {job_id} made no file of this name: GET /v1/jobs/{job_id}/output lists them"
+        )
+    return FileResponse(
+        folder / file, media_type="application/json" if file == MANIFEST else PARQUET, filename=file
+    )
 
 
-def _accepted(rooms: Rooms, caller: Caller, reference: str, asked: BatchRequest, key: str | None, digest: str) -> tuple[Job, bool]:
+def _accepted(
+    rooms: Rooms, caller: Caller, reference: str, asked: BatchRequest, key: str | None, digest: str
+) -> tuple[Job, bool]:
     """The job, and whether it is new: the same request may have come through another door in between, and has the upload then."""
     registry = rooms.registry_of(caller.tenant)
     name, version = registry.locate(reference)
@@ -155,7 +205,9 @@ def _accepted(rooms: Rooms, caller: Caller, reference: str, asked: BatchRequest,
                 kind=PREDICT,
                 job_id=job_id,
                 model=name,
-                **limits_of(caller, asked.timeout_seconds, asked.expires_seconds, asked.max_attempts),
+                **limits_of(
+                    caller, asked.timeout_seconds, asked.expires_seconds, asked.max_attempts
+                ),
             )
     except NotFound:
         job = rooms.store.same_key(caller.tenant, key, digest)
@@ -169,7 +221,8 @@ def _folder(rooms: Rooms, job: Job) -> Path:
     folder = rooms.home.run(job.id) / OUTPUT
     if job.kind != PREDICT or not (folder / MANIFEST).is_file():
         raise NotFound(
-            f"job {job.id} has no output; it is {job.status}" + ("" if job.kind == PREDICT else " and no batch prediction")
+            f"job {job.id} has no output; it is {job.status}"
+            + ("" if job.kind == PREDICT else " and no batch prediction")
         )
     return folder
 
@@ -178,7 +231,9 @@ def _folder(rooms: Rooms, job: Job) -> Path:
 def _taken(rooms: Rooms, tenant: str, asked: BatchRequest, job_id: str) -> Iterator[Path]:
     """The input's path; an upload becomes the job's, and is given back when the job is not accepted."""
     if (asked.upload is None) == (asked.path is None):
-        raise ParameterError("name the input: upload, an id of POST /v1/uploads, or path; one of them", code="INPUT")
+        raise ParameterError(
+            "name the input: upload, an id of POST /v1/uploads, or path; one of them", code="INPUT"
+        )
     if asked.path is not None:
         yield allowed_path(asked.path, rooms.settings.dataset_roots)
         return
@@ -198,12 +253,32 @@ def _taken(rooms: Rooms, tenant: str, asked: BatchRequest, job_id: str) -> Itera
         raise
 
 
-def _spec(rooms: Rooms, registry: Registry, asked: BatchRequest, path: Path, name: str, version: int) -> dict[str, Any]:
+def _spec(
+    rooms: Rooms, registry: Registry, asked: BatchRequest, path: Path, name: str, version: int
+) -> dict[str, Any]:
     """The spec that a request means, checked as a whole. Raises ParameterError."""
-    own = ("upload", "path", "top_k", "pool", "name", "priority", "timeout_seconds", "expires_seconds", "max_attempts")
-    fields = {field: value for field, value in asked.model_dump(mode="json").items() if field not in own}
-    given = {"model": str(registry.resolve(f"{name}:{version}")), "input": str(path), "k": asked.top_k}
+    own = (
+        "upload",
+        "path",
+        "top_k",
+        "pool",
+        "name",
+        "priority",
+        "timeout_seconds",
+        "expires_seconds",
+        "max_attempts",
+    )
+    fields = {
+        field: value for field, value in asked.model_dump(mode="json").items() if field not in own
+    }
+    given = {
+        "model": str(registry.resolve(f"{name}:{version}")),
+        "input": str(path),
+        "k": asked.top_k,
+    }
     sets = sets_named([*(asked.allow or ()), *(asked.deny or ())], registry.sets(name))
-    spec = BulkSpec.from_dict({**fields, **given, "pool": asked.pool or rooms.settings.pool, "label_sets": sets})
+    spec = BulkSpec.from_dict(
+        {**fields, **given, "pool": asked.pool or rooms.settings.pool, "label_sets": sets}
+    )
     shown = {"model": f"{name}:{version}", "input": asked.upload or asked.path}
     return {**spec.as_dict(), "shown": shown, **tracing.carried()}

@@ -31,15 +31,32 @@ router = APIRouter(tags=["data sets"])
 
 UPLOADED = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet")
 GENERATED = ("pydocs", "synthetic")
-RAW = ("application/octet-stream", "application/x-ndjson", "text/csv", "text/plain", "text/tab-separated-values")
+RAW = (
+    "application/octet-stream",
+    "application/x-ndjson",
+    "text/csv",
+    "text/plain",
+    "text/tab-separated-values",
+)
 # paths of the server; patterns that could run for hours in a process that serves; what the server itself declares
 CLOSED_OPTIONS = frozenset(
-    {"expected_bytes", "expected_sha256", "label_names_file", "labels_file", "name", "test_rows_file", "token_pattern"}
+    {
+        "expected_bytes",
+        "expected_sha256",
+        "label_names_file",
+        "labels_file",
+        "name",
+        "test_rows_file",
+        "token_pattern",
+    }
 )
 _BYTES = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in RAW[:3]}
 _RAW_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
 _BOTH_BODIES: dict[str, Any] = {
-    "requestBody": {"required": True, "content": described(DatasetRequest)["requestBody"]["content"] | _BYTES}
+    "requestBody": {
+        "required": True,
+        "content": described(DatasetRequest)["requestBody"]["content"] | _BYTES,
+    }
 }
 
 
@@ -61,15 +78,28 @@ async def upload(
 
 
 @router.post(
-    "/v1/datasets", status_code=201, openapi_extra=_BOTH_BODIES, responses=replayed(DatasetView), response_model=DatasetView
+    "/v1/datasets",
+    status_code=201,
+    openapi_extra=_BOTH_BODIES,
+    responses=replayed(DatasetView),
+    response_model=DatasetView,
 )
 async def create(
     request: Request,
     caller: Submitter,
-    name: Annotated[str | None, Query(description="Raw body: name of the data set.", max_length=128)] = None,
-    format: Annotated[str | None, Query(description=f"Raw body: one of {', '.join(UPLOADED)}.", max_length=20)] = None,
-    options: Annotated[str | None, Query(description="Raw body: options of the reader, a JSON object.", max_length=8192)] = None,
-    sha256: Annotated[str | None, Query(description="Raw body: what its SHA-256 is.", max_length=64)] = None,
+    name: Annotated[
+        str | None, Query(description="Raw body: name of the data set.", max_length=128)
+    ] = None,
+    format: Annotated[
+        str | None, Query(description=f"Raw body: one of {', '.join(UPLOADED)}.", max_length=20)
+    ] = None,
+    options: Annotated[
+        str | None,
+        Query(description="Raw body: options of the reader, a JSON object.", max_length=8192),
+    ] = None,
+    sha256: Annotated[
+        str | None, Query(description="Raw body: what its SHA-256 is.", max_length=64)
+    ] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Make a data set: from the raw body (name and format in the query), or from a JSON request. Answers at once: BUILDING.
@@ -80,13 +110,23 @@ async def create(
     kind = check_type(request, ("application/json", *RAW))
     if kind == "application/json" and format is None:
         asked = await json_body(DatasetRequest)(request)
-        record, created = await asyncio.to_thread(_from_request, rooms, caller, asked, idempotency_key)
+        record, created = await asyncio.to_thread(
+            _from_request, rooms, caller, asked, idempotency_key
+        )
     else:
-        record, created = await _from_body(request, rooms, caller.tenant, name, format, options, sha256, idempotency_key)
+        record, created = await _from_body(
+            request, rooms, caller.tenant, name, format, options, sha256, idempotency_key
+        )
     if created and record.status == building.BUILDING:
         rooms.builder.begin(record.id)
     headers = {"Location": f"/v1/datasets/{record.id}", **({} if created else REPLAYED)}
-    return reply(request, members(record), tag(record.version), status=201 if created else 200, headers=headers)
+    return reply(
+        request,
+        members(record),
+        tag(record.version),
+        status=201 if created else 200,
+        headers=headers,
+    )
 
 
 @router.get("/v1/datasets", response_model=DatasetPage, responses=NOT_MODIFIED)
@@ -98,19 +138,27 @@ def index(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Data sets, newest first."""
-    records, token = rooms_of(request).store.list_datasets(caller.tenant, limit=limit, page_token=page_token)
-    return reply(request, {"datasets": [members(record) for record in records], "next_page_token": token})
+    records, token = rooms_of(request).store.list_datasets(
+        caller.tenant, limit=limit, page_token=page_token
+    )
+    return reply(
+        request, {"datasets": [members(record) for record in records], "next_page_token": token}
+    )
 
 
 @router.get("/v1/datasets/{dataset_id}", response_model=DatasetView, responses=NOT_MODIFIED)
-def show(request: Request, caller: Reader, dataset_id: str, if_none_match: IfNoneMatch = None) -> Response:
+def show(
+    request: Request, caller: Reader, dataset_id: str, if_none_match: IfNoneMatch = None
+) -> Response:
     """One data set: its sizes when READY, the first bad lines when FAILED."""
     record = rooms_of(request).store.get_dataset(dataset_id, caller.tenant)
     return reply(request, members(record), tag(record.version))
 
 
 @router.delete("/v1/datasets/{dataset_id}", status_code=204)
-async def delete(request: Request, caller: Submitter, dataset_id: str, if_match: IfMatch = None) -> None:
+async def delete(
+    request: Request, caller: Submitter, dataset_id: str, if_match: IfMatch = None
+) -> None:
     """Forget a data set and remove its files (not those of a folder that it was registered from)."""
     rooms = rooms_of(request)
     record = await asyncio.to_thread(rooms.store.get_dataset, dataset_id, caller.tenant)
@@ -135,8 +183,16 @@ def find(rooms: Rooms, tenant: str, reference: str) -> DatasetRecord:
     record = (ready or named)[0] if named else rooms.store.get_dataset(reference, tenant)
     if record.status != building.READY:
         waits = record.status == building.BUILDING
-        mend = "wait until it is READY" if waits else f"see GET /v1/datasets/{record.id} for the reason"
-        raise Conflict(f"data set {reference} is {record.status}: {mend}", code="DATASET_NOT_READY", dataset=record.id)
+        mend = (
+            "wait until it is READY"
+            if waits
+            else f"see GET /v1/datasets/{record.id} for the reason"
+        )
+        raise Conflict(
+            f"data set {reference} is {record.status}: {mend}",
+            code="DATASET_NOT_READY",
+            dataset=record.id,
+        )
     return record
 
 
@@ -162,20 +218,31 @@ async def _from_body(
 ) -> tuple[DatasetRecord, bool]:
     """Receive the raw body and accept it as the training file; whether it is new."""
     if name is None or format not in UPLOADED:
-        raise ParameterError(f"a raw body needs ?name=...&format=..., the format one of {', '.join(UPLOADED)}", code="FORMAT")
+        raise ParameterError(
+            f"a raw body needs ?name=...&format=..., the format one of {', '.join(UPLOADED)}",
+            code="FORMAT",
+        )
     check_name(name)
     chosen = _options({} if options is None else loads(options.encode("utf-8", "surrogatepass")))
     received = await rooms.uploads.receive(request, sha256)
     rooms.gauges.uploaded.inc(received.n_bytes)
-    digest = body_digest({"name": name, "format": format, "options": chosen, "sha256": received.sha256}) if key else None
-    accept = partial(_accepted, rooms, tenant, name, format, chosen, {"train": received.path}, key, digest)
+    digest = (
+        body_digest({"name": name, "format": format, "options": chosen, "sha256": received.sha256})
+        if key
+        else None
+    )
+    accept = partial(
+        _accepted, rooms, tenant, name, format, chosen, {"train": received.path}, key, digest
+    )
     try:
         return await asyncio.to_thread(accept)
     finally:
         await asyncio.to_thread(rooms.uploads.remove, received.id)
 
 
-def _from_request(rooms: Rooms, caller: Caller, asked: DatasetRequest, key: str | None) -> tuple[DatasetRecord, bool]:
+def _from_request(
+    rooms: Rooms, caller: Caller, asked: DatasetRequest, key: str | None
+) -> tuple[DatasetRecord, bool]:
     """Accept what a JSON request names; whether it is new."""
     tenant = caller.tenant
     digest = body_digest(asked.model_dump(mode="json", exclude_unset=True)) if key else None
@@ -185,7 +252,9 @@ def _from_request(rooms: Rooms, caller: Caller, asked: DatasetRequest, key: str 
     options = _options(asked.options)
     if asked.format in GENERATED:
         if asked.uploads or asked.path or asked.uri:
-            raise ParameterError(f"format {asked.format} needs neither uploads nor a path", code="FORMAT")
+            raise ParameterError(
+                f"format {asked.format} needs neither uploads nor a path", code="FORMAT"
+            )
         return _accepted(rooms, tenant, asked.name, asked.format, options, {}, key, digest)
     if asked.uri is not None:
         return _from_uri(rooms, caller, asked, options, key, digest)
@@ -193,28 +262,68 @@ def _from_request(rooms: Rooms, caller: Caller, asked: DatasetRequest, key: str 
         found = building.allowed_path(asked.path, rooms.settings.dataset_roots)
         if asked.format == "dataset":
             return _register(rooms, tenant, asked.name, found, key, digest)
-        return _accepted(rooms, tenant, asked.name, asked.format, options, {"train": found}, key, digest, take=False)
-    if asked.uploads is None or "train" not in asked.uploads or asked.path is not None or asked.format not in UPLOADED:
-        raise ParameterError(f"format {asked.format} needs uploads {{'train': id}} of POST /v1/uploads, or a path", code="FORMAT")
-    sources = {str(part): rooms.uploads.path(upload_id, tenant) for part, upload_id in asked.uploads.items()}
+        return _accepted(
+            rooms,
+            tenant,
+            asked.name,
+            asked.format,
+            options,
+            {"train": found},
+            key,
+            digest,
+            take=False,
+        )
+    if (
+        asked.uploads is None
+        or "train" not in asked.uploads
+        or asked.path is not None
+        or asked.format not in UPLOADED
+    ):
+        raise ParameterError(
+            f"format {asked.format} needs uploads {{'train': id}} of POST /v1/uploads, or a path",
+            code="FORMAT",
+        )
+    sources = {
+        str(part): rooms.uploads.path(upload_id, tenant)
+        for part, upload_id in asked.uploads.items()
+    }
     if len(set(sources.values())) < len(sources):
         raise ParameterError("train and test are the same upload: send two files", code="FORMAT")
-    record, created = _accepted(rooms, tenant, asked.name, asked.format, options, sources, key, digest)
+    record, created = _accepted(
+        rooms, tenant, asked.name, asked.format, options, sources, key, digest
+    )
     for upload_id in asked.uploads.values():
         rooms.uploads.remove(upload_id)
     return record, created
 
 
 def _from_uri(
-    rooms: Rooms, caller: Caller, asked: DatasetRequest, options: Mapping[str, Any], key: str | None, digest: str | None
+    rooms: Rooms,
+    caller: Caller,
+    asked: DatasetRequest,
+    options: Mapping[str, Any],
+    key: str | None,
+    digest: str | None,
 ) -> tuple[DatasetRecord, bool]:
     """Fetch a file that the operator lets us fetch, and accept it as the training file."""
     if asked.uploads is not None or asked.path is not None or asked.format not in UPLOADED:
-        raise ParameterError(f"name one of uri, uploads and path, and a format of {', '.join(UPLOADED)}", code="FORMAT")
+        raise ParameterError(
+            f"name one of uri, uploads and path, and a format of {', '.join(UPLOADED)}",
+            code="FORMAT",
+        )
     received = rooms.uploads.take(caller, fetch(str(asked.uri), rooms.settings), asked.sha256)
     rooms.gauges.uploaded.inc(received.n_bytes)
     try:
-        return _accepted(rooms, caller.tenant, asked.name, asked.format, options, {"train": received.path}, key, digest)
+        return _accepted(
+            rooms,
+            caller.tenant,
+            asked.name,
+            asked.format,
+            options,
+            {"train": received.path},
+            key,
+            digest,
+        )
     finally:
         rooms.uploads.remove(received.id)
 
@@ -236,10 +345,14 @@ def _accepted(
     if known is not None:
         return known, False
     _check_quota(rooms, tenant)
-    return rooms.builder.accept(tenant, name, format, options, sources, take=take and bool(sources), key=key, digest=digest)
+    return rooms.builder.accept(
+        tenant, name, format, options, sources, take=take and bool(sources), key=key, digest=digest
+    )
 
 
-def _register(rooms: Rooms, tenant: str, name: str, path: Path, key: str | None, digest: str | None) -> tuple[DatasetRecord, bool]:
+def _register(
+    rooms: Rooms, tenant: str, name: str, path: Path, key: str | None, digest: str | None
+) -> tuple[DatasetRecord, bool]:
     """Record a data set directory where it lies."""
     _check_quota(rooms, tenant)
     stats = {"format": "dataset", **statistics(Dataset.open(path))}
@@ -262,7 +375,9 @@ def _check_quota(rooms: Rooms, tenant: str) -> None:
     most = rooms.settings.tenant_datasets
     if rooms.store.count_datasets(tenant) >= most:
         raise Refused(
-            f"this tenant has {most:,} data sets, which is all it may have: delete some", code="DATASET_QUOTA", limit=most
+            f"this tenant has {most:,} data sets, which is all it may have: delete some",
+            code="DATASET_QUOTA",
+            limit=most,
         )
 
 
@@ -270,7 +385,10 @@ def _options(options: Any) -> Mapping[str, Any]:
     """Options that a stranger may set, when the reader takes them. Raises ParameterError."""
     if not isinstance(options, dict):
         raise InputError("options is not a JSON object", code="TYPE")
-    closed = CLOSED_OPTIONS & (set(options) | {name for value in options.values() if isinstance(value, dict) for name in value})
+    closed = CLOSED_OPTIONS & (
+        set(options)
+        | {name for value in options.values() if isinstance(value, dict) for name in value}
+    )
     if closed:
         raise ParameterError(f"option {min(closed)!r} can't be set over HTTP", code="FORBIDDEN")
     try:
@@ -285,4 +403,8 @@ def _check_unused(rooms: Rooms, record: DatasetRecord, tenant: str) -> None:
     users, _ = rooms.store.list(tenant, status=("PENDING", "RUNNING"), dataset=record.id, limit=1)
     if users:
         status = users[0].status
-        raise Conflict(f"data set {record.id} is used by {users[0].id} ({status}): stop it first", code="STATE", job=users[0].id)
+        raise Conflict(
+            f"data set {record.id} is used by {users[0].id} ({status}): stop it first",
+            code="STATE",
+            job=users[0].id,
+        )

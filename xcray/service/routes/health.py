@@ -17,7 +17,11 @@ router = APIRouter(tags=["operations"])
 pages = APIRouter(include_in_schema=False)
 STATIC: Final = Path(__file__).parent.parent / "static"
 PAGES: Final = {"/": "console.html", "/docs": "docs.html"}
-ASSETS: Final = {"console.js": "text/javascript", "docs.js": "text/javascript", "style.css": "text/css"}
+ASSETS: Final = {
+    "console.js": "text/javascript",
+    "docs.js": "text/javascript",
+    "style.css": "text/css",
+}
 
 
 @router.get("/healthz")
@@ -35,11 +39,21 @@ async def readyz(request: Request) -> Response:
     Strangers hear yes or no."""
     reasons, degraded = await rooms_of(request).readiness.look()
     told = request.scope["caller"] is not None
-    body = Ready(ready=not reasons, reasons=reasons if told else [], degraded=degraded if told else [])
-    return JSONResponse(body.model_dump(), 503 if reasons else 200, headers={"Retry-After": "5"} if reasons else None)
+    body = Ready(
+        ready=not reasons, reasons=reasons if told else [], degraded=degraded if told else []
+    )
+    return JSONResponse(
+        body.model_dump(),
+        503 if reasons else 200,
+        headers={"Retry-After": "5"} if reasons else None,
+    )
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
 def metrics(request: Request) -> Response:
     """Figures for Prometheus."""
     return Response(rooms_of(request).gauges.text(), media_type=CONTENT_TYPE_LATEST)

@@ -44,7 +44,10 @@ HEADER_LENGTH: Final = b"inference-header-content-length"
 INLINE: Final = 32_768  # bytes of a body that are read on the event loop
 _BYTES: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _BODY: Final[dict[str, Any]] = {
-    "requestBody": {"required": True, "content": described(InferRequest)["requestBody"]["content"] | _BYTES}
+    "requestBody": {
+        "required": True,
+        "content": described(InferRequest)["requestBody"]["content"] | _BYTES,
+    }
 }
 _REPLY: Final[dict[int | str, dict[str, Any]]] = {200: {"model": InferReply, "content": _BYTES}}
 _UNREADY: Final[dict[int | str, dict[str, Any]]] = {503: {"model": ServerReady}}
@@ -72,7 +75,9 @@ async def ready(request: Request) -> Response:
     """Whether requests are welcome, as /readyz, which says why not."""
     welcome = (await readyz(request)).status_code == 200
     body = ServerReady(live=True, ready=welcome).model_dump()
-    return JSONResponse(body, 200 if welcome else 503, headers=None if welcome else {"Retry-After": "5"})
+    return JSONResponse(
+        body, 200 if welcome else 503, headers=None if welcome else {"Retry-After": "5"}
+    )
 
 
 @router.get("/models/{name:modelname}")
@@ -82,7 +87,9 @@ async def metadata(request: Request, caller: ModelReader, name: str) -> ModelMet
 
 
 @router.get("/models/{name:modelname}/versions/{version:int}")
-async def version_metadata(request: Request, caller: ModelReader, name: str, version: int) -> ModelMetadata:
+async def version_metadata(
+    request: Request, caller: ModelReader, name: str, version: int
+) -> ModelMetadata:
     """What a version takes and gives."""
     return await _metadata(rooms_of(request), caller.tenant, name, version)
 
@@ -93,20 +100,27 @@ async def model_ready(request: Request, caller: ModelReader, name: str) -> Respo
     return await _ready(rooms_of(request), caller.tenant, name, None)
 
 
-@router.get("/models/{name:modelname}/versions/{version:int}/ready", responses={503: {"model": ModelReady}})
+@router.get(
+    "/models/{name:modelname}/versions/{version:int}/ready", responses={503: {"model": ModelReady}}
+)
 async def version_ready(request: Request, caller: ModelReader, name: str, version: int) -> Response:
     """Whether the version answers; loads it when it is not loaded."""
     return await _ready(rooms_of(request), caller.tenant, name, version)
 
 
-@router.post("/models/{name:modelname}/infer", openapi_extra=_BODY, responses=_REPLY, response_class=Response)
+@router.post(
+    "/models/{name:modelname}/infer", openapi_extra=_BODY, responses=_REPLY, response_class=Response
+)
 async def infer(request: Request, caller: Asker, name: str) -> Response:
     """The best labels of each row, as tensors; by the version that POST /v1/models/NAME:predict would ask."""
     return await _infer(request, caller.tenant, name, None)
 
 
 @router.post(
-    "/models/{name:modelname}/versions/{version:int}/infer", openapi_extra=_BODY, responses=_REPLY, response_class=Response
+    "/models/{name:modelname}/versions/{version:int}/infer",
+    openapi_extra=_BODY,
+    responses=_REPLY,
+    response_class=Response,
 )
 async def version_infer(request: Request, caller: Asker, name: str, version: int) -> Response:
     """The same, by one version."""
@@ -120,7 +134,11 @@ async def repository_index(request: Request, caller: ModelReader) -> list[IndexE
     return await asyncio.to_thread(repository.index, rooms_of(request), caller.tenant, asked.ready)
 
 
-@router.post("/repository/models/{name:modelname}/load", openapi_extra=_optional(RepositoryRequest), response_class=Response)
+@router.post(
+    "/repository/models/{name:modelname}/load",
+    openapi_extra=_optional(RepositoryRequest),
+    response_class=Response,
+)
 async def load(request: Request, caller: Submitter, name: str) -> Response:
     """Map a version now, so that the first request need not wait for it."""
     version = _version(await _optional_body(request, RepositoryRequest))
@@ -128,7 +146,11 @@ async def load(request: Request, caller: Submitter, name: str) -> Response:
     return Response(status_code=200)
 
 
-@router.post("/repository/models/{name:modelname}/unload", openapi_extra=_optional(RepositoryRequest), response_class=Response)
+@router.post(
+    "/repository/models/{name:modelname}/unload",
+    openapi_extra=_optional(RepositoryRequest),
+    response_class=Response,
+)
 async def unload(request: Request, caller: Submitter, name: str) -> Response:
     """Free the memory of a version, or of all of a model; the next request loads it again."""
     version = _version(await _optional_body(request, RepositoryRequest))
@@ -147,11 +169,17 @@ async def _infer(request: Request, tenant: str, name: str, version: int | None) 
     asks = wanted(request, tenant, _reference(name, version))
     weight = asked.rows.n_rows + len(body) / TYPICAL
     count(request.scope, asked.rows.n_rows)
-    told = await answered(rooms, asks, asked.ask, asked.rows.given, asked.rows.n_rows, weight, begun)
+    told = await answered(
+        rooms, asks, asked.ask, asked.rows.given, asked.rows.n_rows, weight, begun
+    )
     content, json_length = telling.reply(told, asked)
     if json_length is None:
         return Response(content, media_type="application/json")
-    return Response(content, media_type="application/octet-stream", headers={"Inference-Header-Content-Length": str(json_length)})
+    return Response(
+        content,
+        media_type="application/octet-stream",
+        headers={"Inference-Header-Content-Length": str(json_length)},
+    )
 
 
 def _header_length(request: Request) -> int | None:
@@ -160,7 +188,9 @@ def _header_length(request: Request) -> int | None:
     if told is None:
         return None
     if not (told.isascii() and told.isdecimal() and len(told) < 16):
-        raise InputError("Inference-Header-Content-Length is not a number of bytes", code="BAD_HEADER")
+        raise InputError(
+            "Inference-Header-Content-Length is not a number of bytes", code="BAD_HEADER"
+        )
     return int(told)
 
 

@@ -26,7 +26,15 @@ from xcray.service.body import described, json_body
 from xcray.service.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
 from xcray.service.idempotency import REPLAYED, IdempotencyKey, replayed
 from xcray.service.routes.datasets import find
-from xcray.service.schemas import ClassPage, JobPage, JobRequest, JobView, StopRequest, StopView, TimelineView
+from xcray.service.schemas import (
+    ClassPage,
+    JobPage,
+    JobRequest,
+    JobView,
+    StopRequest,
+    StopView,
+    TimelineView,
+)
 from xcray.service.state import Rooms, rooms_of
 from xcray.train.timeline import document, read_timeline
 
@@ -54,8 +62,14 @@ _LOGS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {"text/plain": {"schema": {"type": "string"}}},
         "headers": {
-            "Log-Offset": {"description": "The byte of the log that this begins with.", "schema": {"type": "integer"}},
-            "Log-Next-Offset": {"description": "`offset` for what follows.", "schema": {"type": "integer"}},
+            "Log-Offset": {
+                "description": "The byte of the log that this begins with.",
+                "schema": {"type": "integer"},
+            },
+            "Log-Next-Offset": {
+                "description": "`offset` for what follows.",
+                "schema": {"type": "integer"},
+            },
             "Log-Size": {"description": "Bytes of the log now.", "schema": {"type": "integer"}},
         },
     }
@@ -63,13 +77,24 @@ _LOGS: dict[int | str, dict[str, Any]] = {
 Status: TypeAlias = Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
 Moment: TypeAlias = Annotated[
     str | None,
-    Query(max_length=40, pattern=MOMENT, description="A time, such as 2026-01-31T12:00:00Z.", examples=["2026-01-31T12:00:00Z"]),
+    Query(
+        max_length=40,
+        pattern=MOMENT,
+        description="A time, such as 2026-01-31T12:00:00Z.",
+        examples=["2026-01-31T12:00:00Z"],
+    ),
 ]
 _OWN = tuple(name for name in JobView.model_fields if name not in ("spec", "expires"))
 _HIDDEN = frozenset({"dataset_id", "ray_address", "shown", tracing.HEADER})
 
 
-@router.post("", status_code=201, openapi_extra=described(JobRequest), responses=replayed(JobView), response_model=JobView)
+@router.post(
+    "",
+    status_code=201,
+    openapi_extra=described(JobRequest),
+    responses=replayed(JobView),
+    response_model=JobView,
+)
 def submit(
     request: Request,
     caller: Submitter,
@@ -100,11 +125,17 @@ def submit(
 def index(
     request: Request,
     caller: Reader,
-    status: Annotated[list[Status] | None, Query(max_length=5, description="One, or several.")] = None,
+    status: Annotated[
+        list[Status] | None, Query(max_length=5, description="One, or several.")
+    ] = None,
     kind: Annotated[Literal["train", "predict"] | None, Query()] = None,
     name: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
-    model: Annotated[str | None, Query(min_length=1, max_length=128, description="The model it makes or asks.")] = None,
-    dataset: Annotated[str | None, Query(min_length=1, max_length=64, description="The id of its data set.")] = None,
+    model: Annotated[
+        str | None, Query(min_length=1, max_length=128, description="The model it makes or asks.")
+    ] = None,
+    dataset: Annotated[
+        str | None, Query(min_length=1, max_length=64, description="The id of its data set.")
+    ] = None,
     created_after: Moment = None,
     created_before: Moment = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
@@ -128,11 +159,17 @@ def index(
 
 
 @router.post(":stop", openapi_extra=described(StopRequest))
-def stop_all(request: Request, caller: Submitter, asked: Annotated[StopRequest, Depends(json_body(StopRequest))]) -> StopView:
+def stop_all(
+    request: Request,
+    caller: Submitter,
+    asked: Annotated[StopRequest, Depends(json_body(StopRequest))],
+) -> StopView:
     """Stop many: all jobs that wait or run and fit what is named; {} means every one. Ask again while `more`."""
     stopped, deadline = 0, time.monotonic() + STOP_SECONDS
     while True:
-        found = rooms_of(request).store.request_stop_all(caller.tenant, **asked.model_dump(), limit=STOPPED_AT_ONCE)
+        found = rooms_of(request).store.request_stop_all(
+            caller.tenant, **asked.model_dump(), limit=STOPPED_AT_ONCE
+        )
         stopped, more = stopped + found, found == STOPPED_AT_ONCE
         if not more or time.monotonic() >= deadline:
             break
@@ -140,7 +177,9 @@ def stop_all(request: Request, caller: Submitter, asked: Annotated[StopRequest, 
 
 
 @router.get("/{job_id}", response_model=JobView, responses=NOT_MODIFIED)
-def show(request: Request, caller: Reader, job_id: str, if_none_match: IfNoneMatch = None) -> Response:
+def show(
+    request: Request, caller: Reader, job_id: str, if_none_match: IfNoneMatch = None
+) -> Response:
     """One job."""
     job = rooms_of(request).store.get(job_id, caller.tenant)
     return reply(request, members(job), tag(job.events))
@@ -159,7 +198,9 @@ async def events(
     job = await asyncio.to_thread(rooms.store.get, job_id, caller.tenant)
     start = sse.start_after(after, last_event_id)
     if last_event_id is not None and job.status in TERMINAL:
-        left = await asyncio.to_thread(rooms.store.events, job_id, caller.tenant, after=start, limit=1)
+        left = await asyncio.to_thread(
+            rooms.store.events, job_id, caller.tenant, after=start, limit=1
+        )
         if not left:
             return Response(status_code=204)  # tells an EventSource not to come back
     stream = sse.stream(rooms, job_id, caller.tenant, start)
@@ -171,26 +212,44 @@ def logs(
     request: Request,
     caller: Reader,
     job_id: str,
-    tail: Annotated[int | None, Query(ge=1, le=10_000, description="The last so many lines; 200 when no offset is given.")] = None,
-    offset: Annotated[int | None, Query(ge=0, le=2**53, description="What follows this byte; not with tail.")] = None,
-    limit: Annotated[int, Query(ge=1, le=log_pages.LONGEST, description="Most bytes after an offset.")] = log_pages.LONGEST,
+    tail: Annotated[
+        int | None,
+        Query(ge=1, le=10_000, description="The last so many lines; 200 when no offset is given."),
+    ] = None,
+    offset: Annotated[
+        int | None, Query(ge=0, le=2**53, description="What follows this byte; not with tail.")
+    ] = None,
+    limit: Annotated[
+        int, Query(ge=1, le=log_pages.LONGEST, description="Most bytes after an offset.")
+    ] = log_pages.LONGEST,
 ) -> PlainTextResponse:
     """Lines of its log, all attempts: the last ones, or those after a byte; empty while there is none.
 
     To follow it, ask again with the Log-Next-Offset of the answer before.
     """
     if tail is not None and offset is not None:
-        raise InputError("tail and offset exclude each other: send one", code="CHOICE", loc="offset")
+        raise InputError(
+            "tail and offset exclude each other: send one", code="CHOICE", loc="offset"
+        )
     rooms = rooms_of(request)
     path = rooms.home.log(rooms.store.get(job_id, caller.tenant).id)
-    found = log_pages.last_lines(path, tail or 200) if offset is None else log_pages.following(path, offset, limit)
+    found = (
+        log_pages.last_lines(path, tail or 200)
+        if offset is None
+        else log_pages.following(path, offset, limit)
+    )
     places = {"Log-Offset": found.begin, "Log-Next-Offset": found.end, "Log-Size": found.size}
-    return PlainTextResponse(found.text, headers={name: str(value) for name, value in places.items()})
+    return PlainTextResponse(
+        found.text, headers={name: str(value) for name, value in places.items()}
+    )
 
 
 @router.get("/{job_id}/timeline")
 def timeline(
-    request: Request, caller: Reader, job_id: str, limit: Annotated[int, Query(ge=1, le=TIMELINE_ENTRIES)] = 5000
+    request: Request,
+    caller: Reader,
+    job_id: str,
+    limit: Annotated[int, Query(ge=1, le=TIMELINE_ENTRIES)] = 5000,
 ) -> TimelineView:
     """Which worker did what when: so far while it runs, and with the model once it SUCCEEDED."""
     rooms = rooms_of(request)
@@ -215,7 +274,9 @@ def classes(
     start = page_start(page_token, limit) or 0
     rows = model.classes.slice(start, limit).to_pylist()
     left = [{"seq": start + i + 1} for i in range(min(limit + 1, model.n_labels - start))]
-    named = [{"number": row["label"], **row, "label": model.label_name(row["label"])} for row in rows]
+    named = [
+        {"number": row["label"], **row, "label": model.label_name(row["label"])} for row in rows
+    ]
     return ClassPage(classes=named, next_page_token=page_token_after(left, limit))
 
 
@@ -223,7 +284,9 @@ def classes(
 def stop(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> Response:
     """Ask it to stop; finished work is kept. Asking twice, or an ended job, changes nothing."""
     seen = _seen(request, caller, job_id)
-    return _told(request, rooms_of(request).store.request_stop(job_id, caller.tenant, if_events=seen))
+    return _told(
+        request, rooms_of(request).store.request_stop(job_id, caller.tenant, if_events=seen)
+    )
 
 
 @router.post("/{job_id}/resume", response_model=JobView)
@@ -250,17 +313,25 @@ def members(job: Job) -> dict[str, Any]:
     spec = {name: value for name, value in job.spec.items() if name not in _HIDDEN} | shown
     if "dataset_id" in job.spec:
         spec["dataset"] = job.spec["dataset_id"]
-    expires = None if job.expires is None else datetime.fromtimestamp(job.expires, UTC).isoformat(timespec="milliseconds")
+    expires = (
+        None
+        if job.expires is None
+        else datetime.fromtimestamp(job.expires, UTC).isoformat(timespec="milliseconds")
+    )
     return {**found, "spec": spec, "expires": expires and expires.replace("+00:00", "Z")}
 
 
 def accepted(request: Request, job: Job, created: bool) -> Response:
     """The reply to a submission: 201, or 200 when the key was used before."""
     headers = {"Location": f"/v1/jobs/{job.id}", **({} if created else REPLAYED)}
-    return reply(request, members(job), tag(job.events), status=201 if created else 200, headers=headers)
+    return reply(
+        request, members(job), tag(job.events), status=201 if created else 200, headers=headers
+    )
 
 
-def limits_of(caller: Caller, timeout: float | None, expires: float | None, attempts: int | None) -> dict[str, Any]:
+def limits_of(
+    caller: Caller, timeout: float | None, expires: float | None, attempts: int | None
+) -> dict[str, Any]:
     """What a submission says of its limits, and of the caller's."""
     own = {"timeout_seconds": timeout, "expires_seconds": expires, "max_attempts": attempts}
     return {**own, "key_id": caller.key_id, "most_queued": caller.limits.max_queued}
@@ -289,15 +360,27 @@ def _seconds(place: str, moment: str | None) -> float | None:
         datetime.fromtimestamp(seconds, UTC)  # in another zone it can lie before the year 1
         return seconds
     except (ValueError, OverflowError):
-        raise InputError(f"query: {place} is no time: write it like 2026-01-31T12:00:00Z", code="TIME", loc=place) from None
+        raise InputError(
+            f"query: {place} is no time: write it like 2026-01-31T12:00:00Z", code="TIME", loc=place
+        ) from None
 
 
 def _spec(rooms: Rooms, asked: JobRequest, dataset: str) -> dict[str, Any]:
     """The training that a request means, checked as a whole. Raises ParameterError."""
-    fields = {"solver": asked.solver, "params": asked.params, "workers": asked.workers, "ks": list(asked.ks), "name": asked.model}
+    fields = {
+        "solver": asked.solver,
+        "params": asked.params,
+        "workers": asked.workers,
+        "ks": list(asked.ks),
+        "name": asked.model,
+    }
     limits = {"max_seconds": asked.max_seconds, "memory_limit": asked.memory_limit}
-    given = {name: limit for name, limit in limits.items() if limit is not None} | ({"calibrate": True} if asked.calibrate else {})
-    return rooms.check_spec({"dataset": dataset, "pool": asked.pool or rooms.settings.pool, **fields, **given})
+    given = {name: limit for name, limit in limits.items() if limit is not None} | (
+        {"calibrate": True} if asked.calibrate else {}
+    )
+    return rooms.check_spec(
+        {"dataset": dataset, "pool": asked.pool or rooms.settings.pool, **fields, **given}
+    )
 
 
 def _timeline(rooms: Rooms, job: Job) -> pa.Table:

@@ -25,7 +25,10 @@ TenantName = Annotated[str | None, Query(max_length=64, description="Only of thi
 
 @router.post("/keys", status_code=201, openapi_extra=described(KeyRequest))
 def create(
-    request: Request, response: Response, caller: Admin, asked: Annotated[KeyRequest, Depends(json_body(KeyRequest))]
+    request: Request,
+    response: Response,
+    caller: Admin,
+    asked: Annotated[KeyRequest, Depends(json_body(KeyRequest))],
 ) -> NewKey:
     """Make a key. Its secret is in this reply and nowhere else."""
     made = new_token()
@@ -62,20 +65,32 @@ def audit(
     request: Request,
     caller: Admin,
     tenant: TenantName = None,
-    action: Annotated[str | None, Query(max_length=64, description="Only this action, like job.submit.")] = None,
+    action: Annotated[
+        str | None, Query(max_length=64, description="Only this action, like job.submit.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
 ) -> AuditPage:
     """Who changed what, newest first."""
     among = None if tenant is None else check_name(tenant)
-    entries, token = rooms_of(request).store.list_audit(among, action=action, limit=limit, page_token=page_token)
+    entries, token = rooms_of(request).store.list_audit(
+        among, action=action, limit=limit, page_token=page_token
+    )
     return AuditPage(entries=[_entry(entry) for entry in entries], next_page_token=token)
 
 
 def _shown(key: Key) -> dict[str, Any]:
     """A key as admin sees it: no digest."""
-    fields = {name: getattr(key, name) for name in KeyView.model_fields if name not in ("expires", "scopes")}
-    return {**fields, "scopes": list(key.scopes), "expires": None if key.expires is None else utc(key.expires)}
+    fields = {
+        name: getattr(key, name)
+        for name in KeyView.model_fields
+        if name not in ("expires", "scopes")
+    }
+    return {
+        **fields,
+        "scopes": list(key.scopes),
+        "expires": None if key.expires is None else utc(key.expires),
+    }
 
 
 def _entry(entry: AuditEntry) -> AuditView:

@@ -42,7 +42,9 @@ from xcray.service.state import Rooms, rooms_of
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 SETTLED = "."  # in the ETag of a model: what stands before it is the same in every process
-_CARD: dict[int | str, dict[str, Any]] = {200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}}
+_CARD: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}
+}
 
 
 @router.get("", response_model=ModelPage, responses=NOT_MODIFIED)
@@ -50,32 +52,64 @@ def index(request: Request, caller: ModelReader, if_none_match: IfNoneMatch = No
     """All models, by name."""
     rooms = rooms_of(request)
     return reply(
-        request, ModelPage(models=[_model(rooms, caller.tenant, name) for name in rooms.registry_of(caller.tenant).names()])
+        request,
+        ModelPage(
+            models=[
+                _model(rooms, caller.tenant, name)
+                for name in rooms.registry_of(caller.tenant).names()
+            ]
+        ),
     )
 
 
 @router.get("/{name:modelname}", response_model=ModelView, responses=NOT_MODIFIED)
-def show(request: Request, caller: ModelReader, name: str, if_none_match: IfNoneMatch = None) -> Response:
+def show(
+    request: Request, caller: ModelReader, name: str, if_none_match: IfNoneMatch = None
+) -> Response:
     """One model: versions and aliases."""
     view = _model(rooms_of(request), caller.tenant, name)
     return reply(request, view, _etag(view))
 
 
-@router.get("/{name:modelname}/versions/{version:int}", response_model=VersionView, responses=NOT_MODIFIED)
-def show_version(request: Request, caller: ModelReader, name: str, version: int, if_none_match: IfNoneMatch = None) -> Response:
+@router.get(
+    "/{name:modelname}/versions/{version:int}", response_model=VersionView, responses=NOT_MODIFIED
+)
+def show_version(
+    request: Request,
+    caller: ModelReader,
+    name: str,
+    version: int,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
     """One version: sizes, measures, where it came from."""
-    return reply(request, _version(rooms_of(request).registry_of(caller.tenant).describe(name, version)))
+    return reply(
+        request, _version(rooms_of(request).registry_of(caller.tenant).describe(name, version))
+    )
 
 
-@router.get("/{name:modelname}/versions/{version:int}/card", responses={**_CARD, **NOT_MODIFIED}, response_class=PlainTextResponse)
-def card(request: Request, caller: ModelReader, name: str, version: int, if_none_match: IfNoneMatch = None) -> Response:
+@router.get(
+    "/{name:modelname}/versions/{version:int}/card",
+    responses={**_CARD, **NOT_MODIFIED},
+    response_class=PlainTextResponse,
+)
+def card(
+    request: Request,
+    caller: ModelReader,
+    name: str,
+    version: int,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
     """The model card, in Markdown."""
     path = rooms_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
-    return reply(request, card_of(read_manifest(path)).encode(), media_type="text/markdown; charset=utf-8")
+    return reply(
+        request, card_of(read_manifest(path)).encode(), media_type="text/markdown; charset=utf-8"
+    )
 
 
 @router.delete("/{name:modelname}/versions/{version:int}", status_code=204)
-def delete_version(request: Request, caller: Submitter, name: str, version: int, if_match: IfMatch = None) -> None:
+def delete_version(
+    request: Request, caller: Submitter, name: str, version: int, if_match: IfMatch = None
+) -> None:
     """Delete a version that no alias names; its number is not used again."""
     rooms = rooms_of(request)
     with _as_seen(request, caller.tenant, name):
@@ -83,7 +117,11 @@ def delete_version(request: Request, caller: Submitter, name: str, version: int,
     rooms.predictors.moved(caller.tenant, name)
 
 
-@router.put("/{name:modelname}/aliases/{alias:modelname}", openapi_extra=described(AliasRequest), response_model=ModelView)
+@router.put(
+    "/{name:modelname}/aliases/{alias:modelname}",
+    openapi_extra=described(AliasRequest),
+    response_model=ModelView,
+)
 def set_alias(
     request: Request,
     caller: Submitter,
@@ -111,7 +149,12 @@ def shadow(request: Request, caller: Reader, name: str, alias: str) -> ShadowVie
     _, route = rooms.registry_of(caller.tenant).route(f"{name}@{alias}")
     rooms.shadows.flush(rooms.store)
     found = figures(rooms.store, caller.tenant, f"{name}@{alias}")
-    pairs = [_pair(pair, sums) for pair, sums in sorted(found.items(), key=lambda each: (-each[0].shadow, -each[0].answered))]
+    pairs = [
+        _pair(pair, sums)
+        for pair, sums in sorted(
+            found.items(), key=lambda each: (-each[0].shadow, -each[0].answered)
+        )
+    ]
     return ShadowView(alias=alias, shadow=_share(route.shadow), pairs=pairs)
 
 
@@ -129,7 +172,9 @@ def unload(request: Request, caller: Submitter, reference: str) -> None:
 
 
 @router.delete("/{name:modelname}/aliases/{alias:modelname}", status_code=204)
-def delete_alias(request: Request, caller: Submitter, name: str, alias: str, if_match: IfMatch = None) -> None:
+def delete_alias(
+    request: Request, caller: Submitter, name: str, alias: str, if_match: IfMatch = None
+) -> None:
     """Remove an alias; the version stays."""
     rooms = rooms_of(request)
     with _as_seen(request, caller.tenant, name):
@@ -138,14 +183,18 @@ def delete_alias(request: Request, caller: Submitter, name: str, alias: str, if_
 
 
 @router.get("/{name:modelname}/sets", response_model=SetPage, responses=NOT_MODIFIED)
-def sets(request: Request, caller: ModelReader, name: str, if_none_match: IfNoneMatch = None) -> Response:
+def sets(
+    request: Request, caller: ModelReader, name: str, if_none_match: IfNoneMatch = None
+) -> Response:
     """The sets of labels that requests may name as set:NAME in allow and deny lists."""
     registry = rooms_of(request).registry_of(caller.tenant)
     found = registry.sets(_known(registry, name))
     return reply(request, SetPage(sets=[_summary(found.get(one)) for one in found.names()]))
 
 
-@router.get("/{name:modelname}/sets/{set:modelname}", response_model=SetView, responses=NOT_MODIFIED)
+@router.get(
+    "/{name:modelname}/sets/{set:modelname}", response_model=SetView, responses=NOT_MODIFIED
+)
 def show_set(
     request: Request,
     caller: ModelReader,
@@ -158,7 +207,11 @@ def show_set(
     return reply(request, _set(rooms_of(request).registry_of(caller.tenant), name, set, version))
 
 
-@router.put("/{name:modelname}/sets/{set:modelname}", openapi_extra=described(SetRequest), response_model=SetView)
+@router.put(
+    "/{name:modelname}/sets/{set:modelname}",
+    openapi_extra=described(SetRequest),
+    response_model=SetView,
+)
 def put_set(
     request: Request,
     caller: Submitter,
@@ -175,7 +228,9 @@ def put_set(
 
 
 @router.delete("/{name:modelname}/sets/{set:modelname}", status_code=204)
-def delete_set(request: Request, caller: Submitter, name: str, set: str, if_match: IfMatch = None) -> None:
+def delete_set(
+    request: Request, caller: Submitter, name: str, set: str, if_match: IfMatch = None
+) -> None:
     """Remove a set; requests that name it are then refused."""
     with _as_seen(request, caller.tenant, name, set):
         rooms_of(request).registry_of(caller.tenant).sets(name).delete(set)
@@ -206,7 +261,9 @@ def _etag(view: ModelView) -> str:
 def _known(registry: Registry, name: str) -> str:
     """A name that has a version."""
     if not registry.versions(name):
-        raise NotFound(f"there is no model {name!r}; there are: {', '.join(registry.names()) or 'none'}")
+        raise NotFound(
+            f"there is no model {name!r}; there are: {', '.join(registry.names()) or 'none'}"
+        )
     return name
 
 
@@ -216,7 +273,9 @@ def _set(registry: Registry, name: str, set: str, version: int | None) -> SetVie
     found = registry.sets(name).get(set)
     model = Model.open(registry.resolve(f"{name}:{number}"), verify=False)
     told = _summary(found).model_dump()
-    return SetView(**told, labels=list(found.labels), version=number, unknown=unknown(model, found.labels))
+    return SetView(
+        **told, labels=list(found.labels), version=number, unknown=unknown(model, found.labels)
+    )
 
 
 def _summary(found: LabelSet) -> SetSummary:
@@ -247,16 +306,27 @@ def _model(rooms: Rooms, tenant: str, name: str) -> ModelView:
 def _route(asked: AliasRequest) -> Route:
     """The route that a request means. Raises ParameterError."""
     if (asked.version is None) == (asked.split is None):
-        raise ParameterError("name where the alias leads: version, or split; one of them", code="SPLIT")
-    split = [(share.version, share.weight) for share in asked.split or ()] or [(asked.version or 0, 1.0)]
+        raise ParameterError(
+            "name where the alias leads: version, or split; one of them", code="SPLIT"
+        )
+    split = [(share.version, share.weight) for share in asked.split or ()] or [
+        (asked.version or 0, 1.0)
+    ]
     if asked.shadow is None:
         return Route.of(split)
-    return Route.of(split, (asked.shadow, 1.0) if isinstance(asked.shadow, int) else (asked.shadow.version, asked.shadow.share))
+    return Route.of(
+        split,
+        (asked.shadow, 1.0)
+        if isinstance(asked.shadow, int)
+        else (asked.shadow.version, asked.shadow.share),
+    )
 
 
 def _shown(route: Route) -> RouteView:
     """A route."""
-    return RouteView(split=[ShareView(**share._asdict()) for share in route.split], shadow=_share(route.shadow))
+    return RouteView(
+        split=[ShareView(**share._asdict()) for share in route.split], shadow=_share(route.shadow)
+    )
 
 
 def _share(share: Share | None) -> ShareView | None:
@@ -283,5 +353,11 @@ def _pair(pair: Pair, sums: dict[str, float]) -> PairView:
 
 def _version(found: ModelVersion) -> VersionView:
     """A version without its path."""
-    fields = {name: getattr(found, name) for name in VersionView.model_fields if name not in ("n_labels", "n_features", "aliases")}
-    return VersionView(**fields, n_labels=found.shape[0], n_features=found.shape[1], aliases=list(found.aliases))
+    fields = {
+        name: getattr(found, name)
+        for name in VersionView.model_fields
+        if name not in ("n_labels", "n_features", "aliases")
+    }
+    return VersionView(
+        **fields, n_labels=found.shape[0], n_features=found.shape[1], aliases=list(found.aliases)
+    )

@@ -30,7 +30,9 @@ from xcray.service.state import Rooms, rooms_of
 
 router = APIRouter(prefix="/v1/models", tags=["predictions"])
 
-ExplainBody: TypeAlias = Annotated[ExplainRequest, Depends(json_body(ExplainRequest, "predict_body_bytes"))]
+ExplainBody: TypeAlias = Annotated[
+    ExplainRequest, Depends(json_body(ExplainRequest, "predict_body_bytes"))
+]
 _PATH: Final = re.compile(r"/v1/models/([^/:@]+(?:@[^/:@]+|:[0-9]+)?):predict")
 _caller: Final = auth.needs("predict")
 
@@ -44,7 +46,9 @@ _caller: Final = auth.needs("predict")
 async def predict(request: Request, caller: Asker, reference: str) -> Response:
     """The best labels of each instance. `reference` is name, name@alias or name:3; the reply says which version answered."""
     return Response(
-        await predicting.answer(request, rooms_of(request), wanted(request, caller.tenant, reference)),
+        await predicting.answer(
+            request, rooms_of(request), wanted(request, caller.tenant, reference)
+        ),
         media_type="application/json",
     )
 
@@ -54,25 +58,35 @@ class PredictDoor:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._route = next(route for route in router.routes if getattr(route, "endpoint", None) is predict)
+        self._route = next(
+            route for route in router.routes if getattr(route, "endpoint", None) is predict
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a predict request. Raises XcrayError, which the guard outside turns into a problem."""
-        found = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        found = (
+            _PATH.fullmatch(scope["path"])
+            if scope["type"] == "http" and scope["method"] == "POST"
+            else None
+        )
         if found is None:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
         scope["route"] = self._route  # for the guard's figures
         caller = await _caller(request)
-        body = await predicting.answer(request, rooms_of(request), wanted(request, caller.tenant, found[1]))
+        body = await predicting.answer(
+            request, rooms_of(request), wanted(request, caller.tenant, found[1])
+        )
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 
 @router.post("/{reference:modelref}:explain", openapi_extra=described(ExplainRequest))
-async def explain(request: Request, caller: Asker, reference: str, asked: ExplainBody) -> ExplainReply:
+async def explain(
+    request: Request, caller: Asker, reference: str, asked: ExplainBody
+) -> ExplainReply:
     """Which features made the score of a label (the best one when none is named), and what it lacks to be among the best."""
     rooms = rooms_of(request)
     with rooms.desk.place(1):
@@ -96,7 +110,10 @@ def _explain(loaded: Loaded, asked: ExplainRequest) -> ExplainReply:
     row = rows_of(predictor.model, [asked.instance], "instance")
     label = asked.label if asked.label is not None else int(predictor.predict(row, 1).labels[0, 0])
     found = predictor.explain(row, label, asked.top)
-    fields = {name: getattr(found, name) for name in ("score", "bias", "rest", "n_rest", "rank", "gap_to_top", "gap_to_kth")}
+    fields = {
+        name: getattr(found, name)
+        for name in ("score", "bias", "rest", "n_rest", "rank", "gap_to_top", "gap_to_kth")
+    }
     contributions = [Contribution(**part._asdict()) for part in found.contributions]
     answerer = Answerer(name=loaded.name, version=loaded.version, sha256=predictor.model.sha256)
     return ExplainReply(model=answerer, label=found.name, contributions=contributions, **fields)

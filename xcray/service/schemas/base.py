@@ -16,7 +16,11 @@ MOST_MILLISECONDS = 600_000.0
 LABEL_LIMIT = 10_000  # characters of a label's name
 LABELS_LIMIT = 100_000  # labels of an allow or deny list
 
-Name = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"pattern": f"^{NAME.pattern}$"}, examples=["pydocs"])]
+Name = Annotated[
+    str,
+    AfterValidator(check_name),
+    Field(json_schema_extra={"pattern": f"^{NAME.pattern}$"}, examples=["pydocs"]),
+]
 Index = Annotated[int, Field(ge=0, le=INDEX_LIMIT)]
 Value = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False)]
 
@@ -25,7 +29,8 @@ Value = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=Fa
 Indices = Annotated[list[Index], Field(fail_fast=True)]
 Values = Annotated[list[Value], Field(fail_fast=True)]
 Labels = Annotated[
-    list[Annotated[str, Field(max_length=LABEL_LIMIT)]], Field(min_length=1, max_length=LABELS_LIMIT, fail_fast=True)
+    list[Annotated[str, Field(max_length=LABEL_LIMIT)]],
+    Field(min_length=1, max_length=LABELS_LIMIT, fail_fast=True),
 ]
 
 

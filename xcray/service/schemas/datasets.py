@@ -13,11 +13,25 @@ class DatasetRequest(Strict):
     """A data set that needs no body of its own: built in, generated, from uploads, or from a folder the operator allows."""
 
     name: Name
-    format: Literal["svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "pydocs", "synthetic", "dataset"]
+    format: Literal[
+        "svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "pydocs", "synthetic", "dataset"
+    ]
     options: dict[str, Any] = Field(default_factory=dict)
-    uploads: dict[Literal["train", "test"], str] | None = Field(None, description="Ids of POST /v1/uploads.")
-    path: str | None = Field(None, min_length=1, max_length=4096, description="A file (a folder: format=dataset) of the server.")
-    uri: str | None = Field(None, min_length=1, max_length=2048, description="Where the server fetches the file, if it may.")
+    uploads: dict[Literal["train", "test"], str] | None = Field(
+        None, description="Ids of POST /v1/uploads."
+    )
+    path: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="A file (a folder: format=dataset) of the server.",
+    )
+    uri: str | None = Field(
+        None,
+        min_length=1,
+        max_length=2048,
+        description="Where the server fetches the file, if it may.",
+    )
     sha256: str | None = Field(None, max_length=64, description="With `uri`: what its SHA-256 is.")
 
 

@@ -18,8 +18,12 @@ Named = Annotated[list[OneLabel], Field(min_length=1, max_length=LABELS_LIMIT, f
 class TensorParameters(Strict):
     """Of a tensor that is sent."""
 
-    binary_data_size: int | None = Field(None, ge=0, le=2**53, description="Bytes of it behind the JSON object.")
-    content_type: str | None = Field(None, max_length=64, description="What other servers want to know; without a meaning here.")
+    binary_data_size: int | None = Field(
+        None, ge=0, le=2**53, description="Bytes of it behind the JSON object."
+    )
+    content_type: str | None = Field(
+        None, max_length=64, description="What other servers want to know; without a meaning here."
+    )
 
 
 class InferInput(Strict):
@@ -50,11 +54,15 @@ class InferParameters(Strict):
     """What is asked, with the meanings of POST /v1/models/{reference}:predict."""
 
     top_k: int = Field(5, ge=1)
-    allow: OneLabel | Named | None = Field(None, description="One label, or several; set:NAME for the labels of a set.")
+    allow: OneLabel | Named | None = Field(
+        None, description="One label, or several; set:NAME for the labels of a set."
+    )
     deny: OneLabel | Named | None = Field(None, description="Named in the same way.")
     deadline_ms: float | None = Field(None, gt=0, le=MOST_MILLISECONDS)
     probabilities: bool = False
-    binary_data_output: bool = Field(False, description="Send all tensors behind the JSON object that do not say otherwise.")
+    binary_data_output: bool = Field(
+        False, description="Send all tensors behind the JSON object that do not say otherwise."
+    )
 
 
 class InferRequest(Strict):
@@ -63,10 +71,14 @@ class InferRequest(Strict):
 
     id: str | None = Field(None, max_length=1024, description="Comes back in the reply.")
     model_name: str | None = Field(None, max_length=128, description="Must be that of the path.")
-    model_version: str | None = Field(None, max_length=16, description="Without a meaning here: the path has it.")
+    model_version: str | None = Field(
+        None, max_length=16, description="Without a meaning here: the path has it."
+    )
     parameters: InferParameters | None = None
     inputs: list[InferInput] = Field(min_length=1, max_length=5)
-    outputs: list[InferOutput] | None = Field(None, max_length=5, description="None: labels, scores and label_ids.")
+    outputs: list[InferOutput] | None = Field(
+        None, max_length=5, description="None: labels, scores and label_ids."
+    )
 
 
 class TensorView(View):
@@ -153,7 +165,11 @@ class IndexEntry(View):
 class RepositoryParameters(Strict):
     """Of a load or unload."""
 
-    version: str | None = Field(None, pattern=r"^[1-9][0-9]{0,8}$", description="Which version. None: the latest; to unload: all.")
+    version: str | None = Field(
+        None,
+        pattern=r"^[1-9][0-9]{0,8}$",
+        description="Which version. None: the latest; to unload: all.",
+    )
 
 
 class RepositoryRequest(Strict):

@@ -10,28 +10,50 @@ from xcray.service.schemas.base import MOST_SECONDS, Name, Strict, View
 
 Timeout = Annotated[
     float | None,
-    Field(gt=0, le=MOST_SECONDS, description="Running time allowed, over all attempts; then it FAILED, reason TIMEOUT. None: any."),
+    Field(
+        gt=0,
+        le=MOST_SECONDS,
+        description="Running time allowed, over all attempts; then it FAILED, reason TIMEOUT. None: any.",
+    ),
 ]
 Expires = Annotated[
     float | None,
     Field(
-        gt=0, le=MOST_SECONDS, description="Seconds from now by which it must have ended; else FAILED, reason EXPIRED. None: any."
+        gt=0,
+        le=MOST_SECONDS,
+        description="Seconds from now by which it must have ended; else FAILED, reason EXPIRED. None: any.",
     ),
 ]
 Attempts = Annotated[
-    int | None, Field(ge=1, le=100, description="How often its runner may vanish before it FAILED. None: what the service allows.")
+    int | None,
+    Field(
+        ge=1,
+        le=100,
+        description="How often its runner may vanish before it FAILED. None: what the service allows.",
+    ),
 ]
 
 
 class JobRequest(Strict):
     """A training to queue. `params` are the solver's; what they may be is checked before the job is accepted."""
 
-    dataset: str = Field(min_length=1, max_length=64, description="Id or name of a data set; a name means its newest READY one.")
+    dataset: str = Field(
+        min_length=1,
+        max_length=64,
+        description="Id or name of a data set; a name means its newest READY one.",
+    )
     model: Name = Field(description="The name under which the model is published.")
-    name: str | None = Field(None, min_length=1, max_length=128, description="A readable name; the model's when left out.")
+    name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=128,
+        description="A readable name; the model's when left out.",
+    )
     solver: str = Field("ppdsparse", max_length=64)
     params: dict[str, Any] = Field(default_factory=dict)
-    pool: Literal["serial", "threads", "ray"] | None = Field(None, description="Where classes are solved; else the server chooses.")
+    pool: Literal["serial", "threads", "ray"] | None = Field(
+        None, description="Where classes are solved; else the server chooses."
+    )
     workers: int = Field(0, ge=0, le=100_000, description="Workers of the pool; 0 takes all cores.")
     max_seconds: float | None = Field(
         None,
@@ -41,11 +63,21 @@ class JobRequest(Strict):
         "epochs (dsmlr, lbfgs, lc) publish the whole model as it was after the last one. None: train to the end.",
     )
     memory_limit: int | None = Field(
-        None, ge=1, le=2**60, description="Bytes the training may take: what is foreseen to need more fails before it starts."
+        None,
+        ge=1,
+        le=2**60,
+        description="Bytes the training may take: what is foreseen to need more fails before it starts.",
     )
-    calibrate: bool = Field(False, description="Fit probabilities too, on the held-out part: half fits, the other half measures.")
-    ks: list[Annotated[int, Field(ge=1, le=100)]] = Field([1, 3, 5], min_length=1, max_length=10, description="k of P@k.")
-    priority: int = Field(0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission.")
+    calibrate: bool = Field(
+        False,
+        description="Fit probabilities too, on the held-out part: half fits, the other half measures.",
+    )
+    ks: list[Annotated[int, Field(ge=1, le=100)]] = Field(
+        [1, 3, 5], min_length=1, max_length=10, description="k of P@k."
+    )
+    priority: int = Field(
+        0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission."
+    )
     timeout_seconds: Timeout = None
     expires_seconds: Expires = None
     max_attempts: Attempts = None
@@ -87,7 +119,9 @@ class StopRequest(Strict):
     kind: Literal["train", "predict"] | None = None
     name: str | None = Field(None, min_length=1, max_length=128)
     model: str | None = Field(None, min_length=1, max_length=128)
-    dataset: str | None = Field(None, min_length=1, max_length=64, description="The id of a data set.")
+    dataset: str | None = Field(
+        None, min_length=1, max_length=64, description="The id of a data set."
+    )
 
 
 class StopView(View):

@@ -15,7 +15,9 @@ class KeyRequest(Strict):
     name: str = Field(min_length=1, max_length=128, description="What people know it by.")
     scopes: list[Literal["read", "predict", "submit", "admin"]] = Field(min_length=1, max_length=4)
     tenant: Name = Field("default", description="Whose things it opens.")
-    expires_seconds: float | None = Field(None, gt=0, le=10 * MOST_SECONDS, description="How long it is good; None: until revoked.")
+    expires_seconds: float | None = Field(
+        None, gt=0, le=10 * MOST_SECONDS, description="How long it is good; None: until revoked."
+    )
     limits: dict[str, int] = Field(
         default_factory=dict,
         max_length=5,

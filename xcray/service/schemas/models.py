@@ -34,16 +34,24 @@ class AliasRequest(Strict):
     """Where an alias leads from now on: to one version, or to several by weights that sum to 1; perhaps with a shadow."""
 
     version: Version | None = Field(None, description="The version that answers; or split.")
-    split: list[ShareRequest] | None = Field(None, min_length=1, max_length=8, description="The versions that answer, by weight.")
-    shadow: Annotated[Annotated[Version, Tag("version")] | Annotated[ShadowRequest, Tag("shadow")], Discriminator(_kind)] | None = (
-        Field(None, description="Another version that answers along, unheard.")
+    split: list[ShareRequest] | None = Field(
+        None, min_length=1, max_length=8, description="The versions that answer, by weight."
     )
+    shadow: (
+        Annotated[
+            Annotated[Version, Tag("version")] | Annotated[ShadowRequest, Tag("shadow")],
+            Discriminator(_kind),
+        ]
+        | None
+    ) = Field(None, description="Another version that answers along, unheard.")
 
 
 class SetRequest(Strict):
     """The labels of a set from now on, by name; those that a version lacks are passed over by it."""
 
-    labels: list[Annotated[str, Field(min_length=1, max_length=10_000)]] = Field(min_length=1, max_length=1_000_000, fail_fast=True)
+    labels: list[Annotated[str, Field(min_length=1, max_length=10_000)]] = Field(
+        min_length=1, max_length=1_000_000, fail_fast=True
+    )
 
 
 class ShareView(View):
@@ -119,7 +127,9 @@ class VersionView(View):
     n_bytes: int
     measures: dict[str, Any]
     dataset_hash: str
-    calibrated: bool = Field(description="Whether it tells probabilities: by curves, or as softmax.")
+    calibrated: bool = Field(
+        description="Whether it tells probabilities: by curves, or as softmax."
+    )
 
 
 class ModelView(View):

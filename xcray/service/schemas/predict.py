@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from xcray.service.schemas.base import LABEL_LIMIT, MOST_MILLISECONDS, TEXT_LIMIT, Indices, Labels, Strict, Values, View
+from xcray.service.schemas.base import (
+    LABEL_LIMIT,
+    MOST_MILLISECONDS,
+    TEXT_LIMIT,
+    Indices,
+    Labels,
+    Strict,
+    Values,
+    View,
+)
 
 
 class Instance(Strict):
     """One thing to classify: `text`; or `indices` and `values` of a sparse row (any order, no index twice); or `values` alone,
     a dense row as long as the model has features."""
 
-    text: str | None = Field(None, max_length=TEXT_LIMIT, examples=["read rows of a csv file into dictionaries"])
+    text: str | None = Field(
+        None, max_length=TEXT_LIMIT, examples=["read rows of a csv file into dictionaries"]
+    )
     indices: Indices | None = None
     values: Values | None = None
 
@@ -21,13 +32,24 @@ class PredictRequest(Strict):
 
     instances: list[Instance] = Field(min_length=1, fail_fast=True)
     top_k: int = Field(5, ge=1)
-    allow: Labels | None = Field(None, description="Answer only these: names of labels, and set:NAME for the labels of a set.")
+    allow: Labels | None = Field(
+        None,
+        description="Answer only these: names of labels, and set:NAME for the labels of a set.",
+    )
     deny: Labels | None = Field(None, description="Never answer these, named in the same way.")
     deadline_ms: float | None = Field(
-        None, gt=0, le=MOST_MILLISECONDS, description="Time to answer: then the best found so far; see `certificate`."
+        None,
+        gt=0,
+        le=MOST_MILLISECONDS,
+        description="Time to answer: then the best found so far; see `certificate`.",
     )
-    certificate: bool = Field(False, description="Tell for each instance whether the answer is proven, and what it took.")
-    probabilities: bool = Field(False, description="Tell the probability of each label; the model must be calibrated, or softmax.")
+    certificate: bool = Field(
+        False, description="Tell for each instance whether the answer is proven, and what it took."
+    )
+    probabilities: bool = Field(
+        False,
+        description="Tell the probability of each label; the model must be calibrated, or softmax.",
+    )
 
 
 class ExplainRequest(Strict):

@@ -9,7 +9,9 @@ revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
-oldest = "0003"  # leases are told otherwise: who knows dates would take jobs from those who run them
+oldest = (
+    "0003"  # leases are told otherwise: who knows dates would take jobs from those who run them
+)
 
 SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 LEASE_SECONDS = 20.0  # of jobs that run while the store is upgraded
@@ -40,13 +42,30 @@ def _jobs() -> None:
         sa.Column("dataset_id", sa.Text),
     ):
         op.add_column("jobs", column)
-    jobs = sa.table("jobs", *(sa.column(name) for name in ("kind", "model", "dataset_id")), sa.column("spec", sa.JSON))
-    told = {"model": jobs.c.spec["name"].as_string(), "dataset_id": jobs.c.spec["dataset_id"].as_string()}
+    jobs = sa.table(
+        "jobs",
+        *(sa.column(name) for name in ("kind", "model", "dataset_id")),
+        sa.column("spec", sa.JSON),
+    )
+    told = {
+        "model": jobs.c.spec["name"].as_string(),
+        "dataset_id": jobs.c.spec["dataset_id"].as_string(),
+    }
     op.execute(sa.update(jobs).where(jobs.c.kind == "train").values(told))
     op.drop_index("jobs_queue", "jobs")
     op.drop_index("jobs_tenant", "jobs")
     op.create_index("jobs_queue", "jobs", ["status", "priority", "tenant", "seq"])
-    listed = ["tenant", "seq", "status", "kind", "priority", "created", "name", "model", "dataset_id"]
+    listed = [
+        "tenant",
+        "seq",
+        "status",
+        "kind",
+        "priority",
+        "created",
+        "name",
+        "model",
+        "dataset_id",
+    ]
     op.create_index("jobs_list", "jobs", listed)
     for name, columns in (("jobs_expires", ["status", "expires"]), ("jobs_ended", ["finished"])):
         there = sa.text(f"{columns[-1]} IS NOT NULL")
@@ -112,4 +131,8 @@ def _duties_counters_turns() -> None:
         sa.Column("labels", sa.Text, primary_key=True),
         sa.Column("value", sa.Float, nullable=False),
     )
-    op.create_table("turns", sa.Column("tenant", sa.Text, primary_key=True), sa.Column("turn", SERIAL, nullable=False))
+    op.create_table(
+        "turns",
+        sa.Column("tenant", sa.Text, primary_key=True),
+        sa.Column("turn", SERIAL, nullable=False),
+    )
