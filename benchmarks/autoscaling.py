@@ -32,10 +32,13 @@ from benchmarks.common import arguments
 from benchmarks.ray_store import QUICK, several_nodes
 from xcray.arrays import Int32
 from xcray.errors import Stopped
-from xcray.execution.drive import drive
-from xcray.execution.pool import Result, StopFlag
-from xcray.execution.ray_pool import RayPool
-from xcray.execution.ray_session import (
+from xcray.schedule.autoscaling import Thrift
+from xcray.schedule.events import Joined
+from xcray.schedule.label_scheduler import Scatter
+from xcray.workers.driver import drive
+from xcray.workers.pool import Result, StopFlag
+from xcray.workers.ray.pool import RayPool
+from xcray.workers.ray.session import (
     connect,
     environment,
     free_port,
@@ -43,10 +46,7 @@ from xcray.execution.ray_session import (
     short_root,
     write_token,
 )
-from xcray.execution.timeline import Span
-from xcray.schedule.demand import Thrift
-from xcray.schedule.messages import Joined
-from xcray.schedule.scatter import Scatter
+from xcray.workers.timeline import Span
 
 HEAD = "f" * 51 + "00000"  # the identity of a head that the provider takes for its own
 SLEEP = 0.1  # seconds between two looks at the flag

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import arguments, dataset, in_folder
-from xcray.train import TrainSpec, train
+from xcray.training import TrainSpec, train
 
 
 def runs_of(name: str, data_path: str, workers: list[int], folder: Path) -> list[dict[str, Any]]:

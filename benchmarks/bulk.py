@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import arguments, dataset, in_folder
 from xcray.arrays import CSR
-from xcray.bulk import BulkSpec, predict_bulk
+from xcray.batch import BulkSpec, predict_bulk
 from xcray.data.dataset import Dataset
-from xcray.train import TrainSpec, train
+from xcray.training import TrainSpec, train
 
 POOLS = {"serial": ("serial", 1), "threads 1": ("threads", 1), "threads 2": ("threads", 2)}
 ON_RAY = {"ray 1": ("ray", 1), "ray 2": ("ray", 2)}

@@ -26,9 +26,9 @@ from xcray.metrics import brier, ece, ece_floor, matches
 from xcray.model.model import Model
 from xcray.plots import draw_calibration
 from xcray.predict import Predictor
-from xcray.train import TrainSpec, train
-from xcray.train.curves import Answers, fit, fitted, frequency_bins
-from xcray.train.probabilities import CANDIDATES, measured, sides
+from xcray.training import TrainSpec, train
+from xcray.training.calibration.fit import CANDIDATES, measured, sides
+from xcray.training.calibration.isotonic import Answers, fit, fitted, frequency_bins
 
 KS = (1, 3, 5)
 Told = Callable[[Answers], Any]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from xcray.schedule.circulate import Circulate, Visit
-from xcray.schedule.messages import Done, Finish
+from xcray.schedule.events import Done, Finish
+from xcray.schedule.rotation import Circulate, Visit
 
 
 @dataclass(frozen=True)

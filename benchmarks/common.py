@@ -16,7 +16,7 @@ import numpy as np
 from xcray.arrays import csr_from, pattern
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
-from xcray.data.options import ReadOptions
+from xcray.data.readers.options import ReadOptions
 from xcray.data.writer import DatasetWriter
 
 

@@ -25,7 +25,7 @@ from xcray.data.dataset import Dataset
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import frequency_groups, precision_at_k
 from xcray.solvers import make_solver
-from xcray.train.report import figures
+from xcray.training.report.summary import figures
 
 ROUNDS = (1, 2, 3, 4, 5, 8, 13)
 EPS = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)

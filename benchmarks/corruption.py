@@ -23,11 +23,12 @@ import pyarrow as pa
 
 from benchmarks.common import arguments, in_folder
 from xcray.arrays import csr_from
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound
-from xcray.files import file_digests, write_table
 from xcray.model.directory import MANIFEST, sealed
 from xcray.model.model import Model, write_model
+from xcray.storage.arrow import write_table
+from xcray.storage.atomic import file_digests
 
 TEXTS = (
     "read rows of a csv file",

@@ -35,8 +35,8 @@ from benchmarks.soak import service
 from benchmarks.soak_traffic import Models, Record, Traffic
 from xcray.client import Client
 from xcray.errors import XcrayError
-from xcray.execution.ray_cluster import LocalCluster
-from xcray.execution.ray_session import free_port
+from xcray.workers.ray.local_cluster import LocalCluster
+from xcray.workers.ray.session import free_port
 
 BOARDS: Final = Path(__file__).parents[1] / "helm" / "xcray" / "monitoring" / "dashboards"
 WINDOW: Final = 10 * SCRAPE  # seconds, for $__rate_interval

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.common import arguments, in_folder
 from xcray.arrays import csr_from
-from xcray.index.normaliser import Normaliser
+from xcray.index.log_partition import Normaliser
 from xcray.index.search import SearchIndex
 
 K = 5

@@ -27,11 +27,12 @@ from benchmarks.common import arguments, in_folder
 from benchmarks.footprint_child import ROWS, memory
 from xcray.arrays import csr
 from xcray.data.dataset import Dataset
-from xcray.data.terms import TextParams
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
+from xcray.data.text.tokenizer import TextParams
 from xcray.errors import EXTRAS
-from xcray.files import write_json, write_matrix
 from xcray.model.model import Model, write_model
+from xcray.storage.arrow import write_matrix
+from xcray.storage.atomic import write_json
 
 LABELS, TERMS, WEIGHTS_A_LABEL, FEATURES = 15_000, 40_000, 400, 60
 KINDS = ("all", "core", "cold")

@@ -89,8 +89,8 @@ def queries(rows: str) -> Callable[[int, int], Any]:
     if rows.endswith(".json"):
         texts = json.loads(Path(rows).read_text())
         return lambda i, j: texts[i:j]
-    from xcray.files import read_csr
     from xcray.kernels.sparse import row_range
+    from xcray.storage.arrow import read_csr
 
     X = read_csr(Path(rows))
     return lambda i, j: row_range(X, i, j)

@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks.common import arguments
 from benchmarks.simulation import TICK, Outcome, Simulation, heavy_tailed
-from xcray.schedule.demand import Staff, Thrift, given_back, workers_wanted
-from xcray.schedule.messages import Tick
+from xcray.schedule.autoscaling import Staff, Thrift, given_back, workers_wanted
+from xcray.schedule.events import Tick
+from xcray.schedule.label_scheduler import Scatter
 from xcray.schedule.placement import A_CPU, Node, places, room
-from xcray.schedule.scatter import Scatter
 
 WORKER_SECONDS = 1.5  # from a seat on a node to the first batch
 

@@ -33,9 +33,9 @@ from tests.faults.service import Service, runner_process, store_of
 from tests.faults.stage import Stage, enter, namespaces, stage, until
 from tests.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
 from tests.nodes import Nodes, nodes
-from xcray.execution.ray_cluster import JoinedCluster
-from xcray.jobs.launch import _client
 from xcray.jobs.states import PENDING, RUNNING
+from xcray.jobs.supervision.launch import _client
+from xcray.workers.ray.local_cluster import JoinedCluster
 
 ASK: Final = {"instances": [{"indices": [1, 5, 9], "values": [1.0, 0.5, 0.2]}]}
 PAUSE: Final = 0.02  # seconds between predictions

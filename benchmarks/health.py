@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.common import arguments, in_folder, machine
 from benchmarks.serving import service
 from xcray.arrays import csr_from
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.model.model import write_model
 from xcray.model.registry import Registry
 

@@ -26,10 +26,10 @@ import ray
 from benchmarks.common import arguments, dataset, in_folder
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
-from xcray.execution.progress import Progress
-from xcray.execution.ray_session import local_ray
-from xcray.execution.timeline import DONE, LOST, read_streams
-from xcray.train import TrainSpec, train
+from xcray.telemetry.progress import Progress
+from xcray.training import TrainSpec, train
+from xcray.workers.ray.session import local_ray
+from xcray.workers.timeline import DONE, LOST, read_streams
 
 SMALL = {"rows": 40_000, "features": 20_000, "labels": 20_000, "seed": 1}
 JOB = "kills"

@@ -27,7 +27,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.kernels.sparse import transpose
 from xcray.model.model import Model
-from xcray.train import TrainSpec, train
+from xcray.training import TrainSpec, train
 
 FEATURES, ENTRIES, LABELS_A_ROW, OWN = 100_000, 6000, 25, 50
 PARAMS = {"lam": 0.0, "eps": 0.05}

@@ -19,20 +19,20 @@ from threadpoolctl import threadpool_limits
 from benchmarks.mlr_data import Problem
 from xcray.arrays import Float64, TopK, frozen
 from xcray.errors import Stopped
-from xcray.execution.descent import descend
-from xcray.execution.hands import ShardWork, rows_of
-from xcray.execution.local_team import ThreadTeam
-from xcray.execution.plan import Plan, Standing
-from xcray.execution.pool import StopFlag
-from xcray.execution.rounds import TeamRounds
-from xcray.execution.timeline import Span
 from xcray.metrics import chosen, f1
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.lbfgs import LBFGSSolver
 from xcray.solvers.lc import LCSolver
 from xcray.solvers.multinomial import Shard, shard_of, shard_rows, total_weight
-from xcray.solvers.rounds import Part, Round, top
-from xcray.solvers.rows import Rows as Products
+from xcray.solvers.row_operator import Rows as Products
+from xcray.solvers.synchronous_contract import Part, Round, top
+from xcray.training.rotation.config import Plan, Standing
+from xcray.training.rotation.shard_worker import ShardWork, rows_of
+from xcray.training.rotation.trainer import descend
+from xcray.workers.local_group import ThreadTeam
+from xcray.workers.pool import StopFlag
+from xcray.workers.synchronous_calls import TeamRounds
+from xcray.workers.timeline import Span
 
 CHUNK = 1 << 20  # scores in hand when a model is measured
 NEXT = 1.15  # held-out rows are looked at when the clock shows so many times what it did then

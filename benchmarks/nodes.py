@@ -41,9 +41,9 @@ from tests.faults.stage import Stage, enter, namespaces, stage, until
 from tests.nodes import Node, Nodes, nodes
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
-from xcray.execution.timeline import DONE, DUPLICATE, LOST, read_streams
-from xcray.files import read_json
-from xcray.train import TrainSpec, train
+from xcray.storage.atomic import read_json
+from xcray.training import TrainSpec, train
+from xcray.workers.timeline import DONE, DUPLICATE, LOST, read_streams
 
 PARTS: Final = ("same", "kill", "add", "cut", "mlr", "round", "drain")
 SMALL: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}

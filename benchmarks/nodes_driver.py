@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from xcray.execution import ray_pool
-from xcray.execution.progress import Progress
-from xcray.execution.ray_actors import RayWorkers
-from xcray.files import write_json
-from xcray.train import TrainSpec, circulating, train
+from xcray.storage.atomic import write_json
+from xcray.telemetry.progress import Progress
+from xcray.training import TrainSpec, train
+from xcray.training.rotation import strategy as circulating
+from xcray.workers.ray import pool as ray_pool
+from xcray.workers.ray.actors import RayWorkers
 
 LOOK = 0.1  # seconds
 JOB = "job-nodes"

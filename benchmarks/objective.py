@@ -26,7 +26,7 @@ from xcray.arrays import CSR, csr_from, frozen
 from xcray.data.dataset import Split
 from xcray.kernels.sparse import transpose
 from xcray.solvers import make_solver
-from xcray.solvers.block import Block
+from xcray.solvers.solved_labels import Block
 
 SETS = ("bibtex", "cooking", "news20_bydate", "gutenberg_lcsh")
 C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere

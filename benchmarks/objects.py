@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import arguments, in_folder
-from xcray.execution.ray_session import free_port, reachable
-from xcray.files import file_digests, verify_files
-from xcray.model.objects import Place
-from xcray.model.transfer import fetch, send
+from xcray.model.objectstore.client import Place
+from xcray.model.objectstore.transfer import fetch, send
+from xcray.storage.atomic import file_digests, verify_files
+from xcray.workers.ray.session import free_port, reachable
 
 MB = 1_000_000
 BUCKET = "benchmark"

@@ -19,16 +19,16 @@ import numpy as np
 from benchmarks.common import arguments, dataset, in_folder
 from xcray.arrays import CSR, frozen
 from xcray.data.dataset import Dataset
-from xcray.execution.drive import drive
-from xcray.execution.local import SerialPool
-from xcray.execution.pool import Result, StopFlag
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import evaluate
-from xcray.schedule.scatter import Scatter
-from xcray.solvers.block import Block, merge
+from xcray.schedule.label_scheduler import Scatter
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.train.grid import Point, plan, rescale
-from xcray.train.points import Warm, hold_out
+from xcray.solvers.solved_labels import Block, merge
+from xcray.training.tuning.evaluate import Warm, hold_out
+from xcray.training.tuning.grid import Point, plan, rescale
+from xcray.workers.driver import drive
+from xcray.workers.local_pool import SerialPool
+from xcray.workers.pool import Result, StopFlag
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 BATCH = 256  # labels of a timed call

@@ -18,12 +18,12 @@ import numpy as np
 from benchmarks.peers_worker import cpu_seconds, memory_bytes, stay_on, tree_bytes
 from xcray.arrays import TopK, frozen
 from xcray.data.dataset import Dataset
-from xcray.execution.progress import Progress
 from xcray.index.inverted import InvertedIndex
 from xcray.kernels.sparse import take_rows
 from xcray.model.model import Model
 from xcray.solvers import make_solver
-from xcray.train import TrainSpec, train
+from xcray.telemetry.progress import Progress
+from xcray.training import TrainSpec, train
 
 SOLVER = "ppdsparse"
 

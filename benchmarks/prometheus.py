@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 import yaml
 
-from xcray.execution.ray_session import free_port
+from xcray.workers.ray.session import free_port
 
 RULES: Final = Path(__file__).parents[1] / "helm" / "xcray" / "monitoring" / "rules.yaml"
 SCRAPE: Final = 3  # seconds

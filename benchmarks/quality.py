@@ -23,7 +23,7 @@ from xcray.arrays import TopK, frozen
 from xcray.data.dataset import Dataset
 from xcray.metrics import evaluate
 from xcray.model.model import Model
-from xcray.train import TrainSpec, train
+from xcray.training import TrainSpec, train
 
 SETS = ["bibtex:0.01", "cooking", "news20_bydate", "clef_imclef07a"]
 SAMPLE = 200  # classes of a large set that the peer is timed on

@@ -35,10 +35,10 @@ from benchmarks.common import arguments, dataset, in_folder
 from benchmarks.queue_service import BODY, Service, checked, many, timed
 from tests.postgres import private_postgres
 from xcray.data.dataset import Dataset
+from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import new_id, utc
-from xcray.jobs.schema import EVENTS, JOBS
 from xcray.jobs.states import FAILED, PENDING, STATUSES, STOPPED, SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 
 Figures = dict[str, Any]
 CLIENTS, CLAIMERS = 8, 4

@@ -18,7 +18,7 @@ import httpx
 import psutil
 
 from xcray.data.dataset import Dataset
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 
 PATIENCE = 60.0  # seconds for whatever should take one
 BODY = {"model": "queued", "params": {"C": 1.0}, "pool": "serial"}

@@ -15,11 +15,11 @@ from typing import Any
 
 from benchmarks.common import arguments, dataset, in_folder
 from benchmarks.serving import case_of, load, service, sparse
-from xcray.execution.ray_cluster import LocalCluster, connect
-from xcray.execution.ray_session import free_port
 from xcray.jobs.home import Home
 from xcray.model.registry import Registry
-from xcray.train import TrainSpec, train
+from xcray.training import TrainSpec, train
+from xcray.workers.ray.local_cluster import LocalCluster, connect
+from xcray.workers.ray.session import free_port
 
 CLIENTS = (1, 16)
 

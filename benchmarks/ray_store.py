@@ -11,7 +11,7 @@ import ray
 from ray._private.internal_api import node_stats
 from ray.cluster_utils import Cluster
 
-from xcray.execution.ray_session import (
+from xcray.workers.ray.session import (
     NAMESPACE,
     environment,
     own_environment,

@@ -30,10 +30,10 @@ from benchmarks.common import arguments, in_folder
 from benchmarks.ray_store import several_nodes, store_use
 from benchmarks.rotation_run import Peaks, Way, frequent, generated, train, work_of
 from xcray.data.dataset import Dataset
-from xcray.execution.ray_pool import session
-from xcray.execution.ray_team import RayTeam
-from xcray.solvers.circulating import Grid
 from xcray.solvers.dsmlr import DSMLRSolver
+from xcray.solvers.rotation_contract import Grid
+from xcray.workers.ray.pool import session
+from xcray.workers.ray.worker_group import RayTeam
 
 RACERS, SLOW = 4, "worker-3"
 COARSE, FINE = (

@@ -17,14 +17,14 @@ from xcray.arrays import Pattern, pattern
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
-from xcray.execution.descent import descend
-from xcray.execution.hands import ShardHand, ShardWork, rows_of
-from xcray.execution.memory import footprint
-from xcray.execution.plan import Descent, Plan, Standing
-from xcray.execution.pool import StopFlag
-from xcray.execution.team import Team
-from xcray.solvers.circulating import Grid, Step, Told, Weights
 from xcray.solvers.dsmlr import DSMLRSolver
+from xcray.solvers.rotation_contract import Grid, Step, Told, Weights
+from xcray.system.memory import footprint
+from xcray.training.rotation.config import Descent, Plan, Standing
+from xcray.training.rotation.shard_worker import ShardHand, ShardWork, rows_of
+from xcray.training.rotation.trainer import descend
+from xcray.workers.pool import StopFlag
+from xcray.workers.worker_group import Team
 
 LOOK = 0.1  # seconds between two looks at memory
 

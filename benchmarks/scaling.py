@@ -28,12 +28,12 @@ import numpy as np
 from benchmarks.circulation import Circulation, Cluster
 from benchmarks.common import arguments, in_folder
 from xcray.arrays import csr, pattern
-from xcray.schedule.circulate import ORDERS, Circulate, Visit
-from xcray.schedule.homes import homes_by_speed
-from xcray.schedule.messages import Done
-from xcray.solvers.circulating import Grid, Step
+from xcray.schedule.events import Done
+from xcray.schedule.rotation import ORDERS, Circulate, Visit
+from xcray.schedule.shard_assignment import homes_by_speed
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.multinomial import Shard, shard_of
+from xcray.solvers.rotation_contract import Grid, Step
 
 LATENCY, DRIVER = 1e-3, 0.25e-3  # seconds: of a message, and of the driver for each visit
 VERBS = ("update", "sum", "both")

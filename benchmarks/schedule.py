@@ -22,9 +22,9 @@ import numpy as np
 from benchmarks.common import arguments, dataset, in_folder
 from benchmarks.simulation import FLOOR, Simulation, heavy_tailed
 from xcray.data.dataset import Dataset
-from xcray.schedule.scatter import Scatter
+from xcray.schedule.label_scheduler import Scatter
 from xcray.solvers import make_solver
-from xcray.train import TrainSpec, train
+from xcray.training import TrainSpec, train
 
 OVERHEAD = 1e-3  # seconds between two batches of a worker, as measured on Ray without prefetching
 PAPER_SECONDS = (

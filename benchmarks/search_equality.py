@@ -12,10 +12,10 @@ import numpy as np
 from benchmarks.search_cases import FAMILIES, Case
 from tests.naive import search as naive
 from xcray.arrays import CSR, TopK
-from xcray.index.answer import Answer
 from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
 from xcray.index.search import SearchIndex
+from xcray.index.search_result import Answer
 
 KS = (1, 2, 3, 5, 10, 20, 50, 100, 1000)
 KEPT = 20  # mismatches told in full

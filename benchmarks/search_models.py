@@ -15,7 +15,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.synthetic import SyntheticParams
 from xcray.errors import NotFound
 from xcray.model.model import Model
-from xcray.train import TrainSpec, train
+from xcray.training import TrainSpec, train
 
 SMALL = SyntheticParams(
     rows=20_000, features=30_000, labels=4_000, nnz_per_row=60, labels_per_row=3, seed=4

@@ -37,11 +37,11 @@ import psutil
 from benchmarks.common import arguments, dataset, in_folder
 from xcray.client import Client
 from xcray.data.dataset import Dataset
-from xcray.data.pydocs import PydocsParams, default_roots, documents
+from xcray.data.demo import PydocsParams, default_roots, documents
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
-from xcray.train import TrainSpec, train
+from xcray.training import TrainSpec, train
 
 Case = dict[str, Any]  # name, reference of the model, bodies, what the bare predictor takes
 ASKED = 400  # different requests of a case

@@ -26,9 +26,9 @@ import numpy as np
 from benchmarks.common import in_folder
 from benchmarks.shapes_corpus import Shape, generate
 from xcray.data.dataset import Dataset
-from xcray.files import write_bytes
 from xcray.model.model import Model
-from xcray.train import TrainSpec, train
+from xcray.storage.atomic import write_bytes
+from xcray.training import TrainSpec, train
 
 SMALL = 0.01  # the scale without --models
 

@@ -15,19 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from xcray.schedule.messages import (
-    Cancel,
-    Done,
-    Event,
-    GivenUp,
-    Joined,
-    Left,
-    Lost,
-    Run,
-    Task,
-    Tick,
-)
-from xcray.schedule.scatter import Scatter
+from xcray.schedule.events import Cancel, Done, Event, GivenUp, Joined, Left, Lost, Run, Task, Tick
+from xcray.schedule.label_scheduler import Scatter
 
 SLICE = 0.2  # seconds until a worker sees that its task was called off
 TICK = 0.2  # seconds between two ticks, as in `drive`

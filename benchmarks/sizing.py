@@ -5,7 +5,7 @@
 Three figures of each set of `benchmarks.sizing_sets` (without --data only those that are made up), each as really over foreseen:
 
 seconds   processor seconds of solving all labels. Foreseen: from N, D, K, Z, labels a row and mean |x|^2 alone. Really: all labels
-          where they take less than --seconds, else a stratified sample that takes so long (`xcray.train.sampling`)
+          where they take less than --seconds, else a stratified sample that takes so long (`xcray.training.capacity.sampling`)
 memory    most anonymous bytes of a process that trains with one worker, over what it held before and what is foreseen, where
           foreseen and sample agree on less than --whole seconds; and the bytes of the model that it writes
 sample    what --measure would have told after a tenth of that time: the total over the truth, and whether its range holds it
@@ -32,9 +32,9 @@ from benchmarks.common import arguments, in_folder
 from benchmarks.sizing_sets import CASES, Case, opened
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
-from xcray.train.preflight import Estimate, norm_of, sizes_of
-from xcray.train.sampling import NOISE, Range, solve_some, total
-from xcray.train.sizing import Data, Wishes, guess_of, size
+from xcray.training.capacity.deployment import Data, Wishes, guess_of, size
+from xcray.training.capacity.preflight import Estimate, norm_of, sizes_of
+from xcray.training.capacity.sampling import NOISE, Range, solve_some, total
 
 FIGURES = ("seconds", "weights", "memory", "model", "sample")
 

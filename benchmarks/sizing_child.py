@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from xcray.execution.memory import anonymous, footprint
 from xcray.model.model import Model
 from xcray.solvers import make_solver
-from xcray.train import TrainSpec, train
+from xcray.system.memory import anonymous, footprint
+from xcray.training import TrainSpec, train
 
 
 def trained(told: dict[str, Any]) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from benchmarks.common import arguments, in_folder
 from benchmarks.serving import cases_of, load, processor_seconds, service
 from xcray.arrays import csr_from
 from xcray.data.dataset import Dataset, Split
-from xcray.execution.memory import footprint
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import row_range
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
-from xcray.train.answering import SCANNED, Asked, answering
+from xcray.system.memory import footprint
+from xcray.training.capacity.serving import SCANNED, Asked, answering
 
 CLIENTS = 4
 ASKED = 400  # rows

@@ -90,7 +90,7 @@ def answering(first: psutil.Process) -> list[psutil.Process]:
     workers = []
     for each in first.children():
         with contextlib.suppress(psutil.Error):
-            if "xcray.service.worker" in each.cmdline():
+            if "xcray.service.processes.worker" in each.cmdline():
                 workers.append(each)
     return [first, *workers]
 

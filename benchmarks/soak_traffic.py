@@ -19,7 +19,7 @@ import numpy as np
 
 from xcray.arrays import csr_from
 from xcray.client import Client
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.model.model import Model, write_model
 from xcray.model.registry import Registry
 

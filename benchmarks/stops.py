@@ -35,14 +35,14 @@ from unittest import mock
 
 from benchmarks.common import arguments
 from xcray.data.build import BuildOptions, build
-from xcray.execution.ray_keeper import descendants
-from xcray.jobs import launch
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
-from xcray.jobs.launch import Ended, ProcessLauncher
 from xcray.jobs.states import PENDING, RUNNING, TERMINAL
-from xcray.jobs.store import JobStore
-from xcray.jobs.supervisor import Supervisor
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision import launch
+from xcray.jobs.supervision.launch import Ended, ProcessLauncher
+from xcray.jobs.supervision.supervisor import Supervisor
+from xcray.system.processes import descendants
 
 ENDLESS: Final = {
     "loss": "hinge",

@@ -25,10 +25,10 @@ import numpy as np
 from benchmarks.common import arguments, in_folder
 from benchmarks.footprint_child import memory
 from xcray.arrays import CSR, csr
-from xcray.data import vectorise
-from xcray.data.pydocs import TEXT_PARAMS, documents
-from xcray.data.terms import TextParams, tokenizer
-from xcray.data.text import TextPipeline
+from xcray.data.demo import TEXT_PARAMS, documents
+from xcray.data.text import vectorizer as vectorise
+from xcray.data.text.pipeline import TextPipeline
+from xcray.data.text.tokenizer import TextParams, tokenizer
 
 BATCHES, WORDS = (1, 32, 1000), 12
 SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]

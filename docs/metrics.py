@@ -1,6 +1,6 @@
 """The table of figures in observing.md, from the code: `python docs/metrics.py` writes it anew; a test compares.
 
-The figures of a replica are those of `xcray.service.gauges`, those of the store `xcray.service.store_figures`.
+The figures of a replica are those of `xcray.service.observability.metrics`, those of the store `xcray.service.observability.store_metrics`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from prometheus_client import Metric
 
-from xcray.jobs.figures import StoreFigures
-from xcray.service.gauges import REPLICA, Disk, Failing, Gauges
-from xcray.service.store_figures import COUNTERS, STORE, StoreCollector, families
+from xcray.jobs.store.statistics import StoreFigures
+from xcray.service.observability.metrics import REPLICA, Disk, Failing, Gauges
+from xcray.service.observability.store_metrics import COUNTERS, STORE, StoreCollector, families
 
 PAGE = Path(__file__).parent / "observing.md"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"

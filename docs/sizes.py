@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from xcray.cli.size import figure
-from xcray.train.answering import Asked, answering
-from xcray.train.sizing import GIB, Data, Size, Wishes, size
+from xcray.cli.training.plan import figure
+from xcray.training.capacity.deployment import GIB, Data, Size, Wishes, size
+from xcray.training.capacity.serving import Asked, answering
 
 PAGE: Final = Path(__file__).parent / "operations.md"
 CORE, MEMORY, DISK, MONTH = (

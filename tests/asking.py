@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from xcray.service.auditing import template_of
+from xcray.service.http.audit import template_of
 
 
 class Told(NamedTuple):

@@ -101,7 +101,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     """A local Ray with two CPUs, started for the tests of one file and ended after them; no other cluster is joined or touched."""
-    from xcray.execution.ray_cluster import local_ray
+    from xcray.workers.ray.local_cluster import local_ray
 
     with local_ray() as cluster:
         yield cluster

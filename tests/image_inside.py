@@ -41,7 +41,7 @@ serve.shutdown()
 TRAIN = """
 import sys, time
 from pathlib import Path
-from xcray.train import TrainSpec, train
+from xcray.training import TrainSpec, train
 for turn in ("first", "again"):
     started = time.perf_counter()
     place = Path(sys.argv[2]) / turn
@@ -97,7 +97,7 @@ def size_of(path: Path) -> int:
 
 def first() -> dict[str, Any]:
     """Seconds of a fresh process until its first answer: with the baked kernels, again, and without them."""
-    from xcray.cli.compile import made_up
+    from xcray.cli.setup.compile_kernels import made_up
 
     model = made_up(Path("/tmp/first-model"), 3000, "identity")
     shutil.rmtree(os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)  # as a container begins

@@ -15,11 +15,11 @@ import numpy as np
 from fastapi import FastAPI
 
 from xcray.arrays import csr_from
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.model.model import Model, write_model
 from xcray.model.registry import Registry
-from xcray.service.listening import listen
-from xcray.service.server import Server
+from xcray.service.processes.server import Server
+from xcray.service.processes.sockets import listen
 from xcray.service.settings import Settings
 
 TEXTS = (

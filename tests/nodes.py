@@ -32,8 +32,8 @@ from typing import Any, Final
 from tests.faults.rows_ray import SOON
 from tests.faults.service import environment as clean
 from tests.faults.stage import PR_SET_PDEATHSIG, SPACES, kill, namespaces, until
-from xcray.cli.processes import family
-from xcray.execution.ray_session import free_port, own_environment, write_token
+from xcray.cli.terminal.processes import family
+from xcray.workers.ray.session import free_port, own_environment, write_token
 
 INIT: Final = Path(__file__).with_name("node_init.py")
 NET: Final = "10.77.0"

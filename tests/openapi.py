@@ -31,10 +31,10 @@ from schemathesis.engine import Status, events, from_schema
 
 from xcray.errors import Fenced, Unavailable
 from xcray.jobs.home import Home
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 from xcray.service.app import create_app
-from xcray.service.auth import Caller, Unauthorised, bearer
-from xcray.service.state import Rooms
+from xcray.service.app_state import Rooms
+from xcray.service.http.auth import Caller, Unauthorised, bearer
 
 STUB = """import json, pathlib, sys
 (pathlib.Path(sys.argv[1]).parent / "outcome.json").write_text(json.dumps({"stats": {"n_labels": 4}}))

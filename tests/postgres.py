@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from xcray.execution.ray_session import free_port
+from xcray.workers.ray.session import free_port
 
 USER = "xcray"
 PASSWORD = "a secret of the tests"

@@ -14,7 +14,7 @@ from typing import Any, Final
 import typer
 
 from xcray.cli.main import app
-from xcray.cli.spread import spread
+from xcray.cli.terminal.multi_value import spread
 
 ROOT: Final = Path(__file__).parent.parent
 COMMANDS: Final = typer.main.get_command(app)

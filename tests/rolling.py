@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from xcray.jobs import schema
+from xcray.jobs.database import schema
 
 STEPS = Path(__file__).parent.parent / "xcray" / "jobs" / "migrations" / "versions"
 FILE = '''"""A step of the next release."""
@@ -61,7 +61,7 @@ def main() -> int:
     folder = Path(sys.argv[1])
     schema.HEAD = newest(folder)  # type: ignore[misc]  # before anybody reads it
     from xcray.cli.main import main as xcray
-    from xcray.jobs import upgrade
+    from xcray.jobs.database import upgrade
 
     upgrade.OURS = upgrade.Steps(folder, schema.HEAD)  # type: ignore[misc]
     return xcray(sys.argv[2:])

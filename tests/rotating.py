@@ -16,15 +16,15 @@ import numpy as np
 
 from xcray.arrays import CSR, frozen, pattern
 from xcray.errors import Stopped
-from xcray.execution.descent import descend
-from xcray.execution.hands import ShardHand, ShardWork, rows_of
-from xcray.execution.local_team import SerialTeam, ThreadTeam
-from xcray.execution.plan import Descent, Plan
-from xcray.execution.pool import StopFlag
-from xcray.files import sha256_arrays
-from xcray.solvers.block import merge
-from xcray.solvers.circulating import Decision, Grid, LapFigures, Step, Told, Weights
 from xcray.solvers.dsmlr import DSMLRSolver
+from xcray.solvers.rotation_contract import Decision, Grid, LapFigures, Step, Told, Weights
+from xcray.solvers.solved_labels import merge
+from xcray.storage.atomic import sha256_arrays
+from xcray.training.rotation.config import Descent, Plan
+from xcray.training.rotation.shard_worker import ShardHand, ShardWork, rows_of
+from xcray.training.rotation.trainer import descend
+from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.workers.pool import StopFlag
 
 FEATURES, LABELS, WATCHED = 5, 23, 3
 GRID = Grid(4, 5)

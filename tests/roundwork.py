@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from tests.naive import multinomial as naive
-from xcray.execution.local_team import SerialTeam
-from xcray.execution.rounds import TeamRounds
 from xcray.solvers.multinomial import Shard
-from xcray.solvers.rounds import Trained
+from xcray.solvers.synchronous_contract import Trained
+from xcray.workers.local_group import SerialTeam
+from xcray.workers.synchronous_calls import TeamRounds
 
 Rows = tuple[Any, Any, Any]  # X (N, D), Y (N, K), c (N,), all dense
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
-from xcray.execution import ray_actors, ray_nodes, ray_pool
-from xcray.execution.ray_nodes import Told
+from xcray.workers.ray import actors as ray_actors
+from xcray.workers.ray import cluster_state as ray_nodes
+from xcray.workers.ray import pool as ray_pool
+from xcray.workers.ray.cluster_state import Told
 
 BOOT = 2.0  # seconds from an actor's place to its process
 STEP = 0.25

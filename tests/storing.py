@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xcray.jobs.job import Job
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 
 SPEC = {"dataset": "ds_1", "solver": "ppdsparse", "params": {"C": 1.0}}
 BEGINNING = 1_700_000_000.0  # 2023-11-14T22:13:20Z

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from xcray.errors import DataError, Stopped
-from xcray.schedule.messages import Lost
+from xcray.schedule.events import Lost
 
 PATIENCE = 300.0  # seconds until a wait is given up, however slow the machine
 LARGE = 200_000  # float32s: more than Ray passes within a message

@@ -19,12 +19,12 @@ from live import client_of, publish, settings_for
 from xcray.errors import Conflict, NotFound
 from xcray.jobs.states import FAILED
 from xcray.service.app import create_app
-from xcray.service.etags import tag
-from xcray.service.log_pages import following, last_lines
+from xcray.service.app_state import Rooms
+from xcray.service.http.etags import tag
+from xcray.service.observability.log_tail import following, last_lines
 from xcray.service.routes.datasets import members as members_of_dataset
 from xcray.service.routes.jobs import members
 from xcray.service.schemas import DatasetView, JobView
-from xcray.service.state import Rooms
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 STUB = "import json, pathlib, sys; (pathlib.Path(sys.argv[1]).parent / 'outcome.json').write_text(json.dumps({'stats': {'n': 4}}))"
@@ -541,7 +541,7 @@ def test_a_stream_goes_on_after_a_restart_and_at_another_replica(tmp_path: Path)
 
 def made_store(home: Path) -> Any:
     from xcray.jobs.home import Home
-    from xcray.jobs.store import JobStore
+    from xcray.jobs.store.job_store import JobStore
 
     return JobStore(Home(home).store_url)
 

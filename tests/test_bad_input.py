@@ -19,12 +19,12 @@ from badinput.memory import CASES
 
 from xcray.data.build import BuildOptions, build
 from xcray.data.check import check
-from xcray.data.codes import CODES, GROUPS
 from xcray.data.dataset import Dataset
-from xcray.data.options import ReadOptions
-from xcray.data.problems import DataErrors, Tally
+from xcray.data.readers.error_codes import CODES, GROUPS
+from xcray.data.readers.error_log import DataErrors, Tally
+from xcray.data.readers.options import ReadOptions
+from xcray.data.readers.svmlight import read_svmlight
 from xcray.data.splits import RowSplit
-from xcray.data.svmlight import read_svmlight
 from xcray.errors import DataError, ParameterError
 
 
@@ -249,7 +249,7 @@ def test_every_code_of_reading_is_explained() -> None:
     of_calls = {"NOT_A_LIST", "TEXT_NOT_STRING"}  # what Python code hands over, no file
     made = codes_of("data") | codes_of("bulk")
     assert made - of_calls <= set(CODES), (
-        "a code is raised that xcray/data/codes.py does not explain"
+        "a code is raised that xcray/data/readers/error_codes.py does not explain"
     )
     assert len(made) > 50
     named = {

@@ -19,20 +19,20 @@ import pytest
 import sqlalchemy as sa
 from live import PATIENCE, plain_model, publish, serving, settings_for
 
-from xcray.bulk import BulkResult, BulkSpec, predict_bulk
-from xcray.bulk.output import MANIFEST, OutputParts
+from xcray.batch import BulkResult, BulkSpec, predict_bulk
+from xcray.batch.output import MANIFEST, OutputParts
 from xcray.cli.main import main
 from xcray.client import Client
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError, Refused
-from xcray.execution.pool import StopFlag
+from xcray.jobs.database.schema import JOBS
 from xcray.jobs.job import PREDICT
-from xcray.jobs.runner import run_attempt
-from xcray.jobs.schema import JOBS
+from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.predict import Predictor
 from xcray.service.app import create_app
-from xcray.service.predictors import Wanted
-from xcray.service.state import Rooms
+from xcray.service.app_state import Rooms
+from xcray.service.models.cache import Wanted
+from xcray.workers.pool import StopFlag
 
 TEXTS = [f"{word} rows of a file" for word in ("csv", "json", "socket")] * 10
 QUICK = {
@@ -301,7 +301,7 @@ def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
     whole = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
     assert run_next(place) == SUCCEEDED
     job = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
-    flag, commit = StopFlag(), "xcray.bulk.output.OutputParts.commit"
+    flag, commit = StopFlag(), "xcray.batch.output.OutputParts.commit"
     look = stop_after(place, job["id"], 4, flag)
     original = OutputParts.commit
 
@@ -323,7 +323,7 @@ def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
         raise Crash
 
     with monkeypatch.context() as dying:
-        dying.setattr("xcray.jobs.answering.result_of", die)
+        dying.setattr("xcray.jobs.runner.batch_job.result_of", die)
         with pytest.raises(Crash):
             run_next(place)
     place.rooms.store.lose(job["id"], 2)
@@ -358,7 +358,7 @@ def test_a_fenced_attempt_publishes_nothing(
         return predict_bulk(spec, check=replaced, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr("xcray.jobs.answering.predict_bulk", late)
+        patched.setattr("xcray.jobs.runner.batch_job.predict_bulk", late)
         assert (
             run_attempt(store, place.rooms.home, job["id"], 1, **{**QUICK, "beat_seconds": 60.0})
             == "FENCED"
@@ -454,7 +454,7 @@ def test_from_the_command_line_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The job runs while the command waits for it."""
-    from xcray.client.nouns import Jobs
+    from xcray.client.resources import Jobs
 
     original = Jobs.predict
 

@@ -19,13 +19,13 @@ import pytest
 from live import plain_model, text_model
 
 from xcray.arrays import csr_from
-from xcray.bulk import BulkSpec, predict_bulk, read_manifest
-from xcray.bulk.lines import plan_lines
-from xcray.data.problems import DataErrors
+from xcray.batch import BulkSpec, predict_bulk, read_manifest
+from xcray.batch.lines import plan_lines
+from xcray.data.readers.error_log import DataErrors
 from xcray.errors import Conflict, Corrupt, DataError, InputError, NotFound, ParameterError, Stopped
-from xcray.execution.pool import StopFlag
-from xcray.files import sha256_file
 from xcray.predict import Predictor
+from xcray.storage.atomic import sha256_file
+from xcray.workers.pool import StopFlag
 
 D = 6
 WORDS = ("rows", "csv", "json", "file", "socket", "write", "listen", "naïve")
@@ -277,7 +277,7 @@ def test_probabilities_need_a_calibrated_model(tmp_path, model):
 
 
 def test_a_part_is_as_large_as_its_answers_allow(model):
-    from xcray.bulk.plan import rows_of_part
+    from xcray.batch.plan import rows_of_part
 
     assert [rows_of_part(n, 5) for n in (1, 10**5, 10**6, 10**9)] == [4096, 4096, 15625, 65536]
     assert rows_of_part(10**9, 1000) == 4194
@@ -487,8 +487,8 @@ def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(
     spec = BulkSpec(str(model.path), str(path), part_rows=7)
     whole = plan_lines(spec, False, D, tmp_path / "aside")
     for block in (32, 61, 200):
-        monkeypatch.setattr("xcray.data.source.BLOCK", block)
-        monkeypatch.setattr("xcray.data.source.HEAD", block)
+        monkeypatch.setattr("xcray.data.readers.blocks.BLOCK", block)
+        monkeypatch.setattr("xcray.data.readers.blocks.HEAD", block)
         plan = plan_lines(spec, False, D, tmp_path / "aside")
         data = path.read_bytes()
         for chunk in plan.chunks:
@@ -501,7 +501,7 @@ def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(
 
 
 def test_a_file_of_very_many_lines_keeps_a_bounded_number_of_places(tmp_path, model, monkeypatch):
-    monkeypatch.setattr("xcray.bulk.lines.MOST_MARKS", 8)
+    monkeypatch.setattr("xcray.batch.lines.MOST_MARKS", 8)
     path = svmlight(sparse(100), tmp_path / "in.svm")
     plan = plan_lines(
         BulkSpec(str(model.path), str(path), part_rows=1), False, D, tmp_path / "aside"
@@ -628,7 +628,7 @@ def test_kill_minus_nine_of_the_whole_process_loses_no_finished_part(tmp_path, m
     code = f"""
 import sys, time
 from pathlib import Path
-from xcray.bulk import BulkSpec, predict_bulk
+from xcray.batch import BulkSpec, predict_bulk
 def progress(step):
     print(step.done, flush=True)
     time.sleep(600 if step.done >= 112 else 0.02)  # whoever is to kill it may be late
@@ -651,7 +651,7 @@ predict_bulk(spec, run_dir=Path({str(tmp_path / "out.run")!r}), out=Path({str(tm
 
 def test_a_stop_is_heard_within_a_part(tmp_path, model, monkeypatch):
     """One part of many slices: the flag set at its first slice ends it long before the last."""
-    monkeypatch.setattr("xcray.bulk.work.STEP", 1)
+    monkeypatch.setattr("xcray.batch.chunk_task.STEP", 1)
     path, flag, seen = written(tmp_path / "in.parquet", table_of(sparse(2000))), StopFlag(), []
     whole = Predictor.answer
 
@@ -669,7 +669,7 @@ def test_a_stop_is_heard_within_a_part(tmp_path, model, monkeypatch):
 
 def test_memory_is_bounded_by_slices_not_by_the_file(tmp_path, model, monkeypatch):
     """What a worker holds at once are slices of the file: no table of a whole part is made of the input."""
-    from xcray.bulk import parquet
+    from xcray.batch import parquet
 
     sizes = []
     whole = parquet._rows
@@ -687,7 +687,7 @@ def test_memory_is_bounded_by_slices_not_by_the_file(tmp_path, model, monkeypatc
 
 def test_a_row_group_is_decoded_once_a_worker_not_once_a_part(tmp_path, model, monkeypatch):
     """Parts in any order, as several workers get them: rows stay right, and a file is opened again only to go back."""
-    from xcray.bulk.parquet import Cursor, plan_parquet
+    from xcray.batch.parquet import Cursor, plan_parquet
 
     X = sparse(100)
     path = written(tmp_path / "in.parquet", table_of(X), row_group_size=40)
@@ -696,7 +696,7 @@ def test_a_row_group_is_decoded_once_a_worker_not_once_a_part(tmp_path, model, m
     monkeypatch.setattr(
         Cursor, "_open", lambda self, *given: (opened.append(given[2]), whole(self, *given))[1]
     )
-    monkeypatch.setattr("xcray.bulk.parquet.SLICE", 3)
+    monkeypatch.setattr("xcray.batch.parquet.SLICE", 3)
     cursor = Cursor()
     ranges = [(0, 7), (14, 21), (21, 28), (35, 42), (7, 14), (90, 100), (98, 99), (0, 100)]
     for first, stop in ranges:

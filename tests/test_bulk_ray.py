@@ -12,9 +12,9 @@ from live import plain_model
 from test_bulk import D, digests, run, sparse, table_of, written
 
 from xcray.arrays import frozen
-from xcray.bulk import BulkSpec, predict_bulk
+from xcray.batch import BulkSpec, predict_bulk
 from xcray.errors import DataError, Unavailable
-from xcray.execution.ray_pool import RayPool
+from xcray.workers.ray.pool import RayPool
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
@@ -65,15 +65,15 @@ def test_a_node_that_does_not_see_the_model_is_told_so(tmp_path, model, monkeypa
 
             super().__init__(replace(work, model=str(tmp_path / "nowhere")), *rest, **more)
 
-    monkeypatch.setattr("xcray.execution.ray_pool.RayPool", Elsewhere)
+    monkeypatch.setattr("xcray.workers.ray.pool.RayPool", Elsewhere)
     with pytest.raises(Unavailable, match="file system that all nodes share"):
         run(tmp_path, model, path, pool="ray", workers=1)
 
 
 def test_work_travels_and_opens_by_itself(tmp_path, model, monkeypatch):
     """An actor's life without the actor: relative paths are made whole before they travel."""
-    from xcray.bulk.run import _Run
-    from xcray.execution.pool import StopFlag
+    from xcray.batch.run import _Run
+    from xcray.workers.pool import StopFlag
 
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "in.parquet", table_of(sparse(20)))

@@ -19,19 +19,20 @@ from xcray.cli import main as cli
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, Corrupt, InputError, NotCalibrated, ParameterError, ShapeMismatch
-from xcray.files import file_digests
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.metrics import matches
 from xcray.model.calibration import CALIBRATION
 from xcray.model.directory import read_manifest
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.train import TrainSpec, probabilities, train
-from xcray.train.calibrate import calibrate
-from xcray.train.pictures import draw_report, figures
-from xcray.train.probabilities import calibrated, sides
-from xcray.train.relabel import remove_labels, rename_labels
-from xcray.train.ways import foresee
+from xcray.storage.atomic import file_digests
+from xcray.training import TrainSpec, train
+from xcray.training.calibration import fit as probabilities
+from xcray.training.calibration.apply import calibrate
+from xcray.training.calibration.fit import calibrated, sides
+from xcray.training.edit.operations import remove_labels, rename_labels
+from xcray.training.report.render import draw_report, figures
+from xcray.training.strategies import foresee
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 from tests.chart.helm import NAMESPACE, Objects, helms, rendering, template_values, values_files
 from tests.chart.pod import IP, environment, may_play, plan_of, play, runnable
 from tests.without import say
-from xcray.jobs.tokens import given_token, new_token
+from xcray.jobs.store.tokens import given_token, new_token
 from xcray.service.settings import Settings, check_address
 
 OTHERS = {"XCRAY_KEY_FILE"}  # variables of xcray's that are no settings of the service

@@ -30,8 +30,8 @@ from tests.chart.templates import (
     worker_pods,
 )
 from xcray.cli.main import app
-from xcray.execution.ray_session import own_environment
 from xcray.service.settings import Settings
+from xcray.workers.ray.session import own_environment
 
 FILES = sorted(values_files())
 WITH_RAY = [name for name in FILES if name in ("production", "autoscaled", "kueue")]

@@ -17,7 +17,7 @@ import yaml
 from tests.chart.apiserver import ApiServer, Write
 from tests.chart.helm import CHART, SECONDS, Refused, helms, values_files
 from tests.without import say
-from xcray.jobs.tokens import given_token
+from xcray.jobs.store.tokens import given_token
 
 SPACE = "ml"
 PRODUCTION = str(values_files()["production"])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from xcray.errors import Conflict, Corrupt
-from xcray.execution.checkpoints import KEPT, Checkpoints, read_arrays, write_arrays
-from xcray.execution.errands import WorkerLost
-from xcray.execution.hands import ShardHand, packed, unpacked
-from xcray.execution.local_team import SerialTeam
-from xcray.solvers.circulating import Weights
+from xcray.solvers.rotation_contract import Weights
+from xcray.training.checkpoints import KEPT, Checkpoints, read_arrays, write_arrays
+from xcray.training.rotation.shard_worker import ShardHand, packed, unpacked
+from xcray.workers.local_group import SerialTeam
+from xcray.workers.rpc import WorkerLost
 
 HOMES = ("worker-0", "worker-0", "worker-1")
 BLOCKS = 4

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xcray.errors import ParameterError
-from xcray.schedule.circulate import ORDERS, Circulate, Visit
-from xcray.schedule.messages import Done, Finish, Lost
+from xcray.schedule.events import Done, Finish, Lost
 from xcray.schedule.nomad import Nomad
+from xcray.schedule.rotation import ORDERS, Circulate, Visit
 
 
 class World:

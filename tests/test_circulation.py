@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import scaling
 from benchmarks.circulation import Circulation, Cluster
-from xcray.schedule.circulate import ORDERS, Circulate
+from xcray.schedule.rotation import ORDERS, Circulate
 
 CELL, TRAVEL = 3.0, 1.0  # seconds of a cell at its worker, and of a block between two nodes
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from xcray.cli import main as cli
-from xcray.cli import output
-from xcray.cli.interrupt import stopping
-from xcray.cli.progress import Lines, duration, line_of, reporter, speed_of, step_of
+from xcray.cli.terminal import output
+from xcray.cli.terminal.interrupt import stopping
+from xcray.cli.terminal.progress import Lines, duration, line_of, reporter, speed_of, step_of
 from xcray.errors import Conflict, DataError, InputError, NotFound, Stopped, Unavailable
-from xcray.execution.progress import Progress
+from xcray.telemetry.progress import Progress
 
 
 def step(phase: str = "TRAINING", done: int = 0, total: int = 100, **fields: Any) -> Progress:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from xcray.cli.main import main
-from xcray.cli.spread import spread
+from xcray.cli.terminal.multi_value import spread
 from xcray.data.build import BuildOptions, build
 from xcray.model.model import Model
 

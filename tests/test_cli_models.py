@@ -10,11 +10,11 @@ import pytest
 from live import TEXTS, publish, serving, settings_for
 
 from xcray.cli.main import main
-from xcray.cli.models import shown, weights_of
+from xcray.cli.models.models import shown, weights_of
 from xcray.client import Client
 from xcray.errors import InputError
 from xcray.service.app import create_app
-from xcray.service.state import Rooms
+from xcray.service.app_state import Rooms
 
 
 class Place(NamedTuple):

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from xcray.cli import processes
 from xcray.cli.main import main
+from xcray.cli.terminal import processes
 
 WORDS = {
     "fruit": "apple pear plum cherry",

@@ -31,7 +31,7 @@ from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
-from xcray.service.state import Rooms
+from xcray.service.app_state import Rooms
 
 LINES = "".join(
     json.dumps({"text": text, "labels": [label]}) + "\n"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from xcray.cores import cores
 from xcray.service.settings import Settings
-from xcray.train.preflight import workers_of
-from xcray.train.spec import TrainSpec
+from xcray.system.cores import cores
+from xcray.training.capacity.preflight import workers_of
+from xcray.training.spec import TrainSpec
 
 HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

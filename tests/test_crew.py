@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.rotating import Ran, Toy, ToyWork, plan_of, trained
-from xcray.cores import cores
-from xcray.execution import ray_nodes
-from xcray.execution.local_team import SerialTeam
 from xcray.solvers import make_solver
-from xcray.train import TrainSpec
-from xcray.train.way import Setting
-from xcray.train.ways import way_of
+from xcray.system.cores import cores
+from xcray.training import TrainSpec
+from xcray.training.strategies import way_of
+from xcray.training.strategy import Setting
+from xcray.workers.local_group import SerialTeam
+from xcray.workers.ray import cluster_state as ray_nodes
 
 NOW = -1e9  # seconds until a node goes that is overdue
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.naive import calibration as naive
 from xcray import metrics
 from xcray.errors import Corrupt, InputError, ParameterError, ShapeMismatch
-from xcray.files import write_table
 from xcray.model.calibration import CALIBRATION, Calibration
-from xcray.train import curves
-from xcray.train.curves import LEAST, Answers, fit, fitted, frequency_bins
+from xcray.storage.arrow import write_table
+from xcray.training.calibration import isotonic as curves
+from xcray.training.calibration.isotonic import LEAST, Answers, fit, fitted, frequency_bins
 
 FEW = st.lists(
     st.tuples(st.integers(-8, 8).map(lambda n: n / 4), st.booleans()), min_size=1, max_size=40

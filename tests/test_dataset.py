@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from xcray.arrays import csr_from, pattern_from
 from xcray.data.dataset import Dataset
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.data.writer import DatasetWriter
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, ShapeMismatch
 

@@ -14,9 +14,9 @@ from naive import search as naive
 from benchmarks.search_cases import FAMILIES, LARGE, NARROW
 from benchmarks.search_equality import by_rows, check
 from xcray.arrays import CSR, csr_from
-from xcray.index.normaliser import Normaliser
+from xcray.index.log_partition import Normaliser
 from xcray.index.search import SearchIndex
-from xcray.kernels import dense as kernels
+from xcray.kernels.search import dense as kernels
 from xcray.model.model import Model, write_model
 from xcray.predict import Predictor
 from xcray.service.app import create_app

@@ -15,10 +15,10 @@ import pytest
 
 from tests.rotating import GRID, LABELS, Ran, Toy, ToyWork, plan_of, trained
 from xcray.errors import Conflict, DataError, Refused, Stopped, Unavailable
-from xcray.execution import descent as descents
-from xcray.execution.local_team import SerialTeam, ThreadTeam
-from xcray.execution.pool import StopFlag
-from xcray.execution.timeline import DONE, LOST
+from xcray.training.rotation import trainer as descents
+from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.workers.pool import StopFlag
+from xcray.workers.timeline import DONE, LOST
 
 ORDERS = ("sync", "ring")
 
@@ -393,7 +393,7 @@ def test_when_the_time_is_up_the_last_rest_is_delivered(alone, tmp_path, rests, 
     """The clock of the loop jumps when so many rests are there."""
     jump = [0.0]
     monkeypatch.setattr(
-        "xcray.execution.rotate.time.monotonic",
+        "xcray.training.rotation.interval.time.monotonic",
         lambda real=descents.time.monotonic: real() + jump[0],
     )
 

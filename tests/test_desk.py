@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from xcray.errors import Unavailable
-from xcray.service.desk import Desk
+from xcray.service.prediction.batcher import Desk
 
 
 class Clock:

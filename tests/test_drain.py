@@ -23,8 +23,8 @@ from live import TEXTS, publish, settings_for
 
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
-from xcray.service.listening import admit_no_more, listen
-from xcray.service.server import Server
+from xcray.service.processes.server import Server
+from xcray.service.processes.sockets import admit_no_more, listen
 
 SERVE = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
 BODY = {"instances": [{"text": text} for text in TEXTS]}
@@ -185,7 +185,7 @@ def test_a_drain_ends_by_itself_when_its_seconds_are_over(
 ) -> None:
     app, later = create_app(settings_for(tmp_path / "home", drain_seconds=600.0)), [0.0]
     now = time.monotonic
-    monkeypatch.setattr("xcray.service.server.time.monotonic", lambda: now() + later[0])
+    monkeypatch.setattr("xcray.service.processes.server.time.monotonic", lambda: now() + later[0])
     server = Server(app, app.state.settings, lambda: None)
 
     async def story() -> None:
@@ -203,7 +203,7 @@ def test_who_is_connected_and_has_not_asked_yet_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its client may be on a busy machine: it has a connection, as far as it knows, and must not be told that it has none."""
-    monkeypatch.setattr("xcray.service.server.LATE", PATIENCE)
+    monkeypatch.setattr("xcray.service.processes.server.LATE", PATIENCE)
     app, ready = create_app(settings_for(tmp_path / "home")), threading.Event()
     with contextlib.closing(listen(app.state.settings)) as listener:
         server = Server(app, app.state.settings, ready.set)

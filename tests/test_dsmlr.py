@@ -12,9 +12,8 @@ from tests.naive import dsmlr as naive
 from tests.naive import multinomial
 from xcray.arrays import csr_from, frozen, pattern
 from xcray.errors import ParameterError, Stopped
-from xcray.kernels import softmax as kernel
+from xcray.kernels.training import softmax as kernel
 from xcray.solvers import quasi_newton
-from xcray.solvers.cell import SLICE
 from xcray.solvers.dsmlr import DSMLRSolver, Grid, Rest, Step
 from xcray.solvers.multinomial import (
     Shard,
@@ -24,6 +23,7 @@ from xcray.solvers.multinomial import (
     total_weight,
     with_constant,
 )
+from xcray.solvers.shard_state import SLICE
 
 N, D, K = 40, 7, 6
 

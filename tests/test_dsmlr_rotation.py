@@ -10,10 +10,10 @@ import pytest
 from tests.rotating import GRID, LAM, Model, trained_dsmlr
 from xcray.arrays import CSR, Pattern, TopK, csr_from, frozen
 from xcray.errors import Stopped
-from xcray.execution.hands import Rows, ShardWork, rows_of
-from xcray.execution.pool import StopFlag
 from xcray.metrics import precision_at_k
 from xcray.solvers.dsmlr import DSMLRSolver
+from xcray.training.rotation.shard_worker import Rows, ShardWork, rows_of
+from xcray.workers.pool import StopFlag
 
 
 def objective(model: Model, X: CSR, Y: Pattern, bias: float = 1.0) -> float:
@@ -179,7 +179,8 @@ def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypa
     """Delivered is the point that was accepted last, not the one that was being looked at."""
     jump = [0.0]
     monkeypatch.setattr(
-        "xcray.execution.rotate.time.monotonic", lambda real=time.monotonic: real() + jump[0]
+        "xcray.training.rotation.interval.time.monotonic",
+        lambda real=time.monotonic: real() + jump[0],
     )
 
     def tell(standing):

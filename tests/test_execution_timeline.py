@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from xcray.execution.timeline import (
+from xcray.schedule.events import Task
+from xcray.workers.timeline import (
     DONE,
     DUPLICATE,
     LOST,
@@ -15,7 +16,6 @@ from xcray.execution.timeline import (
     balance,
     read_streams,
 )
-from xcray.schedule.messages import Task
 
 
 def span(

@@ -23,7 +23,7 @@ from tests.faults.invariants import check
 from tests.faults.ledger import Ledger
 from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 3600  # a hang, whatever the machine is at

@@ -18,7 +18,7 @@ from live import settings_for
 
 from xcray.errors import InputError, Refused, Unavailable, XcrayError
 from xcray.service.app import create_app
-from xcray.service.fetching import fetch, is_public
+from xcray.service.datasets.fetching import fetch, is_public
 from xcray.service.settings import Settings
 
 PREFIX: Final = "https://data.example/sets/"

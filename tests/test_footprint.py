@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from xcray.arrays import csr_from, pattern_from
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import EXTRAS
 from xcray.model.model import Model, write_model
 from xcray.predict import Predictor

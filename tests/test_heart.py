@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from xcray.errors import Stopped, Unavailable
-from xcray.execution.pool import StopFlag
-from xcray.execution.ray_keeper import descendants
-from xcray.jobs.heart import Bound, Heart
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
-from xcray.jobs.log_bounds import bound_log
-from xcray.jobs.publish import PublishDesk
-from xcray.jobs.runner import FENCED, run_attempt
+from xcray.jobs.runner.log_truncation import bound_log
+from xcray.jobs.runner.main import FENCED, run_attempt
+from xcray.jobs.runner.monitor import Bound, Heart
+from xcray.jobs.runner.publish import PublishDesk
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 from xcray.model.registry import Registry
-from xcray.train import Progress, TrainResult
+from xcray.system.processes import descendants
+from xcray.training import Progress, TrainResult
+from xcray.workers.pool import StopFlag
 
 SPEC = {"dataset": "/nowhere", "name": "pydocs", "pool": "threads"}
 SOON = 180.0  # seconds that nothing here takes

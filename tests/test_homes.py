@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xcray.errors import ParameterError
-from xcray.schedule.homes import homes_by_speed
+from xcray.schedule.shard_assignment import homes_by_speed
 
 
 def slowest(costs, speeds, homes):

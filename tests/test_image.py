@@ -27,9 +27,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from xcray import kernels
-from xcray.cli import compile as compiling
-from xcray.cli import health
 from xcray.cli import main as cli
+from xcray.cli.service import health
+from xcray.cli.setup import compile_kernels as compiling
 from xcray.errors import ParameterError, Unavailable
 from xcray.service.app import create_app
 from xcray.service.settings import Settings

@@ -19,7 +19,7 @@ import pytest
 from live import TEXTS, client_of, plain_model, publish, settings_for
 
 from xcray.service.app import create_app
-from xcray.service.state import Rooms
+from xcray.service.app_state import Rooms
 
 INFER = "/v2/models/docs/infer"
 FEATURES = 6
@@ -203,7 +203,7 @@ def test_texts_are_answered_as_by_v1(place: Place) -> None:
 
 
 def wanted(reference: str) -> Any:
-    from xcray.service.predictors import Wanted
+    from xcray.service.models.cache import Wanted
 
     return Wanted("default", reference)
 

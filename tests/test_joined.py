@@ -13,15 +13,15 @@ import pytest
 
 from tests.test_supervisor import Launches, until
 from xcray.errors import Unavailable
-from xcray.execution import ray_session
-from xcray.execution.ray_cluster import JoinedCluster
-from xcray.execution.ray_session import check_dashboard, connect, free_port
-from xcray.jobs import launch
 from xcray.jobs.home import Home
-from xcray.jobs.launch import Ended, RayJobLauncher
 from xcray.jobs.states import FAILED, PENDING, RUNNING
-from xcray.jobs.store import JobStore
-from xcray.jobs.supervisor import Supervisor
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision import launch
+from xcray.jobs.supervision.launch import Ended, RayJobLauncher
+from xcray.jobs.supervision.supervisor import Supervisor
+from xcray.workers.ray import session as ray_session
+from xcray.workers.ray.local_cluster import JoinedCluster
+from xcray.workers.ray.session import check_dashboard, connect, free_port
 
 ON_RAY, HERE = {"dataset": "/x", "pool": "ray"}, {"dataset": "/x", "pool": "threads"}
 
@@ -191,7 +191,7 @@ def test_what_goes_with_its_cluster_costs_no_attempt_and_is_bounded_all_the_same
     supervisor.step()
     assert store.lose(job, 5, max_attempts=2).status == PENDING  # the first loss of its own
     assert store.claim("me", lease_seconds=60).attempt == 6
-    monkeypatch.setattr("xcray.jobs.attempts.MOST_LAUNCHES", 5)
+    monkeypatch.setattr("xcray.jobs.store.attempts.MOST_LAUNCHES", 5)
     assert store.lose(job, 6, max_attempts=2, spared={"ray"}).status == FAILED
     supervisor.stop()
 

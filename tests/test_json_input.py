@@ -16,7 +16,7 @@ from live import LABELS, client_of, plain_model, raw, settings_for, text_model
 
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
-from xcray.service.strict_json import HUGE, BadJSON, loads
+from xcray.service.http.strict_json import HUGE, BadJSON, loads
 
 
 class Place(NamedTuple):
@@ -179,7 +179,7 @@ def test_a_large_body_is_parsed_off_the_event_loop(
         assert go_on.wait(60)
         return loads(content)
 
-    monkeypatch.setattr("xcray.service.body.loads", slow)
+    monkeypatch.setattr("xcray.service.http.body.loads", slow)
     how = {"content": WORST["objects"], "headers": {"Content-Type": JSON}}
     sender = threading.Thread(target=place.http.post, args=(VECTOR,), kwargs=how)
     sender.start()

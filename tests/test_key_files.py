@@ -13,8 +13,8 @@ from live import client_of, settings_for
 
 from xcray.cli.main import main
 from xcray.errors import ParameterError
-from xcray.jobs.store import JobStore
-from xcray.jobs.tokens import TOKEN, digest_of, given_token, new_token, read_token
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.tokens import TOKEN, digest_of, given_token, new_token, read_token
 from xcray.service.app import create_app
 
 

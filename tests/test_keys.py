@@ -16,9 +16,9 @@ from live import client_of, settings_for
 from xcray.cli.main import main
 from xcray.client import Client
 from xcray.errors import InputError, ParameterError, Unavailable, XcrayError
-from xcray.jobs.keys import Key
-from xcray.jobs.store import JobStore
-from xcray.jobs.tokens import (
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.keys import Key
+from xcray.jobs.store.tokens import (
     TOKEN,
     NewToken,
     check_limits,
@@ -28,8 +28,16 @@ from xcray.jobs.tokens import (
     read_token,
 )
 from xcray.service.app import create_app
-from xcray.service.auditing import REFUSALS, Auditor
-from xcray.service.auth import ANYBODY, FRESH, STALE, TOUCH, Authenticator, Caller, Unauthorised
+from xcray.service.http.audit import REFUSALS, Auditor
+from xcray.service.http.auth import (
+    ANYBODY,
+    FRESH,
+    STALE,
+    TOUCH,
+    Authenticator,
+    Caller,
+    Unauthorised,
+)
 from xcray.service.settings import Settings, check_address
 
 # What a key is

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from xcray.execution.ray_cluster import JoinedCluster
-from xcray.jobs import launch
 from xcray.jobs.home import Home
-from xcray.jobs.launch import Ended, RayJobLauncher
+from xcray.jobs.supervision import launch
+from xcray.jobs.supervision.launch import Ended, RayJobLauncher
+from xcray.workers.ray.local_cluster import JoinedCluster
 
 
 def told(launcher: RayJobLauncher) -> list[Ended]:

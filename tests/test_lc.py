@@ -10,7 +10,7 @@ from tests.naive import multinomial as naive
 from tests.roundwork import problem, train, weights, work_of
 from xcray.solvers import lc, poisson
 from xcray.solvers.lc import LCSolver
-from xcray.solvers.rounds import Part
+from xcray.solvers.synchronous_contract import Part
 
 LAM = 0.05
 

@@ -15,13 +15,13 @@ from live import PATIENCE, settings_for
 
 from xcray.errors import Unavailable
 from xcray.jobs.home import Home
-from xcray.jobs.leading import Elected, OnlyOne
-from xcray.jobs.store import JobStore
-from xcray.service.building import READY, Builder
-from xcray.service.gauges import Gauges
-from xcray.service.housekeeping import Housekeeper
-from xcray.service.places import take_place
-from xcray.service.uploads import UploadDesk
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.election import Elected, OnlyOne
+from xcray.service.datasets.builds import READY, Builder
+from xcray.service.datasets.uploads import UploadDesk
+from xcray.service.observability.metrics import Gauges
+from xcray.service.processes.home_lock import take_place
+from xcray.service.processes.maintenance import Housekeeper
 
 LEASE = 6.0
 

@@ -14,8 +14,8 @@ from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import Corrupt, DataError, NotFound, ParameterError
 from xcray.model.model import Model
-from xcray.train import TrainSpec, train
-from xcray.train.relabel import add_labels
+from xcray.training import TrainSpec, train
+from xcray.training.edit.operations import add_labels
 
 OLD = [
     ("an apple or a pear", ["fruit"]),

@@ -21,10 +21,10 @@ from fastapi import FastAPI
 from live import PATIENCE, client_of, serving, settings_for
 
 from xcray.errors import Unavailable
-from xcray.jobs.tokens import Limits, new_token
+from xcray.jobs.store.tokens import Limits, new_token
 from xcray.service.app import create_app
-from xcray.service.auth import ANYBODY, Caller
-from xcray.service.limits import ACCOUNTS, Bucket, Limited, Limiter, network_of
+from xcray.service.http.auth import ANYBODY, Caller
+from xcray.service.http.limits import ACCOUNTS, Bucket, Limited, Limiter, network_of
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 

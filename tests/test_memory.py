@@ -14,14 +14,14 @@ import pytest
 
 from xcray.arrays import CSR, csr, frozen
 from xcray.errors import Corrupt, ShapeMismatch
-from xcray.execution.parts import Parts
-from xcray.files import MatrixWriter, read_csr, write_matrix
 from xcray.index import packed
 from xcray.index.packed import ranges
 from xcray.kernels.sparse import transpose
 from xcray.model.directory import Staging
 from xcray.model.model import Model, write_model
-from xcray.solvers.block import Block, merge
+from xcray.solvers.solved_labels import Block, merge
+from xcray.storage.arrow import MatrixWriter, read_csr, write_matrix
+from xcray.training.block_store import Parts
 
 RECORD = np.dtype(
     [("label", np.int32), ("positives", np.int32), ("rounds", np.int32), ("gap", np.float64)],
@@ -270,8 +270,8 @@ LIMITED = """
 import json, resource, sys, traceback
 from pathlib import Path
 from xcray.arrays import csr
-from xcray.execution.parts import Parts
-from xcray.files import read_csr
+from xcray.training.block_store import Parts
+from xcray.storage.arrow import read_csr
 from xcray.kernels.sparse import transpose
 from xcray.model.directory import Staging
 from xcray.model.model import write_model

@@ -21,10 +21,10 @@ from alembic.script import ScriptDirectory
 from rolling import NextStep, newest, release
 from sqlalchemy import Connection
 
-from xcray.jobs import upgrade
-from xcray.jobs.engine import Database
-from xcray.jobs.schema import HEAD
-from xcray.jobs.upgrade import OURS, Steps
+from xcray.jobs.database import upgrade
+from xcray.jobs.database.engine import Database
+from xcray.jobs.database.schema import HEAD
+from xcray.jobs.database.upgrade import OURS, Steps
 
 OF_VERSIONS = {"alembic_version", "schema_version", "oldest_program"}
 NAMES = re.compile(r"\d{4}")

@@ -16,16 +16,16 @@ import pytest
 from live import client_of, publish, settings_for
 
 from xcray.errors import Stopped, Unavailable
-from xcray.files import file_digests
 from xcray.jobs.home import Home
-from xcray.model import mirror as mirroring
-from xcray.model.mirror import Follower, Mirror, Shelf
-from xcray.model.objects import Place
+from xcray.model.objectstore import sync as mirroring
+from xcray.model.objectstore.client import Place
+from xcray.model.objectstore.remote_registry import aliases, names, versions
+from xcray.model.objectstore.sync import Follower, Mirror, Shelf
 from xcray.model.registry import Registry
-from xcray.model.remote import aliases, names, versions
-from xcray.model.routing import Route
+from xcray.model.traffic_split import Route
 from xcray.service.app import create_app
 from xcray.service.settings import Settings
+from xcray.storage.atomic import file_digests
 
 PATIENCE = 600.0
 
@@ -130,7 +130,7 @@ def test_a_killed_mirror_leaves_no_half_and_goes_on(
     house: Registry, root: Place, tmp_path: Path
 ) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from xcray.model import transfer; from xcray.model.mirror import *\n"
+        "import os, sys; from pathlib import Path; from xcray.model import transfer; from xcray.model.objectstore.sync import *\n"
         "from xcray.model.registry import Registry\n"
         "real = transfer._send_file\n"
         "def send(source, target, stop):\n"
@@ -202,7 +202,7 @@ def test_other_tenants_lie_beside(house: Registry, root: Place, tmp_path: Path) 
 def test_a_service_mirrors_and_another_follows_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xcray.service.mirroring.MIRROR_SECONDS", 0.05)
+    monkeypatch.setattr("xcray.service.models.sync.MIRROR_SECONDS", 0.05)
     uri = f"file://{tmp_path / 'store'}"
     house = Registry(Home(tmp_path / "a").models)
     publish(house, "news", tmp_path / "staged", seed=1)

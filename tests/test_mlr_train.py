@@ -25,24 +25,26 @@ from xcray.client import Client
 from xcray.data.dataset import Dataset
 from xcray.data.weights import weigh
 from xcray.errors import Conflict, InputError, ParameterError, Refused, Stopped
-from xcray.execution import rotate
-from xcray.execution.blas import one_core_each
-from xcray.execution.pool import StopFlag
-from xcray.files import read_table
 from xcray.jobs.home import Home
-from xcray.jobs.runner import run_attempt
+from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.states import PENDING, SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.solvers import make_solver
-from xcray.solvers.rounds import Part
-from xcray.train import TrainSpec, circulating, rounds, train
-from xcray.train.path import PathSpec
-from xcray.train.pictures import draw_report
-from xcray.train.relabel import remove_labels, retrain_labels
-from xcray.train.together import EPOCHS, keep_history, thinned
+from xcray.solvers.synchronous_contract import Part
+from xcray.storage.arrow import read_table
+from xcray.system.blas_threads import one_core_each
+from xcray.training import TrainSpec, train
+from xcray.training import synchronous as rounds
+from xcray.training.edit.operations import remove_labels, retrain_labels
+from xcray.training.joint import EPOCHS, keep_history, thinned
+from xcray.training.report.render import draw_report
+from xcray.training.rotation import interval as rotate
+from xcray.training.rotation import strategy as circulating
+from xcray.training.tuning.search import PathSpec
+from xcray.workers.pool import StopFlag
 
 GRID = {"shards": 4, "blocks": 3}
 LAM = 1e-3
@@ -286,7 +288,8 @@ KILLED = """
 import json, os, signal, sys
 from xcray.solvers import make_solver
 from xcray.solvers.rounds import Part
-from xcray.train import TrainSpec, circulating, rounds, train
+from xcray.training import TrainSpec, synchronous as rounds, train
+from xcray.training.rotation import strategy as circulating
 
 circulating.CHECKPOINT_SECONDS = rounds.KEEP_SECONDS = 0.0
 

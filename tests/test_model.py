@@ -11,17 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from xcray import files
 from xcray.arrays import CSR, csr, csr_from, frozen
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, ShapeMismatch, XcrayError
 from xcray.index import packed
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import transpose
 from xcray.model import directory
-from xcray.model.derived import with_lists
 from xcray.model.diff import diff
+from xcray.model.linked_copy import with_lists
 from xcray.model.model import Model, write_model
+from xcray.storage.arrow import write_matrix, write_table
+from xcray.storage.atomic import file_digests, sha256_file
 
 TEXTS = ["read rows of a csv file", "write rows to a file", "parse a date"]
 
@@ -213,10 +214,10 @@ def test_what_is_no_model_is_not_written(
 
 def test_a_published_model_is_never_overwritten(tmp_path: Path) -> None:
     write_model(tmp_path / "m", **parts())
-    before = files.file_digests(tmp_path / "m")
+    before = file_digests(tmp_path / "m")
     with pytest.raises(Conflict):
         write_model(tmp_path / "m", **parts(b=[0, 0, 0]))
-    assert files.file_digests(tmp_path / "m") == before
+    assert file_digests(tmp_path / "m") == before
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
@@ -307,7 +308,7 @@ def resealed(path: Path, **changes: Any) -> None:
     del manifest["seal"]
     manifest.update(changes)
     manifest["files"] = (
-        changes["files"] if "files" in changes else files.file_digests(path, skip=["manifest.json"])
+        changes["files"] if "files" in changes else file_digests(path, skip=["manifest.json"])
     )
     (path / "manifest.json").write_text(directory.sealed(manifest))
 
@@ -340,7 +341,7 @@ def test_claims_that_the_files_do_not_hold_are_refused(
 def test_a_file_outside_of_the_directory_is_refused(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", **parts())
     (tmp_path / "secret").write_text("x")
-    entry = {"bytes": 1, "sha256": files.sha256_file(tmp_path / "secret")}
+    entry = {"bytes": 1, "sha256": sha256_file(tmp_path / "secret")}
     resealed(tmp_path / "m", files={**model.manifest["files"], "../secret": entry})
     with pytest.raises(Corrupt, match="claims"):
         Model.open(tmp_path / "m")
@@ -369,7 +370,7 @@ def test_unsound_weights_are_refused_in_spite_of_right_checksums(
     tmp_path: Path, W: CSR, says: str
 ) -> None:
     write_model(tmp_path / "m", **parts())
-    files.write_matrix(tmp_path / "m" / "weights.arrow", W)
+    write_matrix(tmp_path / "m" / "weights.arrow", W)
     resealed(tmp_path / "m")
     with pytest.raises(Corrupt, match=says):
         Model.open(tmp_path / "m")
@@ -386,7 +387,7 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
     }.items():
         path = tmp_path / name.replace("/", "-")
         write_model(path, **parts())
-        files.write_table(path / name, table)
+        write_table(path / name, table)
         resealed(path)
         with pytest.raises(Corrupt, match=name):
             Model.open(path)
@@ -497,7 +498,7 @@ def first_format(path: Path) -> Path:
     """A model directory as the first format had it: all weights by feature where the lists are now."""
     model = write_model(path, **parts())
     (path / "index/lists.arrow").unlink()
-    files.write_matrix(path / "index/postings.arrow", transpose(model.W))
+    write_matrix(path / "index/postings.arrow", transpose(model.W))
     resealed(path, schema_version=1, index={"postings": "index/postings.arrow"})
     return path
 

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.nodes import verdict
 from tests.faults.stage import allowed
 from tests.without import say
-from xcray.cli.processes import snapshot
+from xcray.cli.terminal.processes import snapshot
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[1]

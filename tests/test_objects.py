@@ -24,15 +24,16 @@ from xcray.errors import (
     Unavailable,
     XcrayError,
 )
-from xcray.files import file_digests
-from xcray.model import objects, transfer
 from xcray.model.directory import read_manifest, sealed
 from xcray.model.model import Model
-from xcray.model.objects import Place
-from xcray.model.pull import pull_into, pull_to
+from xcray.model.objectstore import client as objects
+from xcray.model.objectstore import transfer
+from xcray.model.objectstore.client import Place
+from xcray.model.objectstore.pull import pull_into, pull_to
+from xcray.model.objectstore.remote_registry import latest, names, push, versions
+from xcray.model.objectstore.transfer import checked
 from xcray.model.registry import Registry
-from xcray.model.remote import latest, names, push, versions
-from xcray.model.transfer import checked
+from xcray.storage.atomic import file_digests
 
 
 @pytest.fixture(scope="module")

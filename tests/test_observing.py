@@ -21,26 +21,26 @@ from live import LABELS, TEXTS, client_of, publish, settings_for
 from prometheus_client.parser import text_string_to_metric_families
 
 from xcray.errors import InputError
-from xcray.execution.pool import Muster
-from xcray.execution.progress import Progress
-from xcray.execution.timeline import DONE, DUPLICATE, LOST, Span
-from xcray.execution.vitals import Vitals
-from xcray.index.answer import Answer
-from xcray.jobs.logs import JSONLines, TextLines, Whereabouts, log_runner, visible
-from xcray.jobs.runner import run_attempt
-from xcray.jobs.schema import EVENTS, JOBS
+from xcray.index.search_result import Answer
+from xcray.jobs.database.schema import EVENTS, JOBS
+from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.states import FAILED, SUCCEEDED
-from xcray.jobs.store import JobStore
-from xcray.jobs.tally import Tally, bucket_of, reason_class
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.metric_deltas import Tally, bucket_of, reason_class
 from xcray.model.registry import Registry
-from xcray.schedule.messages import Task
-from xcray.service import logs
+from xcray.schedule.events import Task
 from xcray.service.app import create_app
-from xcray.service.gauges import MOST_CODES, Gauges
-from xcray.service.heavy import heavily
-from xcray.service.lately import Lately
-from xcray.service.replies import predict_reply
-from xcray.service.store_figures import StoreCollector
+from xcray.service.observability import request_log as logs
+from xcray.service.observability.metrics import MOST_CODES, Gauges
+from xcray.service.observability.probe import Lately
+from xcray.service.observability.store_metrics import StoreCollector
+from xcray.service.prediction.encode import predict_reply
+from xcray.service.prediction.offload import heavily
+from xcray.telemetry.logging import JSONLines, TextLines, Whereabouts, log_runner, visible
+from xcray.telemetry.progress import Progress
+from xcray.workers.pool import WorkerStatus
+from xcray.workers.run_metrics import Vitals
+from xcray.workers.timeline import DONE, DUPLICATE, LOST, Span
 
 ROOT = Path(__file__).parent.parent
 CANARY = "xck_aaaaaaaaaaaaaaaaaaaa_" + "S3cret" * 7 + "x"
@@ -303,7 +303,9 @@ def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> Non
 def test_vitals_see_the_last_half_minute() -> None:
     vitals, task = Vitals(2, 10), Task(0, (), 0.0)
     assert vitals.told() == {"workers": 2, "workers_wanted": 2, "busy_share": None, "counted": {}}
-    musters = iter([Muster(4, 2, stored=100), Muster(4, 3, lost=1, nodes_lost=1, stored=200)])
+    musters = iter(
+        [WorkerStatus(4, 2, stored=100), WorkerStatus(4, 3, lost=1, nodes_lost=1, stored=200)]
+    )
     vitals.follow(lambda: next(musters))
     for begin, seconds, outcome in ((0.0, 10.0, DONE), (0.0, 5.0, LOST), (90.0, 10.0, DONE)):
         vitals.span(Span("w", task, begin, seconds, outcome))
@@ -325,7 +327,7 @@ def test_vitals_see_the_last_half_minute() -> None:
     told = vitals.told()
     assert (told["workers"], told["object_store_bytes"]) == (3, 200)
     assert (told["counted"]["workers_lost"], told["counted"]["nodes_lost"]) == (1, 1)
-    vitals.follow(lambda: Muster(2, 2))
+    vitals.follow(lambda: WorkerStatus(2, 2))
     for epoch in (5, 6, 4, 7):  # 5 were done by an earlier attempt; back from 6 to 4, and on
         vitals.reach_epoch(epoch)
     assert vitals.told()["counted"]["epochs"] == 2
@@ -556,8 +558,8 @@ def test_a_large_reply_written_in_pieces_is_the_same(
     from live import text_model
 
     from xcray.predict import Predictor
-    from xcray.service import replies
-    from xcray.service.loading import Loaded
+    from xcray.service.models.loading import Loaded
+    from xcray.service.prediction import encode as replies
 
     loaded = Loaded("default", "m", 1, Predictor(text_model(tmp_path / "m")))
     n, k = 7, len(LABELS)

@@ -11,7 +11,7 @@ import pytest
 from printed import lines
 
 from xcray.cli.main import main
-from xcray.train.sizing import size
+from xcray.training.capacity.deployment import size
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))

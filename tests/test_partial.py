@@ -13,12 +13,13 @@ import pytest
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Refused
-from xcray.execution.drive import drive
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.schedule.messages import Drain
-from xcray.train import TrainResult, TrainSpec, solving, train
-from xcray.train.relabel import add_labels, remove_labels, retrain_labels
+from xcray.schedule.events import Drain
+from xcray.training import TrainResult, TrainSpec, train
+from xcray.training import solve_labels as solving
+from xcray.training.edit.operations import add_labels, remove_labels, retrain_labels
+from xcray.workers.driver import drive
 
 Run = Callable[..., TrainResult]
 

@@ -7,9 +7,9 @@ import pytest
 
 from xcray.arrays import csr, frozen
 from xcray.errors import Conflict
-from xcray.execution.parts import Parts
-from xcray.kernels.ppdsparse import STATE
-from xcray.solvers.block import Block, merge
+from xcray.kernels.training.ppdsparse import STATE
+from xcray.solvers.solved_labels import Block, merge
+from xcray.training.block_store import Parts
 
 RUN = {"solver": "ppdsparse", "params": {"lam": 0.01}, "dataset": "abc"}
 

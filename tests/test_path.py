@@ -14,14 +14,16 @@ from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.data.splits import HashSplit
 from xcray.errors import Conflict, ParameterError, Stopped
-from xcray.execution.pool import StopFlag
-from xcray.files import read_json, read_table
 from xcray.kernels.sparse import take_rows
 from xcray.model.model import Model
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.train import Progress, TrainSpec, points, train
-from xcray.train.grid import key_of, plan, rescale
-from xcray.train.path import PathResult, PathSpec, choose, train_path
+from xcray.storage.arrow import read_table
+from xcray.storage.atomic import read_json
+from xcray.training import Progress, TrainSpec, train
+from xcray.training.tuning import evaluate as points
+from xcray.training.tuning.grid import key_of, plan, rescale
+from xcray.training.tuning.search import PathResult, PathSpec, choose, train_path
+from xcray.workers.pool import StopFlag
 
 GRID = {"lam": (0.1, 0.01), "C": (1.0,)}
 

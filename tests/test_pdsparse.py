@@ -13,13 +13,13 @@ from sklearn.preprocessing import normalize
 from tests.naive import pdsparse as naive
 from xcray.arrays import CSR, Pattern, csr_from, frozen, pattern_from
 from xcray.errors import ParameterError, Stopped
-from xcray.kernels import growing
-from xcray.kernels.pdsparse import project
 from xcray.kernels.sparse import transpose, transpose_pattern
-from xcray.schedule.scatter import Scatter
+from xcray.kernels.training import dynamic_csr as growing
+from xcray.kernels.training.pdsparse import project
+from xcray.schedule.label_scheduler import Scatter
 from xcray.solvers import SOLVERS, kept, make_solver
-from xcray.solvers.block import Block
 from xcray.solvers.pdsparse import PDSparseSolver, _table
+from xcray.solvers.solved_labels import Block
 
 
 def problem(

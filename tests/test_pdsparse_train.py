@@ -11,15 +11,15 @@ import pytest
 
 from xcray.cli.main import main
 from xcray.errors import Stopped
-from xcray.execution.local import ThreadPool
-from xcray.execution.pool import StopFlag
 from xcray.jobs.home import Home
-from xcray.jobs.runner import run_attempt
+from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.states import SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 from xcray.model.model import Model
 from xcray.solvers import kept
-from xcray.train import TrainSpec, train
+from xcray.training import TrainSpec, train
+from xcray.workers.local_pool import ThreadPool
+from xcray.workers.pool import StopFlag
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 
 from benchmarks.growth import Cluster, Policy, grown
 from benchmarks.simulation import heavy_tailed
-from xcray.schedule.demand import IDLE_SECONDS, Outlook, Staff, Thrift, given_back, workers_wanted
-from xcray.schedule.messages import Cleared, Done, Finish, Joined, Lost, Run
+from xcray.schedule.autoscaling import (
+    IDLE_SECONDS,
+    Forecast,
+    Staff,
+    Thrift,
+    given_back,
+    workers_wanted,
+)
+from xcray.schedule.events import Cleared, Done, Finish, Joined, Lost, Run
+from xcray.schedule.label_scheduler import Scatter
 from xcray.schedule.placement import A_CPU, Need, Node, places, room, side_by_side
-from xcray.schedule.scatter import Scatter
 
 NODES = st.lists(
     st.builds(
@@ -98,7 +105,7 @@ def test_what_goes_round_crosses_nodes_no_more_often_than_there_are_nodes():
 def test_never_fewer_than_there_are_nor_more_than_have_work(
     seconds, labels, ready, asked, free, most
 ):
-    outlook, thrift = Outlook(seconds, labels, ready, ()), Thrift(1.0, 60.0)
+    outlook, thrift = Forecast(seconds, labels, ready, ()), Thrift(1.0, 60.0)
     wanted = workers_wanted(outlook, Staff(ready, asked, free), most, thrift)
     assert wanted >= ready
     assert wanted <= max(ready, min(most, ready + max(labels, not ready)))
@@ -112,16 +119,16 @@ def test_never_fewer_than_there_are_nor_more_than_have_work(
 
 def test_the_first_is_asked_for_whatever_the_job_is_and_those_that_would_come_too_late_are_not():
     thrift = Thrift(1.0, 60.0)
-    assert workers_wanted(Outlook(0.01, 5, 0, ()), Staff(0, 0, 0), 8, thrift) == 1
+    assert workers_wanted(Forecast(0.01, 5, 0, ()), Staff(0, 0, 0), 8, thrift) == 1
     assert (
-        workers_wanted(Outlook(300.0, 5000, 4, ()), Staff(4, 0, 8), 100, thrift) == 12
+        workers_wanted(Forecast(300.0, 5000, 4, ()), Staff(4, 0, 8), 100, thrift) == 12
     )  # there is room: a second pays
-    assert workers_wanted(Outlook(3000.0, 5000, 4, ()), Staff(4, 0, 0), 100, thrift) == 46
+    assert workers_wanted(Forecast(3000.0, 5000, 4, ()), Staff(4, 0, 0), 100, thrift) == 46
     assert (
-        workers_wanted(Outlook(3000.0, 3, 4, ()), Staff(4, 0, 0), 100, thrift) == 7
+        workers_wanted(Forecast(3000.0, 3, 4, ()), Staff(4, 0, 0), 100, thrift) == 7
     )  # nobody but three has anything to do
     assert (
-        workers_wanted(Outlook(250.0, 5000, 4, ()), Staff(4, 46, 0, 30.0), 100, thrift) == 4
+        workers_wanted(Forecast(250.0, 5000, 4, ()), Staff(4, 46, 0, 30.0), 100, thrift) == 4
     )  # those asked for are called off
 
 
@@ -129,7 +136,7 @@ def test_whole_nodes_are_given_back_first_and_some_stay_for_copies():
     nodes = {f"{node}{n}": node for node in "abc" for n in range(4)}
     idle = ("a0", "b0", "b1", "b2", "b3", "c0", "c1")
     since, later = dict.fromkeys(idle, 0.0), 2 * IDLE_SECONDS
-    assert given_back(Outlook(9.0, 0, 5, idle), since, nodes, later) == [
+    assert given_back(Forecast(9.0, 0, 5, idle), since, nodes, later) == [
         "b0",
         "b1",
         "b2",
@@ -138,10 +145,10 @@ def test_whole_nodes_are_given_back_first_and_some_stay_for_copies():
         "c1",
     ]
     assert (
-        given_back(Outlook(9.0, 1, 5, idle), since, nodes, later) == []
+        given_back(Forecast(9.0, 1, 5, idle), since, nodes, later) == []
     )  # something is left to give out
-    assert given_back(Outlook(9.0, 0, 5, idle), since, nodes, IDLE_SECONDS / 2) == []
-    assert given_back(Outlook(9.0, 0, 40, idle), since, nodes, later) == [
+    assert given_back(Forecast(9.0, 0, 5, idle), since, nodes, IDLE_SECONDS / 2) == []
+    assert given_back(Forecast(9.0, 0, 40, idle), since, nodes, later) == [
         "b0"
     ]  # late batches may be copied
 

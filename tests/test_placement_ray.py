@@ -13,17 +13,18 @@ from benchmarks.autoscaling import LABEL, Sleeping
 from benchmarks.ray_store import several_nodes
 from tests.rotating import Toy, ToyWork
 from tests.rotating import trained as rotated
-from xcray.execution import ray_actors, ray_nodes
-from xcray.execution.drive import drive
-from xcray.execution.pool import Result, StopFlag
-from xcray.execution.ray_pool import RayPool
-from xcray.execution.ray_team import RayTeam
-from xcray.execution.remote import SolverWork, shared_arrays
-from xcray.execution.timeline import Timeline, read_streams
-from xcray.schedule.demand import Thrift
-from xcray.schedule.scatter import Scatter
-from xcray.solvers.block import merge
+from xcray.schedule.autoscaling import Thrift
+from xcray.schedule.label_scheduler import Scatter
 from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.solved_labels import merge
+from xcray.workers.driver import drive
+from xcray.workers.pool import Result, StopFlag
+from xcray.workers.ray import actors as ray_actors
+from xcray.workers.ray import cluster_state as ray_nodes
+from xcray.workers.ray.pool import RayPool
+from xcray.workers.ray.worker_group import RayTeam
+from xcray.workers.solver_task import SolverWork, shared_arrays
+from xcray.workers.timeline import Timeline, read_streams
 
 pytestmark = pytest.mark.ray
 LATER_MS = 60_000  # when a node that drains is to be gone: after the test

@@ -11,7 +11,7 @@ import pytest
 from tests.drawn import batch, png_size, table
 from xcray import plots
 from xcray.errors import Unavailable
-from xcray.train.timeline import document
+from xcray.training.report.timeline import document
 
 
 def test_cost_curve_by_hand():

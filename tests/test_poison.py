@@ -18,15 +18,15 @@ import pytest
 from clocks import WallClock
 
 from xcray.errors import Unavailable
-from xcray.execution.ray_keeper import descendants
-from xcray.jobs import launch
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
-from xcray.jobs.launch import Ended, ProcessLauncher
-from xcray.jobs.quotas import RunningQuota
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
-from xcray.jobs.store import JobStore
-from xcray.jobs.supervisor import Supervisor
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.quotas import RunningQuota
+from xcray.jobs.supervision import launch
+from xcray.jobs.supervision.launch import Ended, ProcessLauncher
+from xcray.jobs.supervision.supervisor import Supervisor
+from xcray.system.processes import descendants
 
 ENDS = {
     "segfault": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
@@ -144,7 +144,7 @@ def test_a_runner_that_never_ends_is_ended_when_it_is_stopped(
     program: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("xcray.jobs.supervisor.STOPPING", 0.0)
+    monkeypatch.setattr("xcray.jobs.supervision.supervisor.STOPPING", 0.0)
     job_id = submit(store)
     poison(job_id, program)
     launcher = ProcessLauncher(home)
@@ -186,7 +186,7 @@ def test_a_runner_that_stands_still_is_replaced_and_does_not_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SIGSTOP: nothing is raised anywhere. The lease tells, the next attempt does the work, the first one's process is ended."""
-    monkeypatch.setattr("xcray.jobs.supervisor.ENDING", 0.0)
+    monkeypatch.setattr("xcray.jobs.supervision.supervisor.ENDING", 0.0)
     job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     poison(job_id, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     launcher = ProcessLauncher(home)

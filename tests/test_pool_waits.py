@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from tests.simray import Happening, Play, played
 from xcray.errors import ParameterError, Unavailable
-from xcray.execution import ray_pool
-from xcray.execution.drive import drive
-from xcray.execution.pool import StopFlag
-from xcray.execution.ray_actors import node_seconds, start_seconds
-from xcray.execution.ray_pool import RayPool
-from xcray.schedule.demand import Thrift
-from xcray.schedule.patience import SAID_SECONDS, STUCK_SECONDS, SURPLUS_SECONDS, Patience
-from xcray.schedule.scatter import Scatter
+from xcray.schedule.autoscaling import Thrift
+from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.placement_timeouts import SAID_SECONDS, STUCK_SECONDS, SURPLUS_SECONDS, Patience
+from xcray.workers.driver import drive
+from xcray.workers.pool import StopFlag
+from xcray.workers.ray import pool as ray_pool
+from xcray.workers.ray.actors import node_seconds, start_seconds
+from xcray.workers.ray.pool import RayPool
 
 WORK = SimpleNamespace(warm_up=lambda: None, received=lambda block: block, counter=("n", "n"))
 

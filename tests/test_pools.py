@@ -11,15 +11,15 @@ import pytest
 
 from tests.test_ppdsparse import problem
 from xcray.errors import ParameterError, ShapeMismatch, Stopped, Unavailable
-from xcray.execution import local as local_pools
-from xcray.execution.drive import drive
-from xcray.execution.local import SerialPool, ThreadPool
-from xcray.execution.pool import Failed, GaveUp, Result, StopFlag
 from xcray.kernels.sparse import transpose, transpose_pattern
-from xcray.schedule.messages import Joined, Left, Lost, Task
-from xcray.schedule.scatter import Scatter
-from xcray.solvers.block import joined, merge
+from xcray.schedule.events import Joined, Left, Lost, Task
+from xcray.schedule.label_scheduler import Scatter
 from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.solved_labels import joined, merge
+from xcray.workers import local_pool as local_pools
+from xcray.workers.driver import drive
+from xcray.workers.local_pool import SerialPool, ThreadPool
+from xcray.workers.pool import Failed, GaveUp, Result, StopFlag
 
 POOLS = {
     "serial": SerialPool,
@@ -298,8 +298,8 @@ def test_when_the_time_is_up_what_runs_is_stopped_and_what_is_done_is_kept(name,
             """Ring no more."""
 
     clock = SimpleNamespace(monotonic=lambda: 1e9 * begun.is_set())
-    monkeypatch.setattr("xcray.execution.drive.time", clock)
-    monkeypatch.setattr("xcray.execution.drive.Timer", Bell)
+    monkeypatch.setattr("xcray.workers.driver.time", clock)
+    monkeypatch.setattr("xcray.workers.driver.Timer", Bell)
     solver, local, _ = setting(**LONG)
     spans, results = [], []
     drive(

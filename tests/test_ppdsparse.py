@@ -13,8 +13,8 @@ from xcray.arrays import CSR, Pattern, csr, csr_from, frozen, pattern, pattern_f
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers import make_solver, parameter_table
-from xcray.solvers.block import merge
 from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.solved_labels import merge
 
 
 def problem(
@@ -281,7 +281,7 @@ def test_arrays_given_as_writable_compile_nothing_new():
 
     There is one for scores in single precision, and one for a tight eps.
     """
-    from xcray.kernels import ppdsparse as kernel
+    from xcray.kernels.training import ppdsparse as kernel
 
     X, Y = problem(15)
     for eps in (0.01, 1e-5):

@@ -13,10 +13,10 @@ import scipy.sparse as sp
 from naive import search
 
 from xcray.arrays import TopK, csr, csr_from, pattern_from
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import InputError, NotCalibrated, NotFound, ParameterError, ShapeMismatch
 from xcray.model.calibration import Calibration
-from xcray.model.derived import with_calibration
+from xcray.model.linked_copy import with_calibration
 from xcray.model.model import Model, write_model
 from xcray.predict import Contribution, Predictor, Scored, answer_table
 

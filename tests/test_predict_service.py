@@ -17,15 +17,15 @@ from live import LABELS, TEXTS, client_of, plain_model, publish, settings_for, t
 
 from xcray.model.model import Model
 from xcray.model.registry import Registry
-from xcray.model.routing import Route
+from xcray.model.traffic_split import Route
 from xcray.predict import Predictor
-from xcray.service import auth
 from xcray.service.app import create_app
-from xcray.service.predictors import PredictorCache, Wanted
-from xcray.service.replies import FEW, names_of
+from xcray.service.app_state import Rooms
+from xcray.service.http import auth
+from xcray.service.models.cache import PredictorCache, Wanted
+from xcray.service.prediction.encode import FEW, names_of
 from xcray.service.routes.predict import PredictDoor
 from xcray.service.schemas import PredictReply
-from xcray.service.state import Rooms
 
 PREDICT = "/v1/models/docs:predict"
 

@@ -18,14 +18,17 @@ from xcray.cli.main import app
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Refused
-from xcray.execution import memory
-from xcray.execution.parts import Parts
 from xcray.index.packed import BUDGET
 from xcray.model.model import Model
 from xcray.solvers import SOLVERS, make_solver
-from xcray.solvers.block import Block
-from xcray.train import TrainSpec, preflight, train, watch
-from xcray.train.preflight import (
+from xcray.solvers.solved_labels import Block
+from xcray.system import memory
+from xcray.training import TrainSpec, train
+from xcray.training.block_store import Parts
+from xcray.training.capacity import monitor as watch
+from xcray.training.capacity import preflight
+from xcray.training.capacity.monitor import Watch
+from xcray.training.capacity.preflight import (
     check,
     entries_of_labels,
     estimate,
@@ -33,8 +36,7 @@ from xcray.train.preflight import (
     merge_budget,
     worker_bytes,
 )
-from xcray.train.watch import Watch
-from xcray.train.ways import foresee
+from xcray.training.strategies import foresee
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -14,7 +14,7 @@ from live import client_of, publish, raw, settings_for
 
 from xcray.errors import Unavailable
 from xcray.service.app import create_app
-from xcray.service.protocol import AHEAD, HEADERS_READ
+from xcray.service.http.connection_limits import AHEAD, HEADERS_READ
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 PATIENCE = 300.0  # seconds until a wait is given up

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from xcray.data import pydocs
-from xcray.data.pydocs import Document, PydocsParams, documents, read
-from xcray.data.text import TextPipeline
+from xcray.data.demo import Document, PydocsParams, documents, read
+from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import NotFound, ParameterError
 
 ALL = PydocsParams(min_label_documents=1, min_words=3)

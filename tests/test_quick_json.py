@@ -15,9 +15,9 @@ from test_json_input import CASES
 
 from xcray.arrays import CSR
 from xcray.errors import InputError
-from xcray.service import quick
-from xcray.service.body import parse
-from xcray.service.instances import rows_of, taken
+from xcray.service.http.body import parse
+from xcray.service.prediction import fast_decode as quick
+from xcray.service.prediction.instances import rows_of, taken
 from xcray.service.schemas import PredictRequest
 
 MOST = 64

@@ -23,10 +23,13 @@ import pytest
 import without
 
 from xcray.errors import Unavailable
-from xcray.execution import ray_cluster, ray_keeper, ray_session
-from xcray.execution.ray_cluster import ClusterInfo, LocalCluster, connect, local_ray
-from xcray.execution.ray_keeper import descendants
-from xcray.execution.ray_session import (
+from xcray.storage.atomic import read_json, write_json
+from xcray.system.processes import descendants
+from xcray.workers.ray import local_cluster as ray_cluster
+from xcray.workers.ray import local_daemon as ray_keeper
+from xcray.workers.ray import session as ray_session
+from xcray.workers.ray.local_cluster import ClusterInfo, LocalCluster, connect, local_ray
+from xcray.workers.ray.session import (
     auth_environment,
     free_port,
     reachable,
@@ -34,7 +37,6 @@ from xcray.execution.ray_session import (
     short_root,
     write_token,
 )
-from xcray.files import read_json, write_json
 
 pytestmark = pytest.mark.ray
 SMALL = {"num_cpus": 1, "object_store_memory": 100 << 20}
@@ -100,7 +102,7 @@ def cluster(directory, before):
 ASKER = """
 import sys, time
 from pathlib import Path
-from xcray.execution.ray_cluster import LocalCluster
+from xcray.workers.ray.local_cluster import LocalCluster
 LocalCluster(sys.argv[1], num_cpus=1, object_store_memory=100 << 20).ensure()
 Path(sys.argv[1], "asked").touch()
 time.sleep(600)
@@ -171,7 +173,7 @@ def test_a_driver_with_another_token_is_refused(cluster, tmp_path):
     info = cluster.ensure()
     write_token(tmp_path / "token")
     program = (
-        "import sys; from xcray.execution.ray_cluster import connect\n"
+        "import sys; from xcray.workers.ray.local_cluster import connect\n"
         "with connect(sys.argv[1], token_path=sys.argv[2]): print('in')\n"
     )
     reply = subprocess.run(

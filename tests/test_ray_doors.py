@@ -5,7 +5,7 @@ from __future__ import annotations
 from ray._private import state
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from xcray.execution import ray_nodes
+from xcray.workers.ray import cluster_state as ray_nodes
 
 NODE = "0" * 56
 

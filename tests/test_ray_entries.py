@@ -18,17 +18,17 @@ from ray import serve
 from ray.job_submission import JobSubmissionClient
 
 from xcray.data.dataset import Dataset
-from xcray.execution.ray_cluster import ClusterInfo, LocalCluster, connect
-from xcray.execution.ray_session import free_port
 from xcray.jobs.home import Home
-from xcray.jobs.store import JobStore
-from xcray.jobs.tokens import new_token
-from xcray.model.objects import Place
-from xcray.model.pull import pull_into
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.tokens import new_token
+from xcray.model.objectstore.client import Place
+from xcray.model.objectstore.pull import pull_into
+from xcray.model.objectstore.remote_registry import versions
 from xcray.model.registry import Registry
-from xcray.model.remote import versions
 from xcray.service.app import create_app
 from xcray.service.ray_serve import application, settings_of
+from xcray.workers.ray.local_cluster import ClusterInfo, LocalCluster, connect
+from xcray.workers.ray.session import free_port
 
 PATIENCE = 600.0  # seconds: kernels may have to be compiled, on a slow machine
 

@@ -10,12 +10,12 @@ import pytest
 from xcray.arrays import csr, pattern
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
-from xcray.execution.memory import Footprint
-from xcray.execution.ray_pool import RayPool
-from xcray.execution.remote import SolverWork, shared_arrays
-from xcray.schedule.messages import Joined
+from xcray.schedule.events import Joined
 from xcray.solvers import make_solver
-from xcray.train.preflight import PROCESS, worker_bytes
+from xcray.system.memory import Footprint
+from xcray.training.capacity.preflight import PROCESS, worker_bytes
+from xcray.workers.ray.pool import RayPool
+from xcray.workers.solver_task import SolverWork, shared_arrays
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 MIB = 1 << 20

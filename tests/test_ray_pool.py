@@ -14,13 +14,13 @@ import pytest
 import ray as ray_module
 
 from xcray.errors import ParameterError, Stopped
-from xcray.execution.drive import drive
-from xcray.execution.pool import GaveUp, Result, StopFlag
-from xcray.schedule.messages import Task
-from xcray.schedule.scatter import Scatter
-from xcray.solvers.block import merge
+from xcray.schedule.events import Task
+from xcray.schedule.label_scheduler import Scatter
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.train import TrainSpec, train
+from xcray.solvers.solved_labels import merge
+from xcray.training import TrainSpec, train
+from xcray.workers.driver import drive
+from xcray.workers.pool import GaveUp, Result, StopFlag
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
@@ -44,8 +44,8 @@ def test_the_model_is_the_same_for_any_number_of_workers(tiny, tmp_path, serial_
 
 def pool_and_schedule(dataset, workers=2, **parameters):
     """A Ray pool inside the test's own Ray, with small batches."""
-    from xcray.execution.ray_pool import RayPool
-    from xcray.execution.remote import SolverWork, shared_arrays
+    from xcray.workers.ray.pool import RayPool
+    from xcray.workers.solver_task import SolverWork, shared_arrays
 
     solver, t = PPDSparseSolver(**parameters), dataset.train
     costs = solver.cost_terms(t.X, t.XT, t.YT) @ solver.cost_rates

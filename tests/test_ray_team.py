@@ -16,15 +16,15 @@ from benchmarks.ray_store import several_nodes, store_use
 from tests.rotating import GRID, ToyWork
 from tests.teamwork import LARGE, Work, ask, replies
 from xcray.errors import ParameterError, Unavailable
-from xcray.execution import ray_actors
-from xcray.execution.errands import Errand, errands, made
-from xcray.execution.pool import StopFlag
-from xcray.execution.ray_team import RayTeam
-from xcray.execution.rotate import rotate
-from xcray.execution.team import THING_LOST, Raised
-from xcray.schedule.circulate import Circulate
-from xcray.schedule.messages import Lost
-from xcray.solvers.circulating import Step
+from xcray.schedule.events import Lost
+from xcray.schedule.rotation import Circulate
+from xcray.solvers.rotation_contract import Step
+from xcray.training.rotation.interval import rotate
+from xcray.workers.pool import StopFlag
+from xcray.workers.ray import actors as ray_actors
+from xcray.workers.ray.worker_group import RayTeam
+from xcray.workers.rpc import Errand, errands, made
+from xcray.workers.worker_group import THING_LOST, Raised
 
 pytestmark = pytest.mark.ray
 BYTES = 4 * LARGE

@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 
-import xcray.data.source as source_room
-import xcray.data.svmlight as svmlight_room
+import xcray.data.readers.blocks as source_room
+import xcray.data.readers.svmlight as svmlight_room
 from xcray.data.build import BuildOptions, build
-from xcray.data.options import ReadOptions
-from xcray.data.problems import DataErrors, Tally
+from xcray.data.readers.error_log import DataErrors, Tally
+from xcray.data.readers.options import ReadOptions
+from xcray.data.readers.svmlight import read_svmlight
+from xcray.data.readers.xc import read_xc
 from xcray.data.splits import HashSplit
-from xcray.data.svmlight import read_svmlight
 from xcray.data.synthetic import SyntheticParams
-from xcray.data.xc import read_xc
 from xcray.errors import DataError, NotFound, ParameterError
 
 NUMBERS = [

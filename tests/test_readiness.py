@@ -15,14 +15,14 @@ import sqlalchemy as sa
 from live import client_of, publish, settings_for
 
 from xcray.errors import Unavailable
-from xcray.jobs.figures import StoreFigures
-from xcray.jobs.schema import HEAD
-from xcray.jobs.tally import LOOKS
+from xcray.jobs.database.schema import HEAD
+from xcray.jobs.store.metric_deltas import LOOKS
+from xcray.jobs.store.statistics import StoreFigures
 from xcray.model.registry import Registry
-from xcray.service import preloading
 from xcray.service.app import create_app
-from xcray.service.checks import Idle
-from xcray.service.readiness import HANGS, STALE, Readiness
+from xcray.service.models import preloading
+from xcray.service.observability.checks import Idle
+from xcray.service.observability.readiness import HANGS, STALE, Readiness
 
 PATIENCE = (
     600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xcray import files
 from xcray.arrays import csr
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
 from xcray.model.model import Model, write_model
 from xcray.model.registry import Registry
+from xcray.storage.atomic import file_digests, write_json
 
 
 def staged(path: Path, bias: float = 0.0) -> Path:
@@ -62,7 +62,7 @@ def test_publish_moves_the_model_in(registry: Registry, tmp_path: Path) -> None:
 
 
 def test_aliases_move_and_versions_do_not(registry: Registry) -> None:
-    before = files.file_digests(registry.root / "news" / "versions")
+    before = file_digests(registry.root / "news" / "versions")
     registry.set_alias("news", "champion", 1)
     assert bias(registry, "news@champion") == 1
     registry.set_alias("news", "champion", 2)
@@ -72,7 +72,7 @@ def test_aliases_move_and_versions_do_not(registry: Registry) -> None:
     assert registry.aliases("news") == {"latest": 3}
     with pytest.raises(NotFound, match="no alias 'champion'; it has latest"):
         registry.resolve("news@champion")
-    assert files.file_digests(registry.root / "news" / "versions") == before
+    assert file_digests(registry.root / "news" / "versions") == before
 
 
 def test_summaries_come_from_the_manifests(registry: Registry, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_readers_see_a_whole_model_whatever_changes(registry: Registry, tmp_path
 def test_a_publisher_that_died_before_its_last_line_loses_nothing(
     registry: Registry, tmp_path: Path
 ) -> None:
-    files.write_json(
+    write_json(
         registry.root / "news" / "aliases.json", {"aliases": {}, "highest": 2}
     )  # version 3 is there, its record is not
     assert bias(registry, "news") == 3

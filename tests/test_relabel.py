@@ -14,19 +14,19 @@ from xcray.arrays import csr, pattern
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.errors import Conflict, InputError, NotFound, ShapeMismatch, Stopped, XcrayError
-from xcray.execution.pool import StopFlag
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose_pattern
 from xcray.model.model import Model, write_model
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.train import Progress, TrainSpec, train
-from xcray.train.relabel import (
+from xcray.training import Progress, TrainSpec, train
+from xcray.training.edit.apply import Running
+from xcray.training.edit.operations import (
     add_labels,
     merge_labels,
     remove_labels,
     rename_labels,
     retrain_labels,
 )
-from xcray.train.remake import Running
+from xcray.workers.pool import StopFlag
 
 SERIAL = Running(pool="serial")
 EMPTY = 38  # of the tiny set: a label without a training row

@@ -17,19 +17,19 @@ from xcray.cli.main import main
 from xcray.client import Client
 from xcray.data.dataset import Dataset
 from xcray.errors import InputError, NotFound, Stopped
-from xcray.execution.pool import StopFlag
-from xcray.execution.timeline import Span, Timeline
 from xcray.jobs.states import SUCCEEDED
 from xcray.metrics import precision_at_k
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.schedule.messages import Task
+from xcray.schedule.events import Task
 from xcray.service.app import create_app
-from xcray.service.state import Rooms
-from xcray.train import Progress, TrainResult, TrainSpec, train
-from xcray.train.pictures import draw_report
-from xcray.train.report import certified
-from xcray.train.timeline import document, read_timeline
+from xcray.service.app_state import Rooms
+from xcray.training import Progress, TrainResult, TrainSpec, train
+from xcray.training.report.render import draw_report
+from xcray.training.report.summary import certified
+from xcray.training.report.timeline import document, read_timeline
+from xcray.workers.pool import StopFlag
+from xcray.workers.timeline import Span, Timeline
 
 PICTURES = {"by_frequency", "costs", "certificates", "timeline"}
 
@@ -39,7 +39,7 @@ def trained(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainRes
     """A model of two threads, of which none copied what the other was late with; its run directory is gone."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xcray.schedule.scatter.MARGIN", 1e9)
+        patch.setattr("xcray.schedule.label_scheduler.MARGIN", 1e9)
         spec = TrainSpec(str(tiny.path), pool="threads", workers=2, name="tiny")
         result = train(spec, run_dir=folder / "run", out=folder / "model")
     shutil.rmtree(folder / "run")

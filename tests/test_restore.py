@@ -21,13 +21,13 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Conflict
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job, new_id
-from xcray.jobs.references import verified
-from xcray.jobs.runner import run_attempt
-from xcray.jobs.store import JobStore
+from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.integrity import verified
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
-from xcray.train import train
+from xcray.training import train
 
 COPIED = ("datasets", "models", "tenants")  # of the home; what is in runs/ is trained again
 QUICK = {"lease_seconds": 60.0, "beat_seconds": 0.05, "report_seconds": 0.02}

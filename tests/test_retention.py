@@ -15,9 +15,9 @@ from xcray.cli.main import main
 from xcray.errors import NotFound
 from xcray.jobs.home import Home
 from xcray.jobs.job import new_id
-from xcray.jobs.retention import DAY, Kept, Retention
 from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.retention import DAY, Kept, Retention
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_orphans_go_after_a_day_and_strangers_never(
 def test_what_dead_replicas_said_of_themselves_goes(
     store: JobStore, home: Home, clock: WallClock
 ) -> None:
-    from xcray.jobs.retention import host_name
+    from xcray.system.processes import host_name
 
     dead, living, elsewhere = (
         home.path / f"serve-{name}.json"

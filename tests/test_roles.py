@@ -19,7 +19,7 @@ from postgres import unhurried
 
 from xcray.jobs.home import Home
 from xcray.jobs.states import SUCCEEDED, TERMINAL
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 
 LEASE = "6"
 PATIENCE = (
@@ -167,7 +167,7 @@ def keeper_of(url: str) -> str:
     """The process that keeps the house, by the store."""
     import sqlalchemy as sa
 
-    from xcray.jobs.schema import DUTIES
+    from xcray.jobs.database.schema import DUTIES
 
     store = JobStore(url)
     with store._database.read() as connection:

@@ -23,14 +23,14 @@ from test_roles import PATIENCE, process, told, until
 
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict
-from xcray.jobs.engine import Database
+from xcray.jobs.database.engine import Database
+from xcray.jobs.database.schema import HEAD
+from xcray.jobs.database.upgrade import Steps, bring_up, look
 from xcray.jobs.home import Home
 from xcray.jobs.job import new_id
-from xcray.jobs.schema import HEAD
 from xcray.jobs.states import RUNNING, SUCCEEDED, TERMINAL
-from xcray.jobs.store import JobStore
-from xcray.jobs.tokens import new_token
-from xcray.jobs.upgrade import Steps, bring_up, look
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.tokens import new_token
 from xcray.model.registry import Registry
 
 ADDS = f'oldest = "{HEAD}"'

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from xcray.errors import DataError, Stopped
-from xcray.execution.errands import Errand, WorkerLost, errands, run
-from xcray.execution.local_team import SerialTeam, ThreadTeam
-from xcray.execution.moving import Speeds
-from xcray.execution.pool import StopFlag
-from xcray.execution.rotate import TIME, rotate, speeds_of
-from xcray.execution.timeline import DONE, LOST
-from xcray.schedule.circulate import ORDERS, Circulate
-from xcray.schedule.homes import homes_by_speed
-from xcray.solvers.circulating import Step, Told
+from xcray.schedule.rotation import ORDERS, Circulate
+from xcray.schedule.shard_assignment import homes_by_speed
+from xcray.solvers.rotation_contract import Step, Told
+from xcray.training.rotation.interval import TIME, rotate, speeds_of
+from xcray.training.rotation.rebalancing import Speeds
+from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.workers.pool import StopFlag
+from xcray.workers.rpc import Errand, WorkerLost, errands, run
+from xcray.workers.timeline import DONE, LOST
 
 SHARDS, BLOCKS = 5, 7
 VERBS = ("update", "sum", "update", "sum")

@@ -17,11 +17,11 @@ import ray as ray_module
 
 from tests.rotating import GRID, Ran, Toy, ToyWork, plan_of, trained, trained_dsmlr
 from xcray.errors import Stopped
-from xcray.execution.pool import StopFlag
-from xcray.execution.ray_keeper import descendants
-from xcray.execution.ray_session import environment, local_ray
-from xcray.execution.ray_team import RayTeam
-from xcray.execution.timeline import DONE, LOST
+from xcray.system.processes import descendants
+from xcray.workers.pool import StopFlag
+from xcray.workers.ray.session import environment, local_ray
+from xcray.workers.ray.worker_group import RayTeam
+from xcray.workers.timeline import DONE, LOST
 
 pytestmark = pytest.mark.ray
 STORE = 80 << 20  # bytes of a node's object store

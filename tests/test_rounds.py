@@ -10,11 +10,11 @@ from tests import roundwork
 from tests.naive import multinomial as naive
 from tests.roundwork import problem, train, weights
 from xcray.errors import ParameterError, Stopped, Unavailable
-from xcray.execution.local_team import SerialTeam, ThreadTeam
-from xcray.execution.rounds import LOSSES, TeamRounds
 from xcray.solvers.lbfgs import LBFGSSolver
 from xcray.solvers.lc import LCSolver
-from xcray.solvers.rounds import best_of, ranges, top
+from xcray.solvers.synchronous_contract import best_of, ranges, top
+from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.workers.synchronous_calls import LOSSES, TeamRounds
 
 LAM = 0.02
 SOLVERS = [LBFGSSolver(lam=LAM, tolerance=1e-7), LCSolver(lam=LAM, tolerance=1e-7)]

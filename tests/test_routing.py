@@ -11,9 +11,9 @@ import pytest
 from test_registry import staged
 
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
-from xcray.files import read_json, write_json
 from xcray.model.registry import Registry
-from xcray.model.routing import Route, Share, chosen, point
+from xcray.model.traffic_split import Route, Share, chosen, point
+from xcray.storage.atomic import read_json, write_json
 
 KEYS = [f"client-{i}" for i in range(40_000)]
 POINTS = [point("news@prod", key) for key in KEYS]

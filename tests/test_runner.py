@@ -9,16 +9,16 @@ import pytest
 
 from xcray.arrays import csr
 from xcray.errors import Fenced, ParameterError, Refused, Stopped, Unavailable
-from xcray.execution.pool import StopFlag
-from xcray.jobs.heart import Heart
 from xcray.jobs.home import Home, check_id
-from xcray.jobs.launch import submission_id
-from xcray.jobs.runner import FENCED, LARGEST_FIGURE, run_attempt, summary
+from xcray.jobs.runner.main import FENCED, LARGEST_FIGURE, run_attempt, summary
+from xcray.jobs.runner.monitor import Heart
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.launch import submission_id
 from xcray.model.model import write_model
 from xcray.model.registry import Registry
-from xcray.train import Progress, TrainResult
+from xcray.training import Progress, TrainResult
+from xcray.workers.pool import StopFlag
 
 SPEC = {"dataset": "/nowhere", "name": "pydocs", "pool": "threads", "dataset_id": "ds_1"}
 QUICK = {"lease_seconds": 60.0, "beat_seconds": 0.05, "report_seconds": 0.02}

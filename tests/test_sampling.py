@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xcray.arrays import Float64, Int32
-from xcray.train.sampling import Draw, Range, Sample, draw, strata, stretched, total
+from xcray.training.capacity.sampling import Draw, Range, Sample, draw, strata, stretched, total
 
 
 def costs_of(n: int = 3000) -> Float64:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulation import Outcome, Simulation, heavy_tailed
-from xcray.schedule.messages import (
+from xcray.schedule.events import (
     Cancel,
     Done,
     Drain,
@@ -23,7 +23,7 @@ from xcray.schedule.messages import (
     Run,
     Tick,
 )
-from xcray.schedule.scatter import Scatter
+from xcray.schedule.label_scheduler import Scatter
 
 POWER_LAW = 0.1 / np.arange(1, 20_001) ** 0.9  # seconds
 

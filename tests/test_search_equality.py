@@ -36,9 +36,9 @@ from benchmarks.search_equality import (
 )
 from xcray.arrays import CSR, TopK, csr, csr_from
 from xcray.errors import InputError, ParameterError, ShapeMismatch
-from xcray.index.answer import Answer
 from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
+from xcray.index.search_result import Answer
 
 VALUES = st.sampled_from(
     [

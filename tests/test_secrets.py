@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from xcray.cli.main import main
-from xcray.execution.ray_cluster import ClusterInfo
-from xcray.jobs import launch
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
-from xcray.jobs.launch import RayJobLauncher
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision import launch
+from xcray.jobs.supervision.launch import RayJobLauncher
+from xcray.workers.ray.local_cluster import ClusterInfo
 
 PATIENCE = (
     600  # seconds until a wait is given up: on a slow machine kernels may have to be compiled

@@ -16,11 +16,11 @@ from asking import Told, ask, operations
 from fastapi import FastAPI
 from live import publish, settings_for
 
-from xcray.jobs.store import JobStore
-from xcray.jobs.tokens import NewToken, new_token
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.tokens import NewToken, new_token
 from xcray.service.app import create_app
-from xcray.service.auditing import ACTIONS, SAFE
-from xcray.service.logs import log_to
+from xcray.service.http.audit import ACTIONS, SAFE
+from xcray.service.observability.request_log import log_to
 
 # Who may do what (T3). A route that is not named here fails the first test.
 
@@ -250,7 +250,7 @@ def test_things_of_another_tenant_do_not_exist(place: Place, tmp_path: Path) -> 
 
 def test_every_change_has_a_name_in_the_audit_log(place: Place) -> None:
     unsafe = {operation for operation in operations(place.app) if operation[0] not in SAFE}
-    assert unsafe - set(ACTIONS) == set(), "name what it does in xcray/service/auditing.py"
+    assert unsafe - set(ACTIONS) == set(), "name what it does in xcray/service/http/audit.py"
     assert set(ACTIONS) - unsafe == set()
 
 

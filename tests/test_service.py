@@ -25,16 +25,16 @@ from fastapi import FastAPI, Request
 from live import LABELS, TEXTS, client_of, publish, raw, serving, settings_for
 
 from xcray.errors import Conflict, ParameterError, Unavailable
-from xcray.jobs.logs import JSONLines
 from xcray.jobs.states import SUCCEEDED
 from xcray.model.registry import Registry
-from xcray.service import auth
 from xcray.service.app import create_app
-from xcray.service.listening import listen
-from xcray.service.logs import REQUEST_ID, context
-from xcray.service.predictors import PredictorCache, Wanted
+from xcray.service.app_state import Rooms
+from xcray.service.http import auth
+from xcray.service.models.cache import PredictorCache, Wanted
+from xcray.service.observability.request_log import REQUEST_ID, context
+from xcray.service.processes.sockets import listen
 from xcray.service.settings import Settings, check_address
-from xcray.service.state import Rooms
+from xcray.telemetry.logging import JSONLines
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 LINES = "".join(
@@ -329,7 +329,7 @@ def test_a_build_that_dies_is_told(tmp_path: Path, code: str, seconds: int, expe
 
 def test_a_build_is_limited_in_memory(tmp_path: Path) -> None:
     """The real child: it gives up with a sentence where the service would have been killed."""
-    from xcray.service import ingest
+    from xcray.service.datasets import ingest
 
     limited = build_stub(
         tmp_path,

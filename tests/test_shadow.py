@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from live import TEXTS, client_of, plain_model, publish, settings_for
 
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 from xcray.model.model import Model
 from xcray.model.registry import Registry
-from xcray.model.routing import Route, point
+from xcray.model.traffic_split import Route, point
 from xcray.predict import Predictor
 from xcray.service.app import create_app
-from xcray.service.gauges import Gauges
-from xcray.service.guard import _Answer
-from xcray.service.loading import Loaded
-from xcray.service.shadow import MOST, Copy, Shadows, figures
-from xcray.service.state import Rooms
+from xcray.service.app_state import Rooms
+from xcray.service.http.edge import _Answer
+from xcray.service.models.loading import Loaded
+from xcray.service.observability.metrics import Gauges
+from xcray.service.prediction.shadow import MOST, Copy, Shadows, figures
 
 PREDICT = "/v1/models/docs@prod:predict"
 BODY = {"instances": [{"text": text} for text in TEXTS], "top_k": 2}

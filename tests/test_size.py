@@ -18,19 +18,9 @@ from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers import make_solver, newton
-from xcray.train import TrainSpec
-from xcray.train.laws import newton_bytes, takes_newton
-from xcray.train.preflight import (
-    Paces,
-    Shape,
-    entries_of_labels,
-    estimate,
-    mapped,
-    newton_of,
-    norm_of,
-    reckoned,
-)
-from xcray.train.sizing import (
+from xcray.training import TrainSpec
+from xcray.training.capacity.cost_formulas import newton_bytes, takes_newton
+from xcray.training.capacity.deployment import (
     MOST,
     SIZES_ALONE,
     WEIGHTS_ALONE,
@@ -39,6 +29,16 @@ from xcray.train.sizing import (
     measured,
     rows_of_labels,
     size,
+)
+from xcray.training.capacity.preflight import (
+    Paces,
+    Shape,
+    entries_of_labels,
+    estimate,
+    mapped,
+    newton_of,
+    norm_of,
+    reckoned,
 )
 
 CHART = Path(__file__).parent.parent / "helm" / "xcray"

@@ -17,17 +17,17 @@ from scipy.special import softmax as scipy_softmax
 from sklearn.linear_model import LogisticRegression
 
 from xcray.arrays import CSR, csr_from
-from xcray.bulk import BulkSpec, predict_bulk
+from xcray.batch import BulkSpec, predict_bulk
 from xcray.cli import main as cli
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import InputError, NotCalibrated, ParameterError, ShapeMismatch
-from xcray.index.normaliser import Normaliser, softmax
+from xcray.index.log_partition import Normaliser, softmax
 from xcray.index.search import SearchIndex
-from xcray.kernels import normaliser as kernels
-from xcray.kernels.postings import Scratch
-from xcray.kernels.sparsify import sparse_rows
+from xcray.kernels.search import logsumexp as kernels
+from xcray.kernels.search.postings import Scratch
+from xcray.kernels.training.sparsify import sparse_rows
 from xcray.model.calibration import Calibration
-from xcray.model.derived import with_calibration
+from xcray.model.linked_copy import with_calibration
 from xcray.model.model import Model, write_model
 from xcray.predict import Predictor
 from xcray.service.app import create_app

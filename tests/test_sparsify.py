@@ -10,8 +10,8 @@ from naive import sparsify as naive
 
 from xcray.arrays import CSR
 from xcray.errors import ParameterError, ShapeMismatch
-from xcray.kernels import sparsify
-from xcray.kernels.sparsify import sparse_rows
+from xcray.kernels.training import sparsify
+from xcray.kernels.training.sparsify import sparse_rows
 
 
 def block(n_features: int, n_labels: int, seed: int = 0) -> Any:

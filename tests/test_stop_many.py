@@ -7,7 +7,7 @@ from live import client_of, settings_for
 from storing import claim, submit
 
 from xcray.jobs.states import PENDING, STOPPED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 from xcray.service.app import create_app
 from xcray.service.routes import jobs
 

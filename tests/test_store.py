@@ -10,10 +10,10 @@ import pytest
 from storing import SPEC, Clock, claim, raw, submit
 
 from xcray.errors import Conflict, Fenced, NotFound, ParameterError, Refused
-from xcray.jobs import history
-from xcray.jobs.rows import LONGEST_MESSAGE
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STATUSES, STOPPED, SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store import event_retention as history
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.transitions import LONGEST_MESSAGE
 
 
 @pytest.fixture

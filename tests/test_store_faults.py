@@ -19,11 +19,11 @@ from sqlalchemy.exc import OperationalError
 from storing import SPEC, claim, raw, submit
 
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError, Refused, Unavailable
-from xcray.jobs import engine
-from xcray.jobs.backup import back_up
+from xcray.jobs.database import engine
+from xcray.jobs.database.backup import back_up
+from xcray.jobs.database.db_errors import Again, in_words
 from xcray.jobs.states import RUNNING
-from xcray.jobs.store import JobStore
-from xcray.jobs.troubles import Again, in_words
+from xcray.jobs.store.job_store import JobStore
 
 # --- SQLite
 

@@ -24,7 +24,7 @@ from storing import Clock, claim, submit
 
 from xcray.errors import Conflict, Fenced, NotFound
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL, TRANSITIONS
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 
 
 class StoreMachine(RuleBasedStateMachine):

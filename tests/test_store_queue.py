@@ -6,8 +6,8 @@ from storing import BEGINNING, Clock, claim, order, raw, submit
 from xcray.errors import Fenced, NotFound, ParameterError
 from xcray.jobs.job import EXPIRED, TIMEOUT
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
-from xcray.jobs.store import JobStore
-from xcray.jobs.waiting import LONGEST_BACKOFF
+from xcray.jobs.store.fair_queue import LONGEST_BACKOFF
+from xcray.jobs.store.job_store import JobStore
 
 HOUR, DAY = 3600.0, 86400.0
 

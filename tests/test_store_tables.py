@@ -7,9 +7,9 @@ import pytest
 from storing import BEGINNING, Clock, claim, raw, submit
 
 from xcray.errors import Conflict, Fenced, NotFound
-from xcray.jobs.counters import Counter, counter
 from xcray.jobs.states import SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.counters import Counter, counter
+from xcray.jobs.store.job_store import JobStore
 
 NOW = "2023-11-14T22:13:20.000Z"
 

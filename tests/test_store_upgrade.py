@@ -21,12 +21,13 @@ from storing import Clock, claim, raw, submit
 
 from xcray.cli.main import main
 from xcray.errors import Conflict, ParameterError, Unavailable
-from xcray.jobs import programs, upgrade
-from xcray.jobs.engine import Database
-from xcray.jobs.programs import EVERY_SECONDS, LEASE_SECONDS
-from xcray.jobs.schema import HEAD, METADATA
+from xcray.jobs.database import clients as programs
+from xcray.jobs.database import upgrade
+from xcray.jobs.database.clients import EVERY_SECONDS, LEASE_SECONDS
+from xcray.jobs.database.engine import Database
+from xcray.jobs.database.schema import HEAD, METADATA
 from xcray.jobs.states import PENDING, RUNNING
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 
 # the file that xcray 0.1 made, word for word
 OLD = """

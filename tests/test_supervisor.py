@@ -12,14 +12,20 @@ from types import SimpleNamespace
 import pytest
 
 from xcray.errors import Unavailable
-from xcray.execution.ray_cluster import JoinedCluster, LocalCluster
-from xcray.execution.ray_session import free_port
 from xcray.jobs.home import Home
-from xcray.jobs.launch import STORE_VARIABLE, Ended, ProcessLauncher, RayJobLauncher, command
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
-from xcray.jobs.store import JobStore
-from xcray.jobs.supervisor import Supervisor
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.launch import (
+    STORE_VARIABLE,
+    Ended,
+    ProcessLauncher,
+    RayJobLauncher,
+    command,
+)
+from xcray.jobs.supervision.supervisor import Supervisor
 from xcray.model.registry import Registry
+from xcray.workers.ray.local_cluster import JoinedCluster, LocalCluster
+from xcray.workers.ray.session import free_port
 
 
 class Launches:
@@ -194,7 +200,7 @@ def test_a_failure_of_the_system_does_not_show_its_paths(store, launcher, superv
 def test_a_slow_launch_keeps_its_lease_but_not_for_ever(
     store, launcher, supervise, clock, monkeypatch
 ):
-    monkeypatch.setattr("xcray.jobs.supervisor.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("xcray.jobs.supervision.supervisor.time", SimpleNamespace(monotonic=clock))
     job_id = submit(store)
     launcher.slow = threading.Event()
     supervisor = supervise(start_seconds=600.0, launch_seconds=2000.0)

@@ -22,13 +22,13 @@ from live import client_of, publish, settings_for, text_model
 from xcray.errors import Corrupt, NotFound, Refused, Unavailable
 from xcray.model.model import Model
 from xcray.model.registry import Registry
-from xcray.model.routing import Route, chosen, point
+from xcray.model.traffic_split import Route, chosen, point
 from xcray.predict import Predictor
 from xcray.service.app import create_app
-from xcray.service.gauges import Gauges
-from xcray.service.loading import FIRST_PAUSE
-from xcray.service.predictors import PredictorCache, Wanted, open_predictor
-from xcray.service.state import Rooms
+from xcray.service.app_state import Rooms
+from xcray.service.models.cache import PredictorCache, Wanted, open_predictor
+from xcray.service.models.loading import FIRST_PAUSE
+from xcray.service.observability.metrics import Gauges
 
 BODY = {"instances": [{"text": "read rows of a csv file"}], "top_k": 4}
 SWAPS = int(os.environ.get("SWAPS", "20"))  # by hand: 1000

@@ -14,11 +14,11 @@ import pytest
 
 from tests.teamwork import LARGE, Work, ask, replies
 from xcray.errors import DataError, ParameterError, Stopped, Unavailable
-from xcray.execution.local_team import SerialTeam, ThreadTeam
-from xcray.execution.ray_session import local_ray
-from xcray.execution.ray_team import RayTeam
-from xcray.execution.team import THING_LOST, Answer, Handle, Raised
-from xcray.schedule.messages import Lost
+from xcray.schedule.events import Lost
+from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.workers.ray.session import local_ray
+from xcray.workers.ray.worker_group import RayTeam
+from xcray.workers.worker_group import THING_LOST, Answer, Handle, Raised
 
 WORK = Work()
 TEAMS: dict[str, Any] = {

@@ -18,12 +18,13 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from tests.naive import text as naive
 from xcray.arrays import CSR, frozen
-from xcray.data import terms
-from xcray.data.text import TextParams, TextPipeline, empty_rows
-from xcray.data.vocabulary import table_of, words_of
+from xcray.data.text import tokenizer as terms
+from xcray.data.text.pipeline import TextParams, TextPipeline, empty_rows
+from xcray.data.text.vocabulary import table_of, words_of
 from xcray.errors import Corrupt, DataError, NotFound, ParameterError
-from xcray.files import read_table, sha256_arrays, write_json, write_table
 from xcray.kernels.vocabulary import Vocabulary, Words, fill, first_lost
+from xcray.storage.arrow import read_table, write_table
+from xcray.storage.atomic import sha256_arrays, write_json
 
 TEXTS = [
     "Read rows of a CSV file; rows are dictionaries.",

@@ -10,8 +10,8 @@ import pytest
 
 from tests.drawn import batch, table
 from xcray.errors import NotFound
-from xcray.files import write_table
-from xcray.train.timeline import COLUMNS, class_costs, document, plain, read_timeline
+from xcray.storage.arrow import write_table
+from xcray.training.report.timeline import COLUMNS, class_costs, document, plain, read_timeline
 
 ENTRY = {
     "attempt_of_run",

@@ -16,17 +16,17 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from xcray.arrays import csr
-from xcray.execution.progress import Progress
-from xcray.jobs import tracing
 from xcray.jobs.home import Home
 from xcray.jobs.job import new_id
-from xcray.jobs.runner import run_attempt
+from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.states import SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 from xcray.model.model import write_model
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
-from xcray.train import TrainResult
+from xcray.telemetry import tracing
+from xcray.telemetry.progress import Progress
+from xcray.training import TrainResult
 
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

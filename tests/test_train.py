@@ -11,12 +11,12 @@ import pytest
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.errors import Conflict, InputError, NotFound, ParameterError, Stopped
-from xcray.execution.pool import StopFlag
-from xcray.files import read_table
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.train import TrainSpec, train
-from xcray.train.timeline import read_timeline
+from xcray.storage.arrow import read_table
+from xcray.training import TrainSpec, train
+from xcray.training.report.timeline import read_timeline
+from xcray.workers.pool import StopFlag
 
 
 def spec(dataset: Dataset, **changes) -> TrainSpec:
@@ -120,7 +120,7 @@ def test_a_run_directory_belongs_to_one_run(tiny, tmp_path):
 
 def test_timeline_accounts_for_every_class(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "xcray.schedule.scatter.MARGIN", 1e9
+        "xcray.schedule.label_scheduler.MARGIN", 1e9
     )  # a thread that has to wait for a core is late: no copies here
     result = train(
         spec(tiny, pool="threads", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model"

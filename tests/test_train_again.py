@@ -9,10 +9,10 @@ import pytest
 from xcray.cli import main as cli
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, Corrupt
-from xcray.model.objects import Place
-from xcray.model.remote import versions
-from xcray.train import TrainSpec
-from xcray.train.finished import finished
+from xcray.model.objectstore.client import Place
+from xcray.model.objectstore.remote_registry import versions
+from xcray.training import TrainSpec
+from xcray.training.finished import finished
 
 
 def test_the_same_command_again_finds_the_model_and_pushes_it_once(

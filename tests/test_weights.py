@@ -11,8 +11,8 @@ from xcray.data.weights import checked, read_weights, weigh
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError, ShapeMismatch
 from xcray.model.model import Model
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.train import TrainSpec, train
-from xcray.train.points import hold_out
+from xcray.training import TrainSpec, train
+from xcray.training.tuning.evaluate import hold_out
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,13 @@ from live import client_of, publish, settings_for
 
 from xcray.errors import Conflict, Unavailable
 from xcray.jobs.home import Home
-from xcray.jobs.launch import ProcessLauncher
-from xcray.jobs.runner import stand_back
+from xcray.jobs.supervision.launch import ProcessLauncher
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
-from xcray.service.listening import listen, reserve
+from xcray.service.processes.manager import LASTING, Child, Keeper, check_workers
+from xcray.service.processes.sockets import listen, reserve
 from xcray.service.settings import Settings
-from xcray.service.workers import LASTING, Child, Keeper, check_workers
+from xcray.system.processes import lower_priority
 
 PATIENCE = (
     600.0  # seconds until a wait is given up: on a slow machine two processes compile the kernels
@@ -288,7 +288,7 @@ def test_runners_stand_back_for_predictions(
         def poll(self) -> int:
             return 0
 
-    monkeypatch.setattr("xcray.jobs.launch.subprocess.Popen", Process)
+    monkeypatch.setattr("xcray.jobs.supervision.launch.subprocess.Popen", Process)
     launcher = ProcessLauncher(Home(tmp_path / "home"), nice=Settings().job_nice)
     launcher.launch(SimpleNamespace(id="job_1", attempt=1))  # type: ignore[arg-type]  # all that is looked at
     assert begun[0][-2:] == ["--nice", "10"]
@@ -300,16 +300,16 @@ def test_a_runner_stands_back_with_its_session(
 ) -> None:
     """Nice counts only within a session where sessions are scheduled against each other."""
     heard: list[int] = []
-    monkeypatch.setattr("xcray.jobs.runner.os.nice", heard.append)
+    monkeypatch.setattr("xcray.jobs.runner.main.os.nice", heard.append)
     group = tmp_path / "autogroup"
-    stand_back(10, group)
+    lower_priority(10, group)
     assert not group.exists()  # this system has none
     group.write_text("/autogroup-1 nice 0")
-    stand_back(10, group)
+    lower_priority(10, group)
     assert (heard, group.read_text()) == ([10, 10], "10")
-    stand_back(0, group)
+    lower_priority(0, group)
     assert group.read_text() == "10"
-    stand_back(5, tmp_path)  # can't be written
+    lower_priority(5, tmp_path)  # can't be written
     assert heard == [10, 10, 0, 5]
 
 
@@ -323,7 +323,7 @@ def test_threads_share_what_the_allocator_keeps() -> None:
     """In a process of its own: threads that free what they held leave it to each other, by the allocator's own account."""
     program = (
         "import ctypes, sys, threading\n"
-        "from xcray.service.arenas import share_arenas\n"
+        "from xcray.system.malloc import share_arenas\n"
         "told = share_arenas()\n"
         "barrier = threading.Barrier(8)\n"
         "def work():\n"

@@ -13,13 +13,11 @@ FastAPI nor scikit-learn:
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xcray.bulk import BulkSpec, predict_bulk
+    from xcray.batch import BulkSpec, predict_bulk
     from xcray.client import Client
     from xcray.data.dataset import Dataset
     from xcray.errors import (
@@ -41,14 +39,14 @@ if TYPE_CHECKING:
     from xcray.metrics import evaluate
     from xcray.model.model import Model
     from xcray.predict import Predictor
-    from xcray.train import TrainSpec, train
-    from xcray.train.calibrate import calibrate
+    from xcray.training import TrainSpec, train
+    from xcray.training.calibration.apply import calibrate
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_EXPORTS = {
     "DSMLR": "xcray.estimators",
-    "BulkSpec": "xcray.bulk",
+    "BulkSpec": "xcray.batch",
     "Client": "xcray.client",
     "Conflict": "xcray.errors",
     "Corrupt": "xcray.errors",
@@ -65,14 +63,14 @@ _HOMES = {
     "Refused": "xcray.errors",
     "ShapeMismatch": "xcray.errors",
     "Stopped": "xcray.errors",
-    "TrainSpec": "xcray.train",
+    "TrainSpec": "xcray.training",
     "Unavailable": "xcray.errors",
     "XcrayError": "xcray.errors",
-    "calibrate": "xcray.train.calibrate",
+    "calibrate": "xcray.training.calibration.apply",
     "evaluate": "xcray.metrics",
-    "predict_bulk": "xcray.bulk",
-    "train": "xcray.train",
-}  # public name -> the room it lives in
+    "predict_bulk": "xcray.batch",
+    "train": "xcray.training",
+}  # public name -> the module that defines it
 
 __all__ = [
     "DSMLR",
@@ -106,12 +104,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its room on first use (PEP 562). Raises Unavailable when it needs an extra that is not installed."""
-    if name not in _HOMES:
+    if name not in _EXPORTS:
         raise AttributeError(
             f"module 'xcray' has no attribute {name!r}; it has {', '.join(__all__)}"
         )
     try:
-        value = getattr(import_module(_HOMES[name]), name)
+        value = getattr(import_module(_EXPORTS[name]), name)
     except ModuleNotFoundError as error:
         raise import_module("xcray.errors").lacking(error) from error
     globals()[name] = value
@@ -121,16 +119,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names, loaded or not."""
     return sorted(__all__)
-
-
-class _Face(ModuleType):
-    """The package, whose `train` stays the function also after the module `xcray.train` was imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (
-            name in _HOMES and isinstance(value, ModuleType)
-        ):  # else: the import system binding a submodule to its parent
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Face

@@ -17,7 +17,7 @@ import numpy as np
 
 from xcray.arrays import Float64
 from xcray.errors import Unavailable
-from xcray.files import write_bytes
+from xcray.storage.atomic import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,7 +112,7 @@ def share_curve(values: Any, points: int = 1000) -> tuple[Float64, Float64]:
 
 
 def bars(document: Mapping[str, Any]) -> list[Bar]:
-    """The bars of a timeline (see `xcray.train.timeline.document`): lanes in the order of its workers, attempts end to end.
+    """The bars of a timeline (see `xcray.training.report.timeline.document`): lanes in the order of its workers, attempts end to end.
 
     Useless batches that are one entry, though they may lie apart, are one bar as long as they were.
     """
@@ -145,7 +145,7 @@ def speed_ups(points: Sequence[tuple[int, float]]) -> list[tuple[int, float, flo
 def draw_by_frequency(
     path: Path, groups: Mapping[str, Sequence[Mapping[str, Any]]], name: str, note: str
 ) -> None:
-    """P@k, recall and precision by label frequency: `groups` as `xcray.train.report.by_frequency` gives them."""
+    """P@k, recall and precision by label frequency: `groups` as `xcray.training.report.summary.by_frequency` gives them."""
     with page(path, 11, 6.6, f"Which labels are found · {name}", note) as figure:
         axes = figure.subplots(
             2,
@@ -232,7 +232,7 @@ def draw_costs(path: Path, positives: Any, seconds: Any, name: str, note: str) -
 
 
 def draw_timeline(path: Path, document: Mapping[str, Any], name: str, note: str) -> None:
-    """One lane a worker, batches as bars, busy share at the right: `document` as `xcray.train.timeline.document` gives it."""
+    """One lane a worker, batches as bars, busy share at the right: `document` as `xcray.training.report.timeline.document` gives it."""
     lanes, found = document["workers"], bars(document)
     height = min(14.0, max(2.6, 1.7 + 0.3 * len(lanes)))
     with page(path, 11, height, f"Timeline · {name}", note) as figure:
@@ -365,7 +365,7 @@ def draw_descent(path: Path, history: Sequence[Mapping[str, Any]], name: str, no
 def draw_calibration(
     path: Path, report: Mapping[str, Mapping[str, Any]], name: str, note: str
 ) -> None:
-    """What was told against what came true, a panel a k, before and after: report is that of `xcray.train.probabilities`."""
+    """What was told against what came true, a panel a k, before and after: report is that of `xcray.training.calibration.fit`."""
     with page(
         path, 3.6 * max(len(report), 2), 4.1, f"What probabilities are worth · {name}", note
     ) as figure:

@@ -10,7 +10,7 @@ import numpy as np
 from badinput.case import Bad, Good, laid_out, wrong
 from xcray.data.build import build
 from xcray.data.check import check
-from xcray.service.ingest import attempt
+from xcray.service.datasets.ingest import attempt
 
 
 def refused(format: str, case: Bad, folder: Path) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from badinput.parquet import BAD, written
 from xcray.data.check import check
-from xcray.data.options import ReadOptions
+from xcray.data.readers.options import ReadOptions
 from xcray.errors import XcrayError
 
 ROOM = 700 << 20

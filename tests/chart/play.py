@@ -20,7 +20,7 @@ from typing import Any
 from tests.chart.helm import template_values
 from tests.chart.pod import IP, may_play, plan_of, play, runnable
 from tests.postgres import private_postgres
-from xcray.jobs.tokens import new_token
+from xcray.jobs.store.tokens import new_token
 
 COMMON = {
     "api": {"drainSeconds": 6, "graceSeconds": 5},

@@ -38,8 +38,8 @@ from tests.faults.stage import free_port, until
 from tests.live import plain_model
 from tests.postgres import PASSWORD, PostgresServer, private_postgres
 from xcray.jobs.home import Home
-from xcray.jobs.store import JobStore
-from xcray.jobs.tokens import given_token, new_token
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.tokens import given_token, new_token
 from xcray.model.registry import Registry
 
 VALUES: Final[dict[str, Any]] = {

@@ -18,13 +18,13 @@ from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger
 from tests.faults.service import attempts
 from xcray.errors import XcrayError
-from xcray.files import read_json
 from xcray.jobs.home import Home
 from xcray.jobs.job import TRAIN, Job
-from xcray.jobs.publish import MARKER
+from xcray.jobs.runner.publish import MARKER
 from xcray.jobs.states import PENDING, RUNNING, SUCCEEDED, TERMINAL, allowed
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 from xcray.model.registry import Registry
+from xcray.storage.atomic import read_json
 
 MOST_ATTEMPTS = 3
 SETTLES = 60.0  # seconds in which what goes by itself is gone

@@ -22,7 +22,7 @@ from tests.faults.service import PATIENCE, Service, store_of
 from tests.faults.stage import Stage, until
 from tests.faults.work import QUICK, again, dataset, ended, ok, submit
 from tests.postgres import PostgresServer
-from xcray.cli.processes import PROC
+from xcray.cli.terminal.processes import PROC
 from xcray.client import Client
 from xcray.jobs.states import PENDING, SUCCEEDED, TERMINAL
 

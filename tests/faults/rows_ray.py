@@ -19,12 +19,12 @@ from tests.faults.rows_runners import drained, same_model
 from tests.faults.service import Service
 from tests.faults.stage import Stage, kill, until
 from tests.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
-from xcray.cli.processes import PROC, family
+from xcray.cli.terminal.processes import PROC, family
 from xcray.data.build import BuildOptions, build
-from xcray.execution.progress import Progress
-from xcray.execution.ray_session import environment, local_ray
-from xcray.execution.timeline import LOST, read_streams
-from xcray.train import TrainResult, TrainSpec, train
+from xcray.telemetry.progress import Progress
+from xcray.training import TrainResult, TrainSpec, train
+from xcray.workers.ray.session import environment, local_ray
+from xcray.workers.timeline import LOST, read_streams
 
 ANSWER_SECONDS = 1.0
 STORE = 80 << 20  # bytes of a node's object store, the least that Ray takes

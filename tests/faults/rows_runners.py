@@ -20,7 +20,7 @@ from tests.faults.stage import Stage, kill, until
 from tests.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, settled, submit
 from xcray.errors import XcrayError
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 
 SHARES = (0.1, 0.5, 0.9)
 
@@ -390,7 +390,7 @@ POISON = '''
 """Read by every Python below the test's path: makes chosen attempts die."""
 import json, os, sys
 words = sys.orig_argv
-if "xcray.jobs.runner" in words and "--job" in words:
+if "xcray.jobs.runner.main" in words and "--job" in words:
     job = words[words.index("--job") + 1]
     place = os.path.join(os.environ["XCRAY_FAULTS_POISON"], job)
     kind = open(place).read() if os.path.exists(place) else ""

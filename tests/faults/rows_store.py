@@ -25,7 +25,7 @@ from tests.faults.work import MIDDLE, SLOW, again, at_share, dataset, ended, ok,
 from tests.postgres import PostgresServer, private_postgres
 from xcray.jobs.home import Home
 from xcray.jobs.states import STOPPED, SUCCEEDED
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 
 OLD = "9693235"  # the last commit whose stores have schema 2
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"

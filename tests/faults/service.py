@@ -16,9 +16,9 @@ from typing import Any, Final
 import httpx
 
 from tests.faults.stage import ROOT, Stage, free_port, kill, until
-from xcray.cli.processes import PROC, snapshot
+from xcray.cli.terminal.processes import PROC, snapshot
 from xcray.jobs.home import Home
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 
 KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONHASHSEED", "VIRTUAL_ENV")
 QUIET: Final = {
@@ -162,7 +162,7 @@ def attempts(home: Path, job: str | None = None) -> dict[str, int]:
                 .decode(errors="replace")
                 .split("\0")
             )
-            if "xcray.jobs.runner" in words and str(home) in words and "--job" in words:
+            if "xcray.jobs.runner.main" in words and str(home) in words and "--job" in words:
                 mine = words[words.index("--job") + 1]
                 if job in (None, mine):
                     found[f"{mine} a{words[words.index('--attempt') + 1]}"] = process.pid

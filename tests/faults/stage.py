@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger
-from xcray.cli.processes import end, family, left_of, snapshot
+from xcray.cli.terminal.processes import end, family, left_of, snapshot
 
 INSIDE: Final = "FAULTS_INSIDE"  # tells a process that it runs in namespaces of its own
 FOLDER: Final = "FAULTS_FOLDER"  # tells it which folder somebody outside removes when it is gone

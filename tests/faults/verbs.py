@@ -16,14 +16,14 @@ from xcray.arrays import csr, frozen
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import NotFound, XcrayError
-from xcray.execution.checkpoints import read_arrays, write_arrays
-from xcray.execution.parts import Parts
-from xcray.files import read_json, write_json
-from xcray.jobs.publish import Outcome, PublishDesk
-from xcray.kernels.ppdsparse import STATE
+from xcray.jobs.runner.publish import Outcome, PublishDesk
+from xcray.kernels.training.ppdsparse import STATE
 from xcray.model.model import Model
 from xcray.model.registry import Registry
-from xcray.solvers.block import Block
+from xcray.solvers.solved_labels import Block
+from xcray.storage.atomic import read_json, write_json
+from xcray.training.block_store import Parts
+from xcray.training.checkpoints import read_arrays, write_arrays
 
 RUN: Final = {"solver": "ppdsparse", "params": {}, "dataset": "abc"}
 SYNTHETIC: Final = {

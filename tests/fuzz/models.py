@@ -13,10 +13,10 @@ from typing import Any
 from live import text_model
 
 from xcray.errors import XcrayError
-from xcray.files import file_digests
 from xcray.model.directory import MANIFEST, sealed
 from xcray.model.model import Model
 from xcray.predict.predictor import Predictor
+from xcray.storage.atomic import file_digests
 
 WORDS = (
     b'"shape"',

@@ -20,18 +20,18 @@ from badinput import json_lines, parquet, predict, svmlight, tables, xc
 
 from fuzz import models, naive
 from xcray.data.matrices import READERS
-from xcray.data.names import Names
-from xcray.data.options import ReadOptions
-from xcray.data.parquet import label_names, parquet_form, parquet_records, read_parquet
-from xcray.data.problems import Tally
-from xcray.data.records import read_records
+from xcray.data.readers.error_log import Tally
+from xcray.data.readers.label_names import Names
+from xcray.data.readers.options import ReadOptions
+from xcray.data.readers.parquet import label_names, parquet_form, parquet_records, read_parquet
+from xcray.data.readers.records import read_records
 from xcray.data.splits import RowSplit
 from xcray.data.weights import checked, read_weights
 from xcray.errors import InputError, XcrayError
-from xcray.service import quick
-from xcray.service.body import parse
-from xcray.service.inference import asking
-from xcray.service.instances import rows_of, taken
+from xcray.service.http.body import parse
+from xcray.service.inference_v2 import asking
+from xcray.service.prediction import fast_decode as quick
+from xcray.service.prediction.instances import rows_of, taken
 from xcray.service.schemas import PredictRequest
 from xcray.service.settings import Settings
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from xcray.arrays import CSR, csr
-from xcray.data.terms import PARTS, TextParams, normalise
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
+from xcray.data.text.tokenizer import PARTS, TextParams, normalise
 
 SIBILANT = re.compile(r"(?:ss|sh|x|tch|nch|rch)es$")
 

@@ -10,28 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from xcray import __version__
-from xcray.cli import (
-    batch,
-    calibrate,
-    compile,
-    data,
-    demo,
-    doctor,
-    health,
-    jobs,
-    keys,
-    labels,
-    models,
-    path,
-    predict,
-    report,
-    runner,
-    serve,
-    size,
-    store,
-    train,
-)
-from xcray.cli.output import BAD_INPUT, FAILURE, INTERRUPTED, OK, fail, say, status_of
+from xcray.cli.models import models, predict
+from xcray.cli.models import predict_batch as batch
+from xcray.cli.service import health, jobs, keys, runner, serve, store
+from xcray.cli.setup import compile_kernels as compile
+from xcray.cli.setup import demo, doctor
+from xcray.cli.terminal.output import BAD_INPUT, FAILURE, INTERRUPTED, OK, fail, say, status_of
+from xcray.cli.training import calibrate, data, labels, report, train
+from xcray.cli.training import plan as size
+from xcray.cli.training import tune as path
 from xcray.errors import XcrayError, lacking
 
 app = typer.Typer(

@@ -17,8 +17,8 @@ from urllib.parse import quote
 import httpx
 
 from xcray.client.connection import Connection
-from xcray.client.nouns import Datasets, Jobs, Models, part_of
-from xcray.client.results import Explanation, Predictions
+from xcray.client.resources import Datasets, Jobs, Models, part_of
+from xcray.client.types import Explanation, Predictions
 
 __all__ = ["Client"]
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 import httpx
 
 from xcray import errors
-from xcray.client.results import Event
+from xcray.client.types import Event
 from xcray.errors import InputError, NotFound, Unavailable, XcrayError
 
 BLOCK: Final = 1 << 20

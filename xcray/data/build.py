@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from xcray.data.dataset import Dataset
+from xcray.data.demo import TEXT_PARAMS, documents
 from xcray.data.documents import build_documents
-from xcray.data.like import Like
+from xcray.data.feature_space import Like
 from xcray.data.matrices import build_matrices, split_rows
-from xcray.data.names import Names
-from xcray.data.options import ReadOptions
-from xcray.data.parquet import label_names, parquet_form, parquet_records
-from xcray.data.problems import Tally
-from xcray.data.pydocs import TEXT_PARAMS, documents
-from xcray.data.records import Record, read_records
+from xcray.data.readers.error_log import Tally
+from xcray.data.readers.label_names import Names
+from xcray.data.readers.options import ReadOptions
+from xcray.data.readers.parquet import label_names, parquet_form, parquet_records
+from xcray.data.readers.records import Record, read_records
 from xcray.data.splits import HashSplit, RowSplit
 from xcray.data.synthetic import SyntheticParams, make
-from xcray.data.terms import TextParams
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
+from xcray.data.text.tokenizer import TextParams
 from xcray.data.writer import DatasetWriter
 from xcray.errors import DataError, ParameterError
 

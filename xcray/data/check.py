@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from xcray.data.matrices import READERS
-from xcray.data.options import ReadOptions
-from xcray.data.parquet import label_names, parquet_form, parquet_records, read_parquet
-from xcray.data.problems import DataErrors, Tally
-from xcray.data.records import FORMATS as TEXT_FORMATS
-from xcray.data.records import read_records
-from xcray.data.source import Source
+from xcray.data.readers.blocks import Source
+from xcray.data.readers.error_log import DataErrors, Tally
+from xcray.data.readers.options import ReadOptions
+from xcray.data.readers.parquet import label_names, parquet_form, parquet_records, read_parquet
+from xcray.data.readers.records import FORMATS as TEXT_FORMATS
+from xcray.data.readers.records import read_records
 from xcray.errors import DataError, ParameterError
 
 

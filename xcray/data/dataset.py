@@ -20,10 +20,11 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, Pattern, frozen
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound
-from xcray.files import read_csr, read_json, read_names, read_pattern, read_table, verify_files
 from xcray.kernels.sparse import pattern_range, row_range
+from xcray.storage.arrow import read_csr, read_names, read_pattern, read_table
+from xcray.storage.atomic import read_json, verify_files
 
 SCHEMA_VERSION = 1
 MANIFEST, LABELS, FEATURES, TEXT = "manifest.json", "labels.arrow", "features.arrow", "text"

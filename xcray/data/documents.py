@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xcray.arrays import Pattern, pattern
-from xcray.data.codes import mend
 from xcray.data.dataset import Dataset
-from xcray.data.names import Names
-from xcray.data.problems import Tally
-from xcray.data.records import Record
+from xcray.data.readers.error_codes import mend
+from xcray.data.readers.error_log import Tally
+from xcray.data.readers.label_names import Names
+from xcray.data.readers.records import Record
 from xcray.data.splits import HashSplit
-from xcray.data.terms import TextParams
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
+from xcray.data.text.tokenizer import TextParams
 from xcray.data.writer import DatasetWriter
 from xcray.errors import DataError, excerpt
 

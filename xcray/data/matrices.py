@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xcray.arrays import CSR, Pattern, pattern
-from xcray.data.options import ReadOptions
-from xcray.data.parquet import read_parquet
-from xcray.data.problems import Tally
-from xcray.data.source import Source
+from xcray.data.readers.blocks import Source
+from xcray.data.readers.error_log import Tally
+from xcray.data.readers.options import ReadOptions
+from xcray.data.readers.parquet import read_parquet
+from xcray.data.readers.svmlight import Chunk, read_svmlight
+from xcray.data.readers.xc import read_xc
 from xcray.data.splits import HashSplit, RowSplit
-from xcray.data.svmlight import Chunk, read_svmlight
 from xcray.data.writer import DatasetWriter
-from xcray.data.xc import read_xc
 from xcray.errors import ParameterError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 

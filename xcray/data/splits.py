@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from xcray.data.options import ReadOptions
-from xcray.data.source import Source
+from xcray.data.readers.blocks import Source
+from xcray.data.readers.options import ReadOptions
 from xcray.errors import DataError, ParameterError
 
 

@@ -11,10 +11,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from xcray import files
 from xcray.arrays import Float32, frozen
 from xcray.data.dataset import MANIFEST, WEIGHTS, Dataset
 from xcray.errors import InputError, NotFound, ShapeMismatch
+from xcray.storage.arrow import write_table
+from xcray.storage.atomic import (
+    discard_directory,
+    file_digests,
+    publish_directory,
+    sha256_arrays,
+    staging_directory,
+    write_json,
+)
 
 HEADER = re.compile(  # of .npy, for an array of one dimension
     rb"\{'descr': '([<>|][biuf][0-9]{1,2})', 'fortran_order': (?:False|True), 'shape': \(([0-9]{1,18}),\), \}[ \n]*"
@@ -28,7 +36,7 @@ def weigh(data: Dataset, weights: Any, out: Path) -> Dataset:
     are never changed. Raises ShapeMismatch, InputError for a weight that is not above 0, Conflict when `out` exists.
     """
     weights = checked(weights, data.train.n_rows)
-    staged = files.staging_directory(Path(out))
+    staged = staging_directory(Path(out))
     try:
         for name in data.manifest["files"]:
             if name != WEIGHTS:
@@ -40,12 +48,12 @@ def weigh(data: Dataset, weights: Any, out: Path) -> Dataset:
             **data.manifest,
             "unweighted_hash": base,
             "content_hash": weighted_hash(base, weights),
-            "files": {**listed, WEIGHTS: files.file_digests(staged / "train")[Path(WEIGHTS).name]},
+            "files": {**listed, WEIGHTS: file_digests(staged / "train")[Path(WEIGHTS).name]},
         }
-        files.write_json(staged / MANIFEST, manifest)
-        files.publish_directory(staged, Path(out))
+        write_json(staged / MANIFEST, manifest)
+        publish_directory(staged, Path(out))
     finally:
-        files.discard_directory(staged)
+        discard_directory(staged)
     return Dataset.open(out)
 
 
@@ -128,12 +136,12 @@ def checked(weights: Any, n_rows: int) -> Float32:
 
 def write_weights(folder: Path, weights: Float32) -> None:
     """Write the weights of a data set under construction."""
-    files.write_table(folder / WEIGHTS, pa.table({"weight": pa.array(weights)}))
+    write_table(folder / WEIGHTS, pa.table({"weight": pa.array(weights)}))
 
 
 def weighted_hash(content_hash: str, weights: Float32) -> str:
     """The content hash of a data set with weights."""
-    return files.sha256_arrays({"data": content_hash, "weights": weights})
+    return sha256_arrays({"data": content_hash, "weights": weights})
 
 
 def _link(source: Path, target: Path) -> None:

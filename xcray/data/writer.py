@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-import xcray.files as files
 from xcray.arrays import CSR, Float32, Pattern, csr, pattern
 from xcray.data.dataset import (
     FEATURES,
@@ -26,10 +25,20 @@ from xcray.data.dataset import (
     Dataset,
     default_names,
 )
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.data.weights import weighted_hash, write_weights
 from xcray.errors import Conflict, ShapeMismatch
 from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.storage.arrow import write_matrix, write_table
+from xcray.storage.atomic import (
+    check_name,
+    discard_directory,
+    file_digests,
+    publish_directory,
+    sha256_arrays,
+    staging_directory,
+    write_json,
+)
 
 SPILL = {
     "x_counts": np.int64,
@@ -99,14 +108,14 @@ class DatasetWriter:
         n_labels: int | None = None,
     ) -> None:
         self.path = Path(path)
-        self.name = files.check_name(name, "data set name")
+        self.name = check_name(name, "data set name")
         if self.path.exists():
             raise Conflict(
                 f"{self.path.name} exists already; choose another name or remove it first"
             )
         self._fixed = (n_features, n_labels)
         self._seen = [0, 0]
-        self.staged = files.staging_directory(self.path)
+        self.staged = staging_directory(self.path)
         self._spills: dict[str, _Spill] = {}
         self._open = True
 
@@ -180,7 +189,7 @@ class DatasetWriter:
         for part in (p for p in PARTS if p in self._spills):
             splits[part], rows_of_label = self._write_split(part, D, K)
             counts = rows_of_label if part == "train" else counts
-        files.discard_directory(self.staged / "spill")
+        discard_directory(self.staged / "spill")
         tables = self._write_tables(
             _names(label_names, K),
             counts,
@@ -195,21 +204,21 @@ class DatasetWriter:
             "name": self.name,
             "n_features": D,
             "n_labels": K,
-            **_hashes(files.sha256_arrays(content), weights),
+            **_hashes(sha256_arrays(content), weights),
             "splits": splits,
             "skipped": int(source.get("skipped", 0)),
             "source": source,
-            "files": files.file_digests(self.staged),
+            "files": file_digests(self.staged),
         }
-        files.write_json(self.staged / MANIFEST, manifest)
-        files.publish_directory(self.staged, self.path)
+        write_json(self.staged / MANIFEST, manifest)
+        publish_directory(self.staged, self.path)
         self._open = False
         return Dataset.open(self.path)
 
     def discard(self) -> None:
         """Remove what was staged; does nothing after `finish`."""
         if self._open:
-            files.discard_directory(self.staged)
+            discard_directory(self.staged)
         self._open = False
 
     def _width(self, axis: int, names: Any, what: str) -> int:
@@ -228,11 +237,11 @@ class DatasetWriter:
         self, labels: Any, counts: Any, features: Any, text: TextPipeline | None
     ) -> dict[str, str]:
         """Write names, training counts and the text pipeline; their hashes."""
-        files.write_table(
+        write_table(
             self.staged / LABELS, pa.table({"name": labels, "train_rows": pa.array(counts)})
         )
         if features is not None:
-            files.write_table(self.staged / FEATURES, pa.table({"name": features}))
+            write_table(self.staged / FEATURES, pa.table({"name": features}))
         if text is not None:
             text.save(self.staged / TEXT)
         return {
@@ -246,11 +255,11 @@ class DatasetWriter:
         folder = self.staged / part
         folder.mkdir()
         X, Y = self._spills[part].mapped(D, K)
-        files.write_matrix(folder / "x_rows.arrow", X)
-        files.write_matrix(folder / "x_columns.arrow", transpose(X))
-        files.write_matrix(folder / "y_rows.arrow", Y)
+        write_matrix(folder / "x_rows.arrow", X)
+        write_matrix(folder / "x_columns.arrow", transpose(X))
+        write_matrix(folder / "y_rows.arrow", Y)
         YT = transpose_pattern(Y)
-        files.write_matrix(folder / "y_columns.arrow", YT)
+        write_matrix(folder / "y_columns.arrow", YT)
         entry = {
             "n_rows": X.n_rows,
             "x_nnz": X.nnz,
@@ -262,7 +271,7 @@ class DatasetWriter:
 
 def content_hash(X: CSR, Y: Pattern) -> str:
     """SHA-256 over the arrays and widths of X and Y, both starting at indptr 0: the identity of a split."""
-    return files.sha256_arrays(
+    return sha256_arrays(
         {
             "shape": np.array([X.n_rows, X.n_cols, Y.n_cols], np.int64),
             "x_indptr": X.indptr,
@@ -292,6 +301,4 @@ def _names_hash(names: pa.LargeStringArray) -> str:
     """SHA-256 over names and their lengths."""
     words = [name.encode() for name in names.to_pylist()]
     lengths = np.fromiter(map(len, words), np.int64, len(words))
-    return files.sha256_arrays(
-        {"lengths": lengths, "bytes": np.frombuffer(b"".join(words), np.uint8)}
-    )
+    return sha256_arrays({"lengths": lengths, "bytes": np.frombuffer(b"".join(words), np.uint8)})

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
 from xcray.estimators.linear import LinearEstimator, weighted
-from xcray.execution.blas import one_core_each
-from xcray.execution.descent import descend
-from xcray.execution.hands import ShardWork, rows_of
-from xcray.execution.local_team import ThreadTeam
-from xcray.execution.plan import Descent, Plan
-from xcray.execution.pool import StopFlag
-from xcray.solvers.block import Block, joined
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.parameters import make_parameters
+from xcray.solvers.solved_labels import Block, joined
+from xcray.system.blas_threads import one_core_each
+from xcray.training.rotation.config import Descent, Plan
+from xcray.training.rotation.shard_worker import ShardWork, rows_of
+from xcray.training.rotation.trainer import descend
+from xcray.workers.local_group import ThreadTeam
+from xcray.workers.pool import StopFlag
 
 WORKERS: Final = 4  # that the grid is made for, however many threads there are: the model's bits do not depend on them
 

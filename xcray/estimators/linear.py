@@ -13,10 +13,10 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr_from, pattern, pattern_from
-from xcray.cores import cores
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_pattern_rows, take_rows
-from xcray.solvers.block import Block
+from xcray.solvers.solved_labels import Block
+from xcray.system.cores import cores
 
 CHUNK = 4096  # rows scored at once
 

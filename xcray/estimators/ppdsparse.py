@@ -6,14 +6,14 @@ from typing import Any, Self
 
 from xcray.arrays import CSR, Float32, Pattern
 from xcray.estimators.linear import LinearEstimator, weighted
-from xcray.execution.drive import drive
-from xcray.execution.local import SerialPool, ThreadPool
-from xcray.execution.pool import Pool, Result, StopFlag
 from xcray.kernels.sparse import transpose, transpose_pattern
-from xcray.schedule.scatter import Scatter
-from xcray.solvers.block import Block, merge
+from xcray.schedule.label_scheduler import Scatter
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.solved_labels import Block, merge
+from xcray.workers.driver import drive
+from xcray.workers.local_pool import SerialPool, ThreadPool
+from xcray.workers.pool import Pool, Result, StopFlag
 
 
 class PPDSparse(LinearEstimator):

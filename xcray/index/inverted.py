@@ -9,8 +9,8 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, TopK, frozen
 from xcray.errors import ParameterError, ShapeMismatch
-from xcray.index.rows import check_place, check_rows
-from xcray.kernels.postings import Biases, Scratch, rank_of, score_of, top_k
+from xcray.index.validate_rows import check_place, check_rows
+from xcray.kernels.search.postings import Biases, Scratch, rank_of, score_of, top_k
 from xcray.kernels.sparse import transpose
 
 ROWS_A_CALL = 256  # a kernel call takes milliseconds, so that a batch can be interrupted

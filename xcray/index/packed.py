@@ -19,11 +19,11 @@ import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, Int32, Int64, frozen
 from xcray.errors import Corrupt, ParameterError
-from xcray.files import BlobWriter, read_table
-from xcray.kernels.listcheck import first_bad, is_order
-from xcray.kernels.lists import NARROW, UNIT, Lists, narrow_units
 from xcray.kernels.merge import take_columns
-from xcray.kernels.packing import exponents, kept_counts, pack, wide_bytes
+from xcray.kernels.search.lists import NARROW, UNIT, Lists, narrow_units
+from xcray.kernels.search.packing import exponents, kept_counts, pack, wide_bytes
+from xcray.kernels.search.validate_lists import first_bad, is_order
+from xcray.storage.arrow import BlobWriter, read_table
 
 LAYOUT = "1"  # of the blocks: to be changed with their form, so that lists of another form are made anew and not misread
 SIZE = 1.29  # bytes of rows and wide lists, over bytes of the rows

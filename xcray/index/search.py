@@ -12,14 +12,14 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Int32, frozen
 from xcray.errors import ParameterError, ShapeMismatch
-from xcray.index.answer import Answer
 from xcray.index.filters import LabelFilter
 from xcray.index.packed import build, check, order_of
-from xcray.index.rows import check_place, check_rows
-from xcray.kernels.dense import LANES, search_dense, spread
-from xcray.kernels.lists import NARROW, Lists
-from xcray.kernels.scan import Engine, Found, Work, rank_of, score_one
-from xcray.kernels.search import search
+from xcray.index.search_result import Answer
+from xcray.index.validate_rows import check_place, check_rows
+from xcray.kernels.search.bounded_scan import Engine, Found, Work, rank_of, score_one
+from xcray.kernels.search.choose_scan import search
+from xcray.kernels.search.dense import LANES, search_dense, spread
+from xcray.kernels.search.lists import NARROW, Lists
 
 ROWS_A_CALL = 64  # a kernel call takes milliseconds, so that a batch can be interrupted and threads share it evenly
 LOUD = 16  # labels that may be scored always, because their biases are unusually large

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from xcray.errors import ParameterError, Unavailable
-from xcray.files import check_name
+from xcray.storage.atomic import check_name
 
 DEFAULT_TENANT = "default"
 ID = re.compile(r"[a-z]{1,8}_[a-z0-9]{1,40}")

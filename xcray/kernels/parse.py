@@ -4,7 +4,7 @@
     value   = ["+" | "-"] digits ["." digits] [("e" | "E") ["+" | "-"] digits]
 
 It accepts a line only when it is sure: indices ascend, labels do not repeat, everything is in range. At any other line
-it stops and says where; a careful parser (`data/svmlight.py`) then reads or explains that one line. Values that a
+it stops and says where; a careful parser (`data/readers/svmlight.py`) then reads or explains that one line. Values that a
 product of two exact doubles can't give correctly rounded are left to Python's float, token by token.
 """
 

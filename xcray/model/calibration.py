@@ -2,7 +2,7 @@
 
 A curve tells how often an answer with a score is right. Most labels are too rare for a curve of their own, so labels of about equal
 frequency in training share one; and a label that comes first is right more often than one with the same score that comes
-third, so the first places have curves of their own. Curves never fall with the score. Fitted by `xcray.train.calibrate`.
+third, so the first places have curves of their own. Curves never fall with the score. Fitted by `xcray.training.calibration.apply`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from xcray.arrays import Float64, Int32, Int64, frozen
 from xcray.errors import Corrupt, ShapeMismatch
-from xcray.files import read_table, sha256_arrays, write_table
-from xcray.kernels.knots import told
+from xcray.kernels.piecewise_linear import told
+from xcray.storage.arrow import read_table, write_table
+from xcray.storage.atomic import sha256_arrays
 
 CALIBRATION = "calibration.arrow"
 COLUMNS = {

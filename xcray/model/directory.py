@@ -22,25 +22,23 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, frozen
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound, ParameterError
-from xcray.files import (
-    discard_directory,
-    file_digests,
-    publish_directory,
-    read_csr,
-    read_table,
-    staging_directory,
-    verify_files,
-    write_bytes,
-    write_table,
-)
 from xcray.index import packed
 from xcray.index.packed import BUDGET
 from xcray.index.search import SearchIndex
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import card
+from xcray.storage.arrow import read_csr, read_table, write_table
+from xcray.storage.atomic import (
+    discard_directory,
+    file_digests,
+    publish_directory,
+    staging_directory,
+    verify_files,
+    write_bytes,
+)
 
 SCHEMA_VERSION = 2
 FIRST_VERSION = 1  # models of which are read too: their index is made when they are opened

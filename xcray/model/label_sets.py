@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, NotFound, ParameterError, excerpt
-from xcray.files import check_name, read_json, sync_path, write_json
+from xcray.storage.atomic import check_name, read_json, sync_path, write_json
 
 SUFFIX: Final = ".json"
 KEPT: Final = 256  # sets that stay parsed

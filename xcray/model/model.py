@@ -19,9 +19,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, csr
-from xcray.data.text import TextPipeline
+from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import NotFound, ParameterError, ShapeMismatch, excerpt
-from xcray.files import read_table, sha256_arrays, write_matrix
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import transpose
 from xcray.model.calibration import CALIBRATION, Calibration
@@ -35,6 +34,8 @@ from xcray.model.directory import (
     Staging,
     read_parts,
 )
+from xcray.storage.arrow import read_table, write_matrix
+from xcray.storage.atomic import sha256_arrays
 
 LINKS = ("identity", "softmax")
 LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
@@ -109,12 +110,12 @@ class Model:
 
     @property
     def calibrated(self) -> dict[str, Any]:
-        """How the calibration was fitted and what it is worth (see `xcray.train.calibrate`); empty when there is none."""
+        """How the calibration was fitted and what it is worth (see `xcray.training.calibration.apply`); empty when there is none."""
         return dict(self.manifest["stages"][0]["calibration"] or {})
 
     @property
     def timeline(self) -> pa.Table | None:
-        """Who solved which batch when, one row a batch, mapped (see `xcray.train.timeline`); None when it was not kept."""
+        """Who solved which batch when, one row a batch, mapped (see `xcray.training.report.timeline`); None when it was not kept."""
         return read_table(self.path / TIMELINE) if TIMELINE in self.manifest["files"] else None
 
     @property

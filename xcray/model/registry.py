@@ -21,7 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcray.errors import Conflict, NotFound, ParameterError, excerpt
-from xcray.files import (
+from xcray.model.calibration import CALIBRATION
+from xcray.model.directory import MANIFEST, read_manifest
+from xcray.model.install import alone, move_in
+from xcray.model.label_sets import Known, LabelSets
+from xcray.model.traffic_split import Route, needed, route_of
+from xcray.storage.atomic import (
     NAME,
     check_name,
     read_json,
@@ -30,11 +35,6 @@ from xcray.files import (
     verify_files,
     write_json,
 )
-from xcray.model.arrival import alone, move_in
-from xcray.model.calibration import CALIBRATION
-from xcray.model.directory import MANIFEST, read_manifest
-from xcray.model.label_sets import Known, LabelSets
-from xcray.model.routing import Route, needed, route_of
 
 LOCK = ".lock"
 LATEST = "latest"  # implied: the highest version there is

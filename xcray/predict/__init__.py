@@ -3,7 +3,7 @@
 Needs a model directory and nothing else: no Ray, no trainer, no scikit-learn.
 """
 
-from xcray.predict.answers import answer_table
+from xcray.predict.arrow import answer_table
 from xcray.predict.explain import Contribution, Explanation
 from xcray.predict.labels import SET, Sets
 from xcray.predict.predictor import Predictor, Scored

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
 from xcray.errors import InputError, NotCalibrated, ParameterError, ShapeMismatch
-from xcray.index.answer import NOT_ASKED, Answer
 from xcray.index.filters import LabelFilter
-from xcray.index.normaliser import Normaliser, softmax
+from xcray.index.log_partition import Normaliser, softmax
+from xcray.index.search_result import NOT_ASKED, Answer
 from xcray.metrics import evaluate
 from xcray.model.model import Model
-from xcray.predict.answers import answer_table
+from xcray.predict.arrow import answer_table
 from xcray.predict.explain import Explanation, contributions
 from xcray.predict.labels import Filters, Sets, unknown
 

@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from xcray.errors import ParameterError
-from xcray.schedule.stops import Visit, require, stations
+from xcray.schedule.routes import Visit, require, stations
 
 FEW, DRAWS = 8, 16  # members that are counted; places that are drawn in vain at most
 

@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil
 from typing import Any
 
-from xcray.schedule.stops import Visit, require, stations
+from xcray.schedule.routes import Visit, require, stations
 
 CROWD = 3.0  # times a worker's share of the blocks that it may hold; more would serve longer delays
 

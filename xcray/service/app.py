@@ -13,36 +13,38 @@ from fastapi import FastAPI, Request
 
 from xcray import __version__
 from xcray.errors import XcrayError
-from xcray.jobs import tracing
+from xcray.jobs.database.clients import EVERY_SECONDS
 from xcray.jobs.home import Home
-from xcray.jobs.leading import Post
-from xcray.jobs.programs import EVERY_SECONDS
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.election import Post
 from xcray.model.registry import Registry
-from xcray.service import auth, building, openapi, problems
-from xcray.service.auditing import Auditor
-from xcray.service.checks import readiness_of
-from xcray.service.desk import Desk
-from xcray.service.gate import Gate
-from xcray.service.gauges import Disk, Failing, Gauges
-from xcray.service.guard import Guard
-from xcray.service.housekeeping import Housekeeper
-from xcray.service.limits import Limiter
-from xcray.service.logs import LOGGER
-from xcray.service.mirroring import carriers_of
-from xcray.service.predictors import Opener, PredictorCache, open_predictor
-from xcray.service.preloading import Preloading
-from xcray.service.readiness import HANGS
-from xcray.service.registries import Registries
+from xcray.service import openapi
+from xcray.service.app_state import Rooms, Supervising
+from xcray.service.datasets import builds as building
+from xcray.service.datasets.uploads import UploadDesk
+from xcray.service.http import auth, problems
+from xcray.service.http.access import Gate
+from xcray.service.http.audit import Auditor
+from xcray.service.http.edge import Guard
+from xcray.service.http.limits import Limiter
+from xcray.service.models.cache import Opener, PredictorCache, open_predictor
+from xcray.service.models.preloading import Preloading
+from xcray.service.models.registries import Registries
+from xcray.service.models.sync import carriers_of
+from xcray.service.observability.checks import readiness_of
+from xcray.service.observability.metrics import Disk, Failing, Gauges
+from xcray.service.observability.readiness import HANGS
+from xcray.service.observability.request_log import LOGGER
+from xcray.service.observability.request_tracing import TracedRequests, traced_store
+from xcray.service.observability.store_metrics import StoreCollector
+from xcray.service.prediction.batcher import Desk
+from xcray.service.prediction.shadow import Shadows
+from xcray.service.processes.maintenance import Housekeeper
+from xcray.service.processes.supervision import post_for, retention_of
 from xcray.service.routes import batch, datasets, health, inference, jobs, keys, models, predict
-from xcray.service.running import post_for, retention_of
 from xcray.service.settings import Settings
-from xcray.service.shadow import Shadows
-from xcray.service.state import Rooms, Supervising
-from xcray.service.store_figures import StoreCollector
-from xcray.service.tracing import TracedRequests, traced_store
-from xcray.service.uploads import UploadDesk
-from xcray.train import TrainSpec
+from xcray.telemetry import tracing
+from xcray.training import TrainSpec
 
 TITLE = "xcray"
 TEND_SECONDS = 0.25

@@ -15,9 +15,9 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from xcray.service.body import DESCRIBED
-from xcray.service.gate import OPEN
-from xcray.service.problems import MEDIA_TYPE
+from xcray.service.http.access import OPEN
+from xcray.service.http.body import DESCRIBED
+from xcray.service.http.problems import MEDIA_TYPE
 from xcray.service.schemas import Problem
 from xcray.service.schemas.inference import InferenceProblem
 

@@ -17,14 +17,14 @@ from ray.serve import Application
 
 from xcray.errors import Unavailable
 from xcray.jobs.home import DEFAULT_TENANT, Home
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 from xcray.service.app import create_app
-from xcray.service.arenas import share_arenas
-from xcray.service.logs import log_to
-from xcray.service.predictors import Wanted
-from xcray.service.running import checks_of
+from xcray.service.app_state import Rooms
+from xcray.service.models.cache import Wanted
+from xcray.service.observability.request_log import log_to
+from xcray.service.processes.supervision import checks_of
 from xcray.service.settings import Settings, check_address
-from xcray.service.state import Rooms
+from xcray.system.malloc import share_arenas
 
 ELSEWHERE: Final = frozenset(
     {"STORE", "SCHEMA", "DISK"}

@@ -12,9 +12,9 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from xcray.cores import cores
 from xcray.errors import ParameterError
 from xcray.jobs.home import store_in
+from xcray.system.cores import cores
 
 MB = 1_000_000
 GB = 1_000_000_000

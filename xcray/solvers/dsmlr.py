@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from xcray.arrays import Int64, csr, frozen, pattern
-from xcray.kernels import softmax as kernel
-from xcray.schedule.circulate import ORDERS
-from xcray.solvers.block import Block
-from xcray.solvers.cell import Local
-from xcray.solvers.circulating import (
+from xcray.kernels.training import softmax as kernel
+from xcray.schedule.rotation import ORDERS
+from xcray.solvers.multinomial import Shard, shard_of
+from xcray.solvers.parameters import check_parameters, parameter
+from xcray.solvers.rotation_contract import (
     CHANGING,
     GATHERING,
     STEPPING,
@@ -26,9 +26,9 @@ from xcray.solvers.circulating import (
     Told,
     Weights,
 )
-from xcray.solvers.multinomial import Shard, shard_of
-from xcray.solvers.parameters import check_parameters, parameter
-from xcray.solvers.rounds import block_of
+from xcray.solvers.shard_state import Local
+from xcray.solvers.solved_labels import Block
+from xcray.solvers.synchronous_contract import block_of
 
 FELT: Final = 10.0  # the default rate: steps may change a score by about so much at first
 WORSE: Final = 1.02  # of the best objective so far: above it a stretch was a step too far

@@ -12,10 +12,11 @@ import numpy as np
 
 from xcray.arrays import Float64, Int64
 from xcray.errors import Stopped, lacking
-from xcray.solvers.block import Block
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.parameters import check_parameters, parameter
-from xcray.solvers.rounds import (
+from xcray.solvers.row_operator import Rows, warm_up
+from xcray.solvers.solved_labels import Block
+from xcray.solvers.synchronous_contract import (
     Part,
     Round,
     Rounds,
@@ -29,7 +30,6 @@ from xcray.solvers.rounds import (
     top,
     watched_of,
 )
-from xcray.solvers.rows import Rows, warm_up
 
 CELLS = 1 << 19  # scores in hand at once: 4 MB
 WEIGHTS = 1 << 22  # of a part that is handed over: 32 MB

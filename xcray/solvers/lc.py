@@ -14,10 +14,11 @@ from xcray.arrays import Float64, Int64
 from xcray.errors import Stopped
 from xcray.kernels.sparse import transpose
 from xcray.solvers import poisson
-from xcray.solvers.block import Block
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.parameters import check_parameters, parameter
-from xcray.solvers.rounds import (
+from xcray.solvers.row_operator import Rows, warm_up
+from xcray.solvers.solved_labels import Block
+from xcray.solvers.synchronous_contract import (
     Part,
     Round,
     Rounds,
@@ -32,7 +33,6 @@ from xcray.solvers.rounds import (
     ranges,
     top,
 )
-from xcray.solvers.rows import Rows, warm_up
 
 CELLS = 1 << 21  # numbers of an array, a row or a feature and a class solved together: 16 MB
 WIDEST = 24  # classes solved together: with more, what is done to their weights leaves the caches

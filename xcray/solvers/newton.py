@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from xcray.arrays import Float32, Float64, Int32
-from xcray.kernels import newton as kernel
-from xcray.kernels.hinge import SQUARED_HINGE, Objective, null_objective
-from xcray.kernels.ppdsparse import Problem
+from xcray.kernels.training import newton as kernel
+from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, null_objective
+from xcray.kernels.training.ppdsparse import Problem
 
 FEW = 1024  # features at most
 LONG = 10.0  # C |x|^2 / tau, on average, at least

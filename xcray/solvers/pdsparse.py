@@ -11,12 +11,12 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen, pattern
 from xcray.errors import ParameterError, Stopped
-from xcray.kernels import growing
-from xcray.kernels import pdsparse as kernel
 from xcray.kernels.sparse import row_norms_sq, take_pattern_rows, take_rows, transpose_pattern
-from xcray.solvers.block import Block
-from xcray.solvers.kept import Kept
+from xcray.kernels.training import dynamic_csr as growing
+from xcray.kernels.training import pdsparse as kernel
+from xcray.solvers.dual_checkpoint import Kept
 from xcray.solvers.parameters import check_parameters, parameter
+from xcray.solvers.solved_labels import Block
 
 SLICE = 8_000_000  # entries walked between two looks at the stop flag: 20 to 60 ms
 FIRST_ROOM = 1 << 16  # places of the pools at first

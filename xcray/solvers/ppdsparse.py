@@ -10,14 +10,14 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, csr_from, frozen
 from xcray.errors import ParameterError, Stopped
-from xcray.kernels import ppdsparse as kernel
-from xcray.kernels import pruning
-from xcray.kernels.hinge import HINGE, SQUARED_HINGE, Objective
 from xcray.kernels.sparse import row_norms_sq
+from xcray.kernels.training import ppdsparse as kernel
+from xcray.kernels.training import pruning
+from xcray.kernels.training.hinge import HINGE, SQUARED_HINGE, Objective
 from xcray.metrics import inverse_propensities
 from xcray.solvers import newton
-from xcray.solvers.block import Block
 from xcray.solvers.parameters import check_parameters, parameter
+from xcray.solvers.solved_labels import Block
 
 SLICE = 30_000_000  # entries of X between two looks at the stop flag: about 50 ms, at most 200 ms where memory is slow
 LOSSES = {"squared_hinge": SQUARED_HINGE, "hinge": HINGE}

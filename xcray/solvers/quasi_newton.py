@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from xcray.arrays import Float32, Float64
-from xcray.solvers.circulating import Weights
+from xcray.solvers.rotation_contract import Weights
 
 POWER: Final = 0.5  # of the diagonal
 RIDGE: Final = 100.0  # times lam

@@ -161,7 +161,7 @@ securityContext:
 {{- end -}}
 
 {{/* A quantity of CPU -> whole cores, rounded up: "1500m" -> 2. */}}
-{{- define "xcray.cores" -}}
+{{- define "xcray.system.cores" -}}
 {{- $given := toString . -}}
 {{- if hasSuffix "m" $given -}}
 {{- max 1 (divf (trimSuffix "m" $given | float64) 1000 | ceil | int) -}}

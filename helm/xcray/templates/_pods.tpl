@@ -34,7 +34,7 @@ affinity:
 {{- define "xcray.coresOf" -}}
 {{- $limits := .limits | default dict -}}
 {{- $requests := .requests | default dict -}}
-{{- include "xcray.cores" (get $limits "cpu" | default (get $requests "cpu") | default "1") -}}
+{{- include "xcray.system.cores" (get $limits "cpu" | default (get $requests "cpu") | default "1") -}}
 {{- end -}}
 
 {{/* How many pods of the API the cluster wants now; empty on a first install, and where the cluster can't be asked. An upgrade with the

@@ -16,23 +16,23 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import Field
 
-from xcray.bulk import BulkSpec, read_manifest
-from xcray.bulk.output import MANIFEST
-from xcray.bulk.spec import MOST_K, MOST_ROWS, sets_named
+from xcray.batch import BulkSpec, read_manifest
+from xcray.batch.output import MANIFEST
+from xcray.batch.spec import MOST_K, MOST_ROWS, sets_named
 from xcray.errors import NotFound, ParameterError
-from xcray.files import sync_path
-from xcray.jobs import tracing
-from xcray.jobs.answering import INPUT, OUTPUT
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
+from xcray.jobs.runner.batch_job import INPUT, OUTPUT
 from xcray.model.registry import Registry
-from xcray.service.auth import Caller, Reader, Submitter
-from xcray.service.body import described, json_body
-from xcray.service.building import allowed_path
-from xcray.service.idempotency import IdempotencyKey, replayed
+from xcray.service.app_state import Rooms, rooms_of
+from xcray.service.datasets.builds import allowed_path
+from xcray.service.http.auth import Caller, Reader, Submitter
+from xcray.service.http.body import described, json_body
+from xcray.service.http.idempotency import IdempotencyKey, replayed
 from xcray.service.routes.jobs import accepted, limits_of
 from xcray.service.schemas import JobView, Strict, View
 from xcray.service.schemas.jobs import Attempts, Expires, Timeout
-from xcray.service.state import Rooms, rooms_of
+from xcray.storage.atomic import sync_path
+from xcray.telemetry import tracing
 
 router = APIRouter(tags=["batch predictions"])
 

@@ -14,18 +14,18 @@ from fastapi import APIRouter, Query, Request, Response
 from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ParameterError, Refused
-from xcray.files import check_name
 from xcray.jobs.job import DatasetRecord, body_digest, new_id
-from xcray.service import building
-from xcray.service.auth import Caller, Reader, Submitter
-from xcray.service.body import check_type, described, json_body
-from xcray.service.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
-from xcray.service.fetching import fetch
-from xcray.service.figures import statistics
-from xcray.service.idempotency import REPLAYED, IdempotencyKey, replayed
+from xcray.service.app_state import Rooms, rooms_of
+from xcray.service.datasets import builds as building
+from xcray.service.datasets.fetching import fetch
+from xcray.service.datasets.statistics import statistics
+from xcray.service.http.auth import Caller, Reader, Submitter
+from xcray.service.http.body import check_type, described, json_body
+from xcray.service.http.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
+from xcray.service.http.idempotency import REPLAYED, IdempotencyKey, replayed
+from xcray.service.http.strict_json import loads
 from xcray.service.schemas import DatasetPage, DatasetRequest, DatasetView, UploadView
-from xcray.service.state import Rooms, rooms_of
-from xcray.service.strict_json import loads
+from xcray.storage.atomic import check_name
 
 router = APIRouter(tags=["data sets"])
 

@@ -10,8 +10,8 @@ from fastapi.responses import FileResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from xcray import __version__
+from xcray.service.app_state import rooms_of
 from xcray.service.schemas import Health, Ready
-from xcray.service.state import rooms_of
 
 router = APIRouter(tags=["operations"])
 pages = APIRouter(include_in_schema=False)

@@ -13,14 +13,15 @@ from pydantic import BaseModel
 
 from xcray import __version__
 from xcray.errors import InputError, NotFound, XcrayError
-from xcray.service.auth import Asker, ModelReader, Submitter
-from xcray.service.body import check_type, collect, described, header, parse
-from xcray.service.heavy import heavily
-from xcray.service.inference import repository, telling
-from xcray.service.inference.asking import Asked, read
-from xcray.service.limits import count
-from xcray.service.predicting import TYPICAL, answered, wanted
-from xcray.service.predictors import Wanted
+from xcray.service.app_state import Rooms, rooms_of
+from xcray.service.http.auth import Asker, ModelReader, Submitter
+from xcray.service.http.body import check_type, collect, described, header, parse
+from xcray.service.http.limits import count
+from xcray.service.inference_v2 import repository, telling
+from xcray.service.inference_v2.asking import Asked, read
+from xcray.service.models.cache import Wanted
+from xcray.service.prediction.handler import TYPICAL, answered, wanted
+from xcray.service.prediction.offload import heavily
 from xcray.service.routes.health import readyz
 from xcray.service.schemas.inference import (
     IndexEntry,
@@ -34,7 +35,6 @@ from xcray.service.schemas.inference import (
     ServerMetadata,
     ServerReady,
 )
-from xcray.service.state import Rooms, rooms_of
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 

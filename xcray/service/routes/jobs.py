@@ -15,16 +15,17 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from xcray.errors import InputError, NotFound
-from xcray.jobs import tracing
 from xcray.jobs.job import TRAIN, Job, body_digest
-from xcray.jobs.paging import page_start, page_token_after
 from xcray.jobs.states import TERMINAL
+from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.model.model import Model
-from xcray.service import log_pages, sse
-from xcray.service.auth import Caller, Reader, Submitter
-from xcray.service.body import described, json_body
-from xcray.service.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
-from xcray.service.idempotency import REPLAYED, IdempotencyKey, replayed
+from xcray.service.app_state import Rooms, rooms_of
+from xcray.service.http import sse
+from xcray.service.http.auth import Caller, Reader, Submitter
+from xcray.service.http.body import described, json_body
+from xcray.service.http.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
+from xcray.service.http.idempotency import REPLAYED, IdempotencyKey, replayed
+from xcray.service.observability import log_tail as log_pages
 from xcray.service.routes.datasets import find
 from xcray.service.schemas import (
     ClassPage,
@@ -35,8 +36,8 @@ from xcray.service.schemas import (
     StopView,
     TimelineView,
 )
-from xcray.service.state import Rooms, rooms_of
-from xcray.train.timeline import document, read_timeline
+from xcray.telemetry import tracing
+from xcray.training.report.timeline import document, read_timeline
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

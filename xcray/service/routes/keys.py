@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from xcray.files import check_name
-from xcray.jobs.audit import AuditEntry
 from xcray.jobs.job import utc
-from xcray.jobs.keys import Key
-from xcray.jobs.tokens import check_limits, check_scopes, new_token
-from xcray.service.auth import Admin
-from xcray.service.body import described, json_body
+from xcray.jobs.store.audit import AuditEntry
+from xcray.jobs.store.keys import Key
+from xcray.jobs.store.tokens import check_limits, check_scopes, new_token
+from xcray.service.app_state import rooms_of
+from xcray.service.http.auth import Admin
+from xcray.service.http.body import described, json_body
 from xcray.service.schemas.keys import AuditPage, AuditView, KeyPage, KeyRequest, KeyView, NewKey
-from xcray.service.state import rooms_of
+from xcray.storage.atomic import check_name
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 

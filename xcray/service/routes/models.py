@@ -15,11 +15,21 @@ from xcray.model.directory import read_manifest
 from xcray.model.label_sets import LabelSet
 from xcray.model.model import Model
 from xcray.model.registry import ModelVersion, Registry
-from xcray.model.routing import Route, Share
+from xcray.model.traffic_split import Route, Share
 from xcray.predict.labels import unknown
-from xcray.service.auth import ModelReader, Reader, Submitter
-from xcray.service.body import described, json_body
-from xcray.service.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag_of, written
+from xcray.service.app_state import Rooms, rooms_of
+from xcray.service.http.auth import ModelReader, Reader, Submitter
+from xcray.service.http.body import described, json_body
+from xcray.service.http.etags import (
+    NOT_MODIFIED,
+    IfMatch,
+    IfNoneMatch,
+    expect,
+    reply,
+    tag_of,
+    written,
+)
+from xcray.service.prediction.shadow import Pair, figures
 from xcray.service.schemas import (
     AliasRequest,
     LoadView,
@@ -36,8 +46,6 @@ from xcray.service.schemas import (
     StateView,
     VersionView,
 )
-from xcray.service.shadow import Pair, figures
-from xcray.service.state import Rooms, rooms_of
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 

@@ -12,12 +12,14 @@ from typing import Annotated, Any, Final, TypeAlias
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from xcray.service import auth, predicting
-from xcray.service.auth import Asker
-from xcray.service.body import described, json_body
-from xcray.service.instances import rows_of
-from xcray.service.predicting import wanted
-from xcray.service.predictors import Loaded
+from xcray.service.app_state import Rooms, rooms_of
+from xcray.service.http import auth
+from xcray.service.http.auth import Asker
+from xcray.service.http.body import described, json_body
+from xcray.service.models.cache import Loaded
+from xcray.service.prediction import handler as predicting
+from xcray.service.prediction.handler import wanted
+from xcray.service.prediction.instances import rows_of
 from xcray.service.schemas import (
     Answerer,
     Contribution,
@@ -26,7 +28,6 @@ from xcray.service.schemas import (
     PredictReply,
     PredictRequest,
 )
-from xcray.service.state import Rooms, rooms_of
 
 router = APIRouter(prefix="/v1/models", tags=["predictions"])
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from xcray.files import NAME, check_name
+from xcray.storage.atomic import NAME, check_name
 
 INDEX_LIMIT = 2**31 - 2
 FLOAT32_MAX = 3.4028234663852886e38

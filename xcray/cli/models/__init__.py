@@ -1,0 +1,1 @@
+"""Commands that list, copy and query models."""

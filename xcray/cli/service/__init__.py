@@ -1,0 +1,1 @@
+"""Commands that run the service and manage its store, keys and jobs."""

@@ -1,0 +1,1 @@
+"""Commands that build data sets, train, tune and edit models."""

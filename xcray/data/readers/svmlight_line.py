@@ -1,0 +1,333 @@
+"""One line of svmlight or XC, read carefully: the row, or the error that says where and how to mend it.
+
+Columns count bytes from 1. What the grammar allows beyond the quick parser: a comment after a blank, indices that do
+not ascend (sorted and counted), labels that repeat (kept once and counted).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from xcray.data.readers.blocks import Source
+from xcray.data.readers.error_log import Tally
+from xcray.data.readers.options import MAX_INDEX, ReadOptions
+from xcray.errors import DataError
+from xcray.kernels.parse import Bounds
+
+DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+WHOLE = re.compile(rb"-?\d+")
+TOKEN = re.compile(rb"[^ \t]+")
+NAMELESS = re.compile(rb"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
+DIGITS = 18  # more digits than this are out of every range, and int() need not be asked
+
+
+class Line(NamedTuple):
+    """Where a line is: its bytes without the line end, its number, and whether it has a line end."""
+
+    data: bytes
+    number: int
+    ended: bool = True
+
+
+class Row(NamedTuple):
+    """Labels (ascending, once each), 0-based feature indices (ascending) and float32 values."""
+
+    labels: list[int]
+    indices: list[int]
+    values: list[float]
+
+
+class LineParser:
+    """Reads lines of one file under its options; raises DataError with the place of what it can't read."""
+
+    def __init__(self, source: Source, bounds: Bounds, tally: Tally, xc: bool = False) -> None:
+        self.source = source
+        self.bounds = bounds
+        self.tally = tally
+        self.xc = xc
+        self.options: ReadOptions = source.options
+
+    def __call__(self, line: Line) -> Row:
+        """The row of a line that is neither blank nor a comment."""
+        self._check_text(line)
+        tokens = list(TOKEN.finditer(line.data))
+        comment = next(
+            (i for i, token in enumerate(tokens) if token[0].startswith(b"#")), len(tokens)
+        )
+        tokens = tokens[:comment]
+        if (
+            self.xc
+            and len(tokens) == 3
+            and all(re.fullmatch(rb"\d+", token[0]) for token in tokens)
+        ):
+            hint = "two files joined? give them apart, or remove the inner header"
+            raise self._error(
+                line, "XC_HEADER_TWICE", "a second header 'N D K'", 0, line.data, hint
+            )
+        labels: list[int] = []
+        if self.bounds.labels and not line.data.startswith((b" ", b"\t")):
+            labels = self._labels(line, tokens.pop(0))
+        pairs = [self._feature(line, token) for token in tokens]
+        return self._row(line, labels, pairs)
+
+    def _error(
+        self, line: Line, code: str, problem: str, at: int, value: bytes, hint: str | None = None
+    ) -> DataError:
+        """A DataError at byte `at` of the line."""
+        shown = value.decode("utf-8", "backslashreplace")
+        return self.source.error(
+            code, problem, line=line.number, column=at + 1, value=shown, hint=hint
+        )
+
+    def _check_text(self, line: Line) -> None:
+        """UTF-8, without carriage returns inside."""
+        at = line.data.find(b"\r")
+        if at >= 0:
+            hint = "convert line ends to LF: tr '\\r' '\\n'"
+            raise self._error(
+                line,
+                "LINE_ENDING",
+                "a CR inside the line",
+                at,
+                line.data[max(0, at - 20) : at + 20],
+                hint,
+            )
+        if not line.data.isascii():
+            try:
+                line.data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                found = line.data[error.start : error.start + 8]
+                raise self._error(
+                    line, "ENCODING", "not UTF-8", error.start, found, "save the file as UTF-8"
+                ) from None
+
+    def _labels(self, line: Line, token: re.Match[bytes]) -> list[int]:
+        """The label set of the first token; repeats are counted and dropped."""
+        if b":" in token[0]:
+            hint = "begin the line with a blank when it has no labels"
+            raise self._error(
+                line,
+                "LABEL_MISSING",
+                "the line begins with a feature where labels are expected",
+                0,
+                token[0],
+                hint,
+            )
+        labels, at = [], token.start()
+        for part in token[0].split(b","):
+            labels.append(self._label(line, part, at))
+            at += len(part) + 1
+        unique = sorted(set(labels))
+        self.tally.warnings["duplicate_labels"] += len(labels) - len(unique)
+        return unique
+
+    def _label(self, line: Line, part: bytes, at: int) -> int:
+        """One label id."""
+        if not part:
+            raise self._error(
+                line,
+                "LABEL_EMPTY",
+                "an empty label",
+                at,
+                part,
+                "no comma at the end, no blank after a comma",
+            )
+        if not WHOLE.fullmatch(part):
+            hint = (
+                "separate labels by ','"
+                if re.search(rb"\d[;|/]", part)
+                else "labels are whole numbers 0, 1, ... separated by ','"
+            )
+            raise self._error(
+                line,
+                "LABEL_NOT_INT",
+                f"label '{_shown(part)}' is not a whole number",
+                at,
+                part,
+                hint,
+            )
+        number = _number(part)
+        K = self.options.n_labels if self.options.n_labels is not None else self.bounds.n_labels
+        negative = part.startswith(b"-")  # -0 too
+        if 0 <= number < self.bounds.n_labels and not negative:
+            return number
+        if negative:
+            two_class = (
+                "labels +1 and -1 of a two-class file: write 1 and 0" if part == b"-1" else None
+            )
+            raise self._error(
+                line,
+                "LABEL_RANGE",
+                f"label {_shown(part)} is negative; labels begin at 0",
+                at,
+                part,
+                two_class,
+            )
+        if self.xc or self.options.n_labels is not None or number > MAX_INDEX:
+            most = min(K, MAX_INDEX + 1)
+            problem = f"label {_shown(part)} is not below the number of labels, {most}"
+            raise self._error(
+                line,
+                "LABEL_RANGE",
+                problem,
+                at,
+                part,
+                "labels begin at 0" if number == most else None,
+            )
+        raise self._limit(line, "label", number, self.options.max_labels, at, part)
+
+    def _feature(self, line: Line, token: re.Match[bytes]) -> tuple[int, float]:
+        """One index:value pair, the index 0-based."""
+        text, at = token[0], token.start()
+        index, colon, value = text.partition(b":")
+        if not colon:
+            raise self._error(
+                line,
+                "SVM_NO_COLON",
+                f"'{_shown(text)}' has no colon; features are written index:value",
+                at,
+                text,
+            )
+        if index == b"qid":
+            raise self._error(
+                line,
+                "SVM_QID",
+                "qid (ranking data) is not supported",
+                at,
+                text,
+                "remove the qid fields",
+            )
+        return self._index(line, index, at), self._value(line, index, value, at + len(index) + 1)
+
+    def _index(self, line: Line, index: bytes, at: int) -> int:
+        """A feature index, 0-based."""
+        if not WHOLE.fullmatch(index):
+            if index and b"." in index and DECIMAL.fullmatch(index) and b"e" in index.lower():
+                problem = f"'{_shown(index)}' before the colon is a value, not an index"
+                raise self._error(
+                    line, "SVM_BAD_VALUE", problem, at, index, "missing space between two features?"
+                )
+            problem = (
+                "the index before the colon is empty"
+                if not index
+                else f"index '{_shown(index)}' is not a whole number"
+            )
+            raise self._error(line, "SVM_BAD_INDEX", problem, at, index)
+        number = _number(index) - self.bounds.base
+        negative = index.startswith(b"-")  # -0 too
+        if 0 <= number < self.bounds.n_features and not negative:
+            return number
+        if number < 0 or negative:
+            hint = (
+                "the file counts from 0? read it with zero_based"
+                if number == -1 and self.bounds.base
+                else None
+            )
+            problem = f"index {_shown(index)} is below the first feature, {self.bounds.base}"
+            raise self._error(line, "SVM_INDEX_RANGE", problem, at, index, hint)
+        if self.xc or self.options.n_features is not None or number > MAX_INDEX:
+            known = self.xc or self.options.n_features is not None
+            most = (self.bounds.n_features if known else MAX_INDEX + 1) - 1 + self.bounds.base
+            hint = (
+                "a file that counts from 1? XC counts from 0"
+                if self.xc and number == self.bounds.n_features
+                else None
+            )
+            problem = f"index {_shown(index)} is above the last feature, {most}"
+            raise self._error(line, "SVM_INDEX_RANGE", problem, at, index, hint)
+        raise self._limit(line, "feature", number, self.options.max_features, at, index)
+
+    def _limit(
+        self, line: Line, what: str, number: int, limit: int, at: int, value: bytes
+    ) -> DataError:
+        """The error for an id that would make the matrix wider than is allowed."""
+        problem = (
+            f"{what} {_shown(value)} makes {number + 1} {what}s, more than the limit of {limit}"
+        )
+        return self._error(
+            line, "DIM_LIMIT", problem, at, value, f"if that is meant, raise max_{what}s"
+        )
+
+    def _value(self, line: Line, index: bytes, value: bytes, at: int) -> float:
+        """A finite decimal number, as float32 of Python's float."""
+        feature = f"feature {_shown(index)}"
+        if NAMELESS.fullmatch(value):
+            raise self._error(
+                line,
+                "SVM_NOT_FINITE",
+                f"{feature}: value '{_shown(value)}' is not a finite number",
+                at,
+                value,
+            )
+        if not DECIMAL.fullmatch(value):
+            hint = (
+                "write decimals with a point, not a comma"
+                if re.fullmatch(rb"[+-]?\d+,\d+", value)
+                else None
+            )
+            hint = "missing space between two features?" if value.count(b":") else hint
+            hint = "a comment begins after a blank" if b"#" in value else hint
+            problem = (
+                f"{feature}: the value is empty"
+                if not value
+                else f"{feature}: value '{_shown(value)}' is not a number"
+            )
+            raise self._error(line, "SVM_BAD_VALUE", problem, at, value, hint)
+        if value.endswith(b".") and not line.ended and at + len(value) == len(line.data):
+            raise self._error(
+                line,
+                "UPLOAD_TRUNCATED",
+                f"{feature}: the file ends inside a value",
+                at,
+                value,
+                "send the file again",
+            )
+        with np.errstate(over="ignore"):
+            number = float(np.float32(float(value)))
+        if not math.isfinite(number):
+            raise self._error(
+                line,
+                "SVM_NOT_FINITE",
+                f"{feature}: value '{_shown(value)}' is too large for float32",
+                at,
+                value,
+            )
+        return number
+
+    def _row(self, line: Line, labels: list[int], pairs: list[tuple[int, float]]) -> Row:
+        """Pairs in ascending order; an index twice is an error."""
+        indices = [index for index, _ in pairs]
+        ordered = sorted(pairs, key=lambda pair: pair[0])
+        for one, two in pairwise(ordered):
+            if one[0] == two[0]:
+                index = str(one[0] + self.bounds.base).encode()
+                at = [m.start() for m in re.finditer(rb"(?<![^ \t])0*" + index + rb":", line.data)][
+                    -1
+                ]
+                raise self._error(
+                    line, "SVM_DUP_INDEX", f"index {index.decode()} is given twice", at, index
+                )
+        unsorted = indices != [index for index, _ in ordered]
+        self.tally.warnings["unsorted_rows"] += unsorted
+        return Row(labels, [index for index, _ in ordered], [value for _, value in ordered])
+
+
+def _number(digits: bytes) -> int:
+    """A whole number; one of very many digits becomes one beyond every range."""
+    body = digits.lstrip(b"-").lstrip(b"0") or b"0"
+    number = int(body) if len(body) <= DIGITS else 10**DIGITS
+    return -number if digits.startswith(b"-") else number
+
+
+def _shown(text: bytes) -> str:
+    """Foreign bytes for a message: short, escaped."""
+    from_bytes = text[:60].decode("utf-8", "backslashreplace")
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in from_bytes
+    )

@@ -1,0 +1,1 @@
+"""Text features: tokenizer, vocabulary, vectorizer and the tf-idf pipeline."""

@@ -1,0 +1,1 @@
+"""The database of the job store: engine, schema, migrations, compatibility, backup."""

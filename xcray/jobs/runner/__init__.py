@@ -1,0 +1,1 @@
+"""The process that runs one attempt of a job."""

@@ -1,0 +1,1 @@
+"""The job store: jobs, attempts, queue, keys, data sets, audit log, counters, leases."""

@@ -1,0 +1,90 @@
+"""Who did what: a table that only grows at one end and is cut at the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from xcray.jobs.database.engine import Database, once_more
+from xcray.jobs.database.schema import AUDIT
+from xcray.jobs.job import utc
+from xcray.jobs.store.paging import page_start, page_token_after
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """One thing that somebody did. `subject` is what it was done to, `detail` whatever else is worth knowing; no secrets."""
+
+    seq: int
+    time: str
+    tenant: str
+    key_id: str | None
+    action: str
+    subject: str
+    detail: dict[str, Any]
+    request_id: str | None
+
+
+class AuditTable:
+    """The audit log."""
+
+    _database: Database
+    _now: Callable[[], float]
+
+    @once_more
+    def record(
+        self,
+        tenant: str,
+        key_id: str | None,
+        action: str,
+        subject: str,
+        detail: dict[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        """Note, durably, that a key of a tenant did something."""
+        entry = {
+            "tenant": tenant,
+            "key_id": key_id,
+            "action": action,
+            "subject": subject,
+            "request_id": request_id,
+        }
+        with self._database.write() as connection:
+            connection.execute(
+                sa.insert(AUDIT).values(**entry, detail=detail or {}, time=utc(self._now()))
+            )
+
+    @once_more
+    def list_audit(
+        self,
+        tenant: str | None = None,
+        *,
+        action: str | None = None,
+        limit: int = 50,
+        page_token: str | None = None,
+    ) -> tuple[list[AuditEntry], str | None]:
+        """Entries, newest first, and the token of the next page or None; of one tenant, of one action when named."""
+        query = sa.select(AUDIT).order_by(AUDIT.c.seq.desc())
+        start = page_start(page_token, limit)
+        if start is not None:
+            query = query.where(AUDIT.c.seq < start)
+        if tenant is not None:
+            query = query.where(AUDIT.c.tenant == tenant)
+        if action is not None:
+            query = query.where(AUDIT.c.action == action)
+        with self._database.read() as connection:
+            rows = connection.execute(query.limit(limit + 1)).mappings().all()
+        return [AuditEntry(**row) for row in rows[:limit]], page_token_after(rows, limit)
+
+    @once_more
+    def trim_audit(self, keep: int) -> int:
+        """Forget all but the newest `keep` entries; how many were forgotten."""
+        first = sa.select(AUDIT.c.seq).order_by(AUDIT.c.seq.desc()).offset(keep).limit(1)
+        with self._database.write() as connection:
+            last = connection.execute(first).scalar()
+            if last is None:
+                return 0
+            return int(connection.execute(sa.delete(AUDIT).where(AUDIT.c.seq <= last)).rowcount)

@@ -1,0 +1,1 @@
+"""Supervision of jobs: claim, launch, leader election, retention, integrity."""

@@ -1,0 +1,90 @@
+"""Exact top-k where most weights are there: plain rows of weights, a feature each, are added instead of posting lists.
+
+Sums are float64 over ascending features, then + bias, to the bit what `postings` gives: a weight that is not there is a zero,
+and adding zero changes no sum that began with +0.0.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from xcray.arrays import CSR, Float32, Float64
+from xcray.kernels.search.bits import float64, int64
+from xcray.kernels.search.bounded_scan import Found, best_bounds
+from xcray.kernels.search.lists import Bytes
+
+BUILT_ON = {
+    "search.bits": "b69c88f5",
+    "search.bounded_scan": "e045300f",
+    "search.lists": "e4c3b501",
+}
+
+LANES = 16  # rows are padded to a multiple of so many labels, so that no loop has a rest
+
+
+@numba.njit(nogil=True, cache=True)
+def spread(W: CSR, dense: Float32) -> None:
+    """Write the weights by label, (K, D), to the cells of `dense`, (D, at least K), which are zero."""
+    for label in range(len(W.indptr) - 1):
+        for p in range(W.indptr[label], W.indptr[label + 1]):
+            dense[W.indices[p], label] = W.data[p]
+
+
+@numba.njit(
+    nogil=True, cache=True, fastmath={"contract"}
+)  # the product of two float32 is exact, so fusing changes no bit
+def add_rows(X: CSR, i: int, dense: Float32, totals: Float64) -> None:
+    """Add x * weight of all features of row i, ascending, to the totals of all labels; four features at a time, in their order."""
+    at, stop = X.indptr[i], X.indptr[i + 1]
+    n = len(totals)
+    while at + 4 <= stop:
+        a, b, c, d = (
+            dense[X.indices[at]],
+            dense[X.indices[at + 1]],
+            dense[X.indices[at + 2]],
+            dense[X.indices[at + 3]],
+        )
+        p, q, r, s = (
+            float64(X.data[at]),
+            float64(X.data[at + 1]),
+            float64(X.data[at + 2]),
+            float64(X.data[at + 3]),
+        )
+        for label in range(n):
+            total = totals[label] + p * float64(a[label])
+            total += q * float64(b[label])
+            total += r * float64(c[label])
+            totals[label] = total + s * float64(d[label])
+        at += 4
+    while at < stop:
+        row, x = dense[X.indices[at]], float64(X.data[at])
+        for label in range(n):
+            totals[label] += x * float64(row[label])
+        at += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def search_dense(
+    X: CSR, first: int, stop: int, dense: Float32, bias: Float32, allowed: Bytes, out: Found
+) -> None:
+    """Answer rows [first, stop) as `search.search` does, by the scores of all labels. allowed: (K,) uint8, or empty for all."""
+    n_labels, k = len(bias), out.labels.shape[1]
+    totals = np.empty(dense.shape[1], np.float64)
+    scores = totals[:n_labels]
+    best, values = np.empty(k + 1, np.int32), np.empty(k + 1, np.float64)  # one more: the rival
+    for i in range(first, stop):
+        totals[:] = 0.0
+        add_rows(X, i, dense, totals)
+        for label in range(n_labels):
+            scores[label] += float64(bias[label])
+        if len(allowed):
+            for label in range(n_labels):
+                scores[label] = scores[label] if allowed[label] else -np.inf
+        size = best_bounds(scores, best, values)
+        out.labels[i], out.scores[i] = best[:k], values[:k]
+        out.exact[i], out.labels_scored[i] = 1, n_labels
+        out.postings_read[i] = int64(X.indptr[i + 1] - X.indptr[i]) * n_labels
+        out.rival[i] = (
+            values[k - 1] - values[k] if size > k else 0.0
+        )  # the gap already, as search leaves it

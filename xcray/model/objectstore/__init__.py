@@ -1,0 +1,1 @@
+"""Models in object storage: client, remote registry, transfer and synchronisation."""

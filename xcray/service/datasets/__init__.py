@@ -1,0 +1,1 @@
+"""Data sets over REST: uploads, builds, fetching, statistics."""

@@ -1,0 +1,1 @@
+"""The HTTP layer: edge, access, authentication, limits, bodies, problem documents."""

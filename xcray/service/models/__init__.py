@@ -1,0 +1,1 @@
+"""Models of a running service: cache, loading, endpoints, synchronisation."""

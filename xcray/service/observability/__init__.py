@@ -1,0 +1,1 @@
+"""Metrics, readiness, request logs and traces of the service."""

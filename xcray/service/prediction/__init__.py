@@ -1,0 +1,1 @@
+"""Prediction requests: decode, batch, search, encode."""

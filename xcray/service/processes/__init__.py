@@ -1,0 +1,1 @@
+"""Processes of the service: server, workers, sockets, locks, maintenance."""

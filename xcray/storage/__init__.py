@@ -1,0 +1,1 @@
+"""Durable storage: atomic files and directories, and Arrow tables and matrices."""

@@ -1,0 +1,158 @@
+"""Durable files and directories: written to a temporary name, synced, renamed. Checksums and JSON.
+
+A reader sees the old content or the new content, never a mixture. A directory is published by one rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+RESERVED = re.compile(
+    r"con|prn|aux|nul|com\d|lpt\d"
+)  # names that some file systems keep for devices
+
+
+def check_name(name: str, what: str = "name") -> str:
+    """`name` itself when it is a safe name; ParameterError with the rule when not. Names are data, never paths."""
+    if (
+        not NAME.fullmatch(name)
+        or name.endswith(".")
+        or ".." in name
+        or RESERVED.fullmatch(name.split(".")[0])
+    ):
+        raise ParameterError(
+            f"{what} {name[:80]!r} is not allowed: use 1 to 64 of a-z 0-9 . _ -, starting with a letter or digit",
+            code="BAD_NAME",
+        )
+    return name
+
+
+def sync_path(path: Path | str) -> None:
+    """Make the entries of a directory, or the content of a file, durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file aside, sync it, rename it into place and sync the directory."""
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        with open(aside, "xb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(aside, path)
+        sync_path(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON durably: sorted keys, readable, final newline. Raises ValueError on NaN and infinity."""
+    write_bytes(
+        path,
+        (
+            json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+        ).encode(),
+    )
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON. Raises NotFound when there is no such file and Corrupt when it is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise NotFound(f"there is no {path.name} in {path.parent.name}") from None
+    except ValueError as error:
+        raise Corrupt(f"{path.name} is not readable JSON: {error}") from None
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal; reads it in one pass without holding it."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def sha256_arrays(arrays: Mapping[str, Any]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of arrays and strings, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        value = arrays[name]
+        if isinstance(value, str):
+            value = np.frombuffer(value.encode(), np.uint8)
+        array = np.ascontiguousarray(value)
+        digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
+        digest.update(array.view(np.uint8).reshape(-1).data if array.size else b"")
+    return digest.hexdigest()
+
+
+def file_digests(directory: Path, skip: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """Size in bytes and SHA-256 of every file below `directory` (relative posix names), but for those named in `skip`."""
+    left_out = set(skip)
+    out = {}
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        name = path.relative_to(directory).as_posix()
+        if name not in left_out:
+            out[name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    return out
+
+
+def verify_files(directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare files with their recorded sizes and checksums. Raises Corrupt naming the first file that differs."""
+    for name, expected in digests.items():
+        path = directory / name
+        if not path.is_file():
+            raise Corrupt(f"{directory.name}: file {name} is missing", file=name)
+        if path.stat().st_size != expected["bytes"] or sha256_file(path) != expected["sha256"]:
+            raise Corrupt(
+                f"{directory.name}: file {name} is not what was written (its checksum differs)",
+                file=name,
+            )
+
+
+def publish_directory(staged: Path, target: Path) -> None:
+    """Rename a finished directory into place, durably. Raises Conflict when `target` exists: published things never change."""
+    for path in staged.rglob("*"):
+        if path.is_dir():
+            sync_path(path)
+    sync_path(staged)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.rename(staged, target)
+    except OSError as error:
+        if target.exists():
+            raise Conflict(
+                f"{target.name} exists already; choose another name or remove it first"
+            ) from error
+        raise
+    sync_path(target.parent)
+
+
+def staging_directory(target: Path) -> Path:
+    """A fresh, hidden directory beside `target`, for `publish_directory` or `discard_directory`."""
+    staged = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.part"
+    staged.mkdir(parents=True)
+    return staged
+
+
+def discard_directory(staged: Path) -> None:
+    """Remove a staging directory that will not be published."""
+    shutil.rmtree(staged, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""The machine: cores, memory, processes, units of size."""

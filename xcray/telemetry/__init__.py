@@ -1,0 +1,1 @@
+"""Logging, tracing and progress of long-running work."""

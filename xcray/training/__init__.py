@@ -1,0 +1,11 @@
+"""train(spec) -> a published model and its measures: the one use case that the command line and jobs share.
+
+`xcray.training.edit.operations` changes the labels of a model, `xcray.training.tuning.search` chooses hyper-parameters.
+"""
+
+from xcray.telemetry.progress import Progress
+from xcray.training.run import TrainResult, train
+from xcray.training.spec import TrainSpec
+from xcray.workers.pool import POOLS
+
+__all__ = ["POOLS", "Progress", "TrainResult", "TrainSpec", "train"]

@@ -1,0 +1,1 @@
+"""What a training or a deployment needs: memory, disk, time."""

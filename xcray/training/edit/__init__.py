@@ -1,0 +1,1 @@
+"""Labels of an existing model: added, removed, merged, renamed, retrained."""

@@ -1,0 +1,103 @@
+"""A new model's columns, some from an earlier model and some freshly trained: weights, biases and report rows, never dense.
+
+Rows of both are named by one number: i >= 0 is row i of the earlier model, i < 0 is row -1 - i of what was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from xcray.arrays import CSR, Float32, Int64, frozen
+from xcray.index.packed import BUDGET, ENTRY, ranges
+from xcray.kernels.merge import copy_rows
+from xcray.storage.arrow import MatrixWriter
+
+
+def compose_weights(
+    path: Path,
+    parent: CSR,
+    trained: CSR,
+    rows: Int64,
+    *,
+    budget: int = BUDGET,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Write the matrix of `rows` (K',) int64 (see above) of `parent` (K, D) and `trained` (n, D) to the matrix file `path`.
+
+    budget: bytes of weights in memory at once; the file is the same for any. tick: called after each piece.
+    """
+    sources = ((parent, rows >= 0, rows), (trained, rows < 0, -1 - rows))
+    lengths = np.zeros(len(rows), np.int64)
+    for source, own, numbers in sources:
+        lengths[own] = np.diff(source.indptr)[numbers[own]]
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    with MatrixWriter(path, indptr, parent.n_cols) as out:
+        for first, stop in ranges(indptr, budget // ENTRY):
+            n = int(indptr[stop] - indptr[first])
+            indices, weights = np.empty(n, np.int32), np.empty(n, np.float32)
+            for source, own, numbers in sources:
+                here = np.flatnonzero(own[first:stop]) + first
+                starts = indptr[here] - indptr[first]
+                copy_rows(
+                    source,
+                    frozen(numbers[here], np.int64),
+                    frozen(starts, np.int64),
+                    indices,
+                    weights,
+                )
+            out.write(int(indptr[first]), indices, weights)
+            tick()
+
+
+def compose_bias(parent: Float32, trained: Any, rows: Int64) -> Float32:
+    """The biases of `rows` (K',) int64: of parent (K,) float32 and trained (n,) float64; gives (K',) float32."""
+    out = np.empty(len(rows), np.float32)
+    out[rows >= 0] = parent[rows[rows >= 0]]
+    out[rows < 0] = np.asarray(trained, np.float32)[-1 - rows[rows < 0]]
+    return frozen(out, np.float32)
+
+
+def compose_classes(
+    parent: pa.Table | None, trained: pa.Table | None, rows: Int64
+) -> pa.Table | None:
+    """The report rows of `rows` (K',) int64, renumbered from 0; None when the earlier model has no report.
+
+    What only one of both reports has (they may be of different versions of a solver) is null for the rows of the other.
+    """
+    if parent is None:
+        return None
+    both = [table.drop_columns("label") for table in (parent, trained) if table is not None]
+    whole = pa.concat_tables(both, promote_options="permissive")
+    places = np.where(rows >= 0, rows, parent.num_rows - 1 - rows)
+    return (
+        whole.take(pa.array(places))
+        .combine_chunks()
+        .add_column(0, "label", pa.array(np.arange(len(rows), dtype=np.int32)))
+    )
+
+
+def missing_classes(classes: pa.Table | None) -> int:
+    """How many labels of a report were never trained: those of a training whose time was up."""
+    if classes is None or "rounds" not in classes.column_names:
+        return 0
+    return int((classes.column("rounds").fill_null(0).to_numpy() == -1).sum())
+
+
+def overall(classes: pa.Table | None) -> dict[str, Any]:
+    """How the classes of a whole report came out: "classes", "classes_certified", "largest_gap"; what it lacks is left out."""
+    if classes is None:
+        return {}
+    out: dict[str, Any] = {"classes": classes.num_rows}
+    if "certified" in classes.column_names:
+        out["classes_certified"] = int(
+            classes.column("certified").fill_null(False).to_numpy().sum()
+        )
+    if {"gap", "null"} <= set(classes.column_names):
+        gap, null = (classes.column(name).fill_null(0.0).to_numpy() for name in ("gap", "null"))
+        out["largest_gap"] = float((gap / np.maximum(null, 1e-300))[null > 0.0].max(initial=0.0))
+    return out

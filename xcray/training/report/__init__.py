@@ -1,0 +1,1 @@
+"""Reports of a finished training: figures, tables, pictures, timeline."""

@@ -1,0 +1,105 @@
+"""What to train: the spec that the command line, jobs and scripts share, checked before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from xcray.errors import ParameterError
+from xcray.solvers import make_solver
+from xcray.solvers.contract import Solver
+from xcray.storage.atomic import check_name
+from xcray.system.units import parse_bytes
+from xcray.workers.pool import POOLS
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """What to train. Checked when made; raises ParameterError with the mend.
+
+    dataset: path of a data set directory; solver and params: see `xcray.solvers`; pool: serial, threads or ray;
+    workers: 0 for one per core; ray_address: a cluster to join, else a local Ray is started for the training;
+    name: the model's name; ks: the k of P@k and so on; memory_limit: bytes, or text like "4GiB", that the training may take:
+    what is foreseen to need more is refused, and merging keeps within it (data and finished weights are mapped files and
+    don't count); max_seconds: from the start until no label is begun any more: what is done by then is published as a
+    partial model, labels with the most training rows first (merging and measuring come on top); solvers that train all labels
+    together in epochs publish the whole model as it was after the last epoch; None: until all is done.
+    calibrate: whether to fit probabilities on the held-out part, see `xcray.training.calibration.fit`; models of softmax
+    solvers tell probabilities without.
+    """
+
+    dataset: str
+    solver: str = "ppdsparse"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    pool: str = "threads"
+    workers: int = 0
+    ray_address: str | None = None
+    name: str = "model"
+    ks: tuple[int, ...] = (1, 3, 5)
+    memory_limit: int | str | None = None
+    max_seconds: float | None = None
+    calibrate: bool = False
+
+    def __post_init__(self) -> None:
+        """Check everything that can be checked without the data."""
+        check_name(self.name, "model name")
+        make_solver(self.solver, self.params)
+        if self.pool not in POOLS:
+            raise ParameterError(
+                f"pool must be one of {', '.join(POOLS)}, not {str(self.pool)[:80]!r}"
+            )
+        if type(self.workers) is not int or not 0 <= self.workers <= 4096:
+            raise ParameterError(
+                f"workers must be a whole number from 0 (one per core) to 4096, not {str(self.workers)[:80]!r}"
+            )
+        if self.memory_limit is not None:
+            parse_bytes(self.memory_limit)
+        if self.max_seconds is not None:
+            check_seconds(self.max_seconds)
+        if type(self.calibrate) is not bool:
+            raise ParameterError(
+                f"calibrate must be true or false, not {str(self.calibrate)[:80]!r}"
+            )
+        object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
+        if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
+            raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainSpec:
+        """A spec from plain JSON. Raises ParameterError for unknown keys, missing `dataset` and bad values."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ParameterError(
+                f"unknown key {unknown[0][:80]!r} in the training spec; there are: {', '.join(sorted(known))}"
+            )
+        if not isinstance(values.get("dataset"), str):
+            raise ParameterError(
+                "the training spec needs `dataset`, the path of a data set directory"
+            )
+        ks, params = values.get("ks", (1, 3, 5)), values.get("params", {})
+        if not isinstance(ks, (list, tuple)) or not isinstance(params, Mapping):
+            raise ParameterError(
+                "the training spec has a value of the wrong type: ks is a list, params an object"
+            )
+        return cls(**{**values, "ks": tuple(ks), "params": dict(params)})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {**dataclasses.asdict(self), "params": dict(self.params), "ks": list(self.ks)}
+
+
+def link_of(solver: Solver) -> str:
+    """How scores of a solver's models become probabilities: "softmax", or "identity" for margins."""
+    return "identity" if solver.family == "scatter" else "softmax"
+
+
+def check_seconds(seconds: Any) -> None:
+    """Raise ParameterError unless it is a number of seconds above 0."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not (number and math.isfinite(seconds) and seconds > 0):
+        raise ParameterError(
+            f"max_seconds must be a number above 0, or left out, not {str(seconds)[:80]!r}"
+        )

@@ -1,0 +1,1 @@
+"""Hyper-parameter search over a grid with warm starts."""

@@ -1,0 +1,1 @@
+"""Workers on Ray: sessions, local clusters, actors, pools and worker groups."""

@@ -1,0 +1,186 @@
+"""What happened when: every batch that a worker had, as it ended; written as it happens, so that it survives a kill.
+
+One Arrow IPC stream an attempt, `timeline-0001.arrows` and so on, in the run directory, without a cap; rows are flushed
+every second. A stream that a kill cut off is read up to the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from xcray.schedule.events import Task
+
+DONE: Final = "done"
+DUPLICATE: Final = "duplicate"  # finished, but another was faster
+LOST: Final = "lost"  # with its worker
+STOPPED: Final = "stopped"  # given up: another was faster, or the run was stopped
+OUTCOMES: Final = (DONE, DUPLICATE, LOST, STOPPED)
+FLUSH = 1.0  # seconds between two writes
+SCHEMA = pa.schema(
+    {
+        "attempt_of_run": pa.int32(),  # which start of the run, from 1
+        "worker": pa.string(),
+        "task": pa.int64(),  # which batch, within the attempt
+        "attempt": pa.int32(),  # which run of the batch, from 1
+        "classes": pa.int32(),
+        "cost": pa.float64(),  # seconds foreseen
+        "started": pa.float64(),  # seconds since the attempt's pool opened
+        "seconds": pa.float64(),
+        "outcome": pa.string(),
+        "labels": pa.list_(pa.int32()),
+        "node": pa.string(),  # address and identity of the worker's node; empty in one process
+    }
+)
+
+
+class Span(NamedTuple):
+    """A worker was busy with a task for `seconds` from `started` (seconds since the pool opened); `outcome` as above."""
+
+    worker: str
+    task: Task
+    started: float
+    seconds: float
+    outcome: str
+    node: str = ""
+
+
+class Timeline:
+    """The record of one attempt, appended to as batches end. A context manager: leaving it writes what is pending.
+
+    attempt: the number of this start of the run, from 1; one more than there are records in the directory. nodes: tells the node of
+    each worker.
+    """
+
+    def __init__(self, directory: Path, nodes: Callable[[], Mapping[str, str]] = dict) -> None:
+        self._nodes = nodes
+        self.attempt = 1 + max(
+            (int(path.stem.split("-")[1]) for path in _streams(directory)), default=0
+        )
+        self._pending: list[Span] = []
+        self._flushed = 0.0
+        self._sink = pa.OSFile(str(directory / f"timeline-{self.attempt:04d}.arrows"), "wb")
+        self._writer = pa.ipc.new_stream(self._sink, SCHEMA)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.flush()
+        self._writer.close()
+        self._sink.close()
+
+    def add(self, span: Span) -> None:
+        """Note what a worker did; on disk within FLUSH seconds of its time, when more is noted."""
+        self._pending.append(span._replace(node=self._nodes().get(span.worker, "")))
+        if span.started + span.seconds > self._flushed + FLUSH:
+            self._flushed = span.started + span.seconds
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending."""
+        if self._pending:
+            self._writer.write_batch(
+                pa.RecordBatch.from_pylist([self._row(span) for span in self._pending], SCHEMA)
+            )
+            self._pending.clear()
+
+    def _row(self, span: Span) -> dict[str, Any]:
+        """A span as a row of the table."""
+        task = span.task
+        about = {
+            "task": task.id,
+            "attempt": task.attempt,
+            "classes": len(task.labels),
+            "cost": task.cost,
+            "labels": task.labels,
+        }
+        when = {"started": span.started, "seconds": span.seconds, "outcome": span.outcome}
+        return {
+            "attempt_of_run": self.attempt,
+            "worker": span.worker,
+            "node": span.node,
+            **about,
+            **when,
+        }
+
+
+def read_streams(directory: Path) -> pa.Table:
+    """All attempts recorded in a run directory, in order; columns of SCHEMA. No rows when nothing was recorded."""
+    return pa.concat_tables([SCHEMA.empty_table(), *(_read(path) for path in _streams(directory))])
+
+
+def balance(table: pa.Table, workers: int) -> dict[str, Any]:
+    """How well the work of a run (`read_streams`) was spread over `workers`; JSON.
+
+    makespan: seconds from the first batch's start to the last one's end, summed over attempts. busy_share: of each worker,
+    of the makespan. core_seconds: of all batches that counted. makespan_over_ideal: makespan times workers over core_seconds:
+    1 when every worker did nothing but work that counted. work_lost_seconds: of batches lost with their workers, stopped
+    or done twice.
+    """
+    if not table.num_rows:
+        none = {"batches": 0, "busy_share": {}, "makespan": 0.0, "makespan_over_ideal": 1.0}
+        return {**none, "core_seconds": 0.0, "work_lost_seconds": 0.0}
+    attempt, started, seconds = (
+        table.column(name).to_numpy() for name in ("attempt_of_run", "started", "seconds")
+    )
+    done = pc.equal(table.column("outcome"), DONE).to_numpy()
+    ends = started + seconds
+    makespan = sum(
+        float(ends[own].max() - started[own].min())
+        for own in (attempt == n for n in np.unique(attempt))
+    )
+    core = float(seconds[done].sum())
+    busy = (
+        pa.table([table.column("worker"), table.column("seconds")], ["worker", "seconds"])
+        .group_by("worker")
+        .aggregate([("seconds", "sum")])
+    )
+    shares = {
+        row["worker"]: round(row["seconds_sum"] / max(makespan, 1e-9), 4)
+        for row in busy.to_pylist()
+    }
+    return {
+        "batches": int(done.sum()),
+        "busy_share": dict(sorted(shares.items())),
+        "makespan": round(makespan, 3),
+        "makespan_over_ideal": round(makespan * workers / max(core, 1e-9), 4),
+        "core_seconds": round(core, 3),
+        "work_lost_seconds": round(float(seconds[~done].sum()), 3),
+    }
+
+
+def _streams(directory: Path) -> list[Path]:
+    """The records in a run directory, in order."""
+    return sorted(directory.glob("timeline-*.arrows"))
+
+
+def _read(path: Path) -> pa.Table:
+    """The rows of a stream up to its end, or to where a kill cut it off."""
+    with pa.OSFile(str(path), "rb") as source:
+        batches = list(_whole_batches(source))
+    if not batches:
+        return SCHEMA.empty_table()
+    table = pa.Table.from_batches(batches)
+    if "node" not in table.column_names:  # written before nodes were told
+        table = table.append_column("node", pa.repeat(pa.scalar(""), table.num_rows))
+    return table.select(SCHEMA.names).cast(SCHEMA)
+
+
+def _whole_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream that are there to their end."""
+    try:
+        yield from pa.ipc.open_stream(source)
+    except (pa.ArrowInvalid, OSError):
+        return
