@@ -20,7 +20,7 @@ HEAD = """# Alerts
 
 What Prometheus tells of xcray when something needs a person, and what that person does. This page is written from
 `helm/xcray/monitoring/rules.yaml`, which compose mounts and the chart installs as a PrometheusRule (`monitoring.rules.enabled`).
-Each alert has been made to fire, and not to fire, by `promtool test rules` (tests/test_monitoring.py).
+Each alert has been made to fire, and not to fire, by `promtool test rules` (tests/deployment/test_monitoring.py).
 
 *critical*: somebody is hurt now. *warning*: somebody will be. *info*: money or time is wasted; no one need get up for it.
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import without
 from hypothesis import HealthCheck, settings
+
+from tests.support import missing_tools as without
 
 if TYPE_CHECKING:
     from xcray.data.dataset import Dataset
@@ -110,7 +111,7 @@ def ray() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
     """A private PostgreSQL, one for all tests of a session; skips its test, with the reason, where the binaries lack."""
-    from postgres import server_or_skip
+    from tests.support.postgres import server_or_skip
 
     with server_or_skip() as server:
         yield server
@@ -121,6 +122,6 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty job store: each test that asks for it runs on a file of SQLite and on PostgreSQL."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'xcray.db'}"
-    from postgres import unhurried
+    from tests.support.postgres import unhurried
 
     return unhurried(request.getfixturevalue("postgres").emptied())

@@ -2,7 +2,7 @@
 
 FastAPI describes parameters and replies. What it can't know is added here: bodies that are read by our own reader, problem
 documents and which status codes an operation has, headers, how a caller says who they are, and which operation's reply
-holds what another one asks for (links). `tests/test_openapi.py` holds the service to it.
+holds what another one asks for (links). `tests/service/http/test_openapi.py` holds the service to it.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import errno
 import faulthandler
 import logging
 import os
-import sys
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final

@@ -15,7 +15,7 @@ q is the share of all entries in the posting lists of a row's features. An entry
 features are so many that weights leave the caches. Newton's way is for few features and long rows (`xcray.solvers.newton`): its
 passes are over all of X, its pairs the Hessian's, its cells those of the quadratic model, 150 sweeps a step.
 
-The constants were fitted to the sets that `benchmarks.sizing_sets` marks, by least squares of logarithms with wide priors
+The constants were fitted to the sets that `benchmarks.sizing.sets` marks, by least squares of logarithms with wide priors
 around what the kernels take by themselves. The form was chosen with results on other sets in view, too (the term of features met,
 the bound of 30,000 rows), so only sets that `benchmarks.sizing` calls fresh are a test of it.
 """

@@ -1,0 +1,230 @@
+"""A job on a cluster that grows and shrinks, on a simulated clock: how soon it ends, and what its nodes cost.
+
+`python -m benchmarks.cluster.growth [--hours 0.1 1 10] [--guess 1 5] [--longest 0] [--nodes 64] [--cpus 8] [--start 60] [--idle 60]`
+
+The schedule, the demand and the placement are those of `RayPool`; the autoscaler is simulated: it brings nodes for workers that
+wait, after `start` seconds, and takes a node away that had none for `idle` seconds. A node costs from when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cluster.simulation import TICK, Outcome, Simulation, heavy_tailed
+from benchmarks.common import arguments
+from xcray.schedule.autoscaling import Staff, Thrift, given_back, workers_wanted
+from xcray.schedule.events import Tick
+from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.placement import A_CPU, Node, places, room
+
+WORKER_SECONDS = 1.5  # from a seat on a node to the first batch
+
+
+class Policy(Enum):
+    """THRIFT: as the pool does; ALL: ask for all at the start, keep all to the end."""
+
+    THRIFT = "thrift"
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """At most `nodes` of `cpus` each, `there` from the start; start: seconds until one comes; idle: until one goes."""
+
+    nodes: int
+    cpus: int
+    start: float = 60.0
+    idle: float = 60.0
+    there: int = 1
+
+
+@dataclass
+class Grown(Outcome):
+    """With what nodes cost: seconds from when each was asked for to when it was gone; most: nodes at a time; nodes: asked for."""
+
+    node_seconds: float = 0.0
+    most: int = 0
+    nodes: int = 0
+
+
+class _Growing(Simulation):
+    """A simulation whose workers come and go as a policy wants and a cluster has nodes."""
+
+    def __init__(self, schedule: Scatter, cost: Any, cluster: Cluster, policy: Policy) -> None:
+        super().__init__(schedule, cost)
+        self._outcome: Grown = Grown()
+        self._cluster = cluster
+        self._policy = policy
+        self._thrift = Thrift(node=cluster.start)
+        self._nodes: dict[str, list[str]] = {}  # node -> its workers
+        self._empty: dict[str, float] = {}  # node -> since when it has none
+        self._booting = 0
+        self._count_of_nodes = 0
+        self._count_of_workers = 0
+        self._pending: list[float] = []
+        self._idle: dict[str, float] = {}
+        self._where: dict[str, str] = {}
+
+    def grow(self) -> Grown:
+        """Run to the end; every node still there then costs its idle time too."""
+        for _ in range(self._cluster.there):
+            self._come(booted=False)
+        self.run({})
+        self._outcome.node_seconds += (len(self._nodes) + self._booting) * self._cluster.idle
+        return self._outcome
+
+    def _come(self, *, booted: bool = True) -> None:
+        """A node is there; it takes those that wait."""
+        self._booting -= booted
+        name = f"node-{self._count_of_nodes:04d}"
+        self._count_of_nodes += 1
+        self._nodes[name], self._empty[name] = [], self._clock
+        for _ in range(min(self._cluster.cpus, len(self._pending))):
+            self._pending.pop(0)
+            self._seat(name)
+
+    def _seat(self, node: str) -> None:
+        """A worker begins to start on a node."""
+        worker = f"worker-{self._count_of_workers:05d}"
+        self._count_of_workers += 1
+        self._nodes[node].append(worker)
+        self._where[worker] = node
+        self._empty.pop(node, None)
+        self._at(self._clock + WORKER_SECONDS, partial(self._join, worker, 1.0))
+
+    def _tick(self) -> None:
+        """What pool and autoscaler do, and time passes for the schedule."""
+        self._outcome.node_seconds += (len(self._nodes) + self._booting) * TICK
+        self._outcome.most = max(self._outcome.most, len(self._nodes))
+        if self._policy is Policy.THRIFT:
+            self._give_back()
+        self._want()
+        self._autoscale()
+        self._at(self._clock + TICK, self._tick)
+        self._tell(Tick())
+
+    def _give_back(self) -> None:
+        """Workers that have nothing to do go."""
+        outlook = self._schedule.outlook()
+        self._idle = {worker: self._idle.get(worker, self._clock) for worker in outlook.idle}
+        for worker in given_back(outlook, self._idle, self._where, self._clock):
+            node = self._where.pop(worker)
+            self._nodes[node].remove(worker)
+            if not self._nodes[node]:
+                self._empty[node] = self._clock
+            self._leave(worker)
+
+    def _want(self) -> None:
+        """Ask for workers that are missing, on nodes that there are or on others; call off what is not wanted any more."""
+        most = self._cluster.nodes * self._cluster.cpus
+        free = [
+            Node(node, float(self._cluster.cpus - len(workers)))
+            for node, workers in self._nodes.items()
+        ]
+        if self._policy is Policy.THRIFT:
+            waited = self._clock - self._pending[0] if self._pending else 0.0
+            staff = Staff(
+                len(self._where),
+                len(self._pending),
+                sum(room(node, A_CPU) for node in free),
+                waited,
+            )
+            most = workers_wanted(self._schedule.outlook(), staff, most, self._thrift)
+            self._schedule.expect(most)
+        missing = most - len(self._where) - len(self._pending)
+        if missing < 0:
+            del self._pending[missing:]
+        ours = Counter({node: len(workers) for node, workers in self._nodes.items() if workers})
+        seats = places(free, A_CPU, max(0, missing), ours=ours)
+        for node in seats:
+            self._seat(node)
+        self._pending += [self._clock] * (missing - len(seats))
+
+    def _autoscale(self) -> None:
+        """Nodes for those that wait; away with those that were idle for long."""
+        room_left = self._cluster.nodes - len(self._nodes) - self._booting
+        for _ in range(
+            min(room_left, ceil(len(self._pending) / self._cluster.cpus) - self._booting)
+        ):
+            self._booting += 1
+            self._outcome.nodes += 1
+            self._at(self._clock + self._cluster.start, self._come)
+        for node in [
+            node for node, since in self._empty.items() if self._clock - since >= self._cluster.idle
+        ]:
+            del self._empty[node], self._nodes[node]
+
+
+def grown(cost: Any, cluster: Cluster, policy: Policy, *, guess: float = 1.0) -> Grown:
+    """One job. cost: (n,) seconds of each label; guess: how many times too dear the schedule thinks them at first."""
+    workers = cluster.nodes * cluster.cpus
+    return _Growing(
+        Scatter(range(len(cost)), guess * np.asarray(cost), workers=workers), cost, cluster, policy
+    ).grow()
+
+
+def row(
+    hours: float, cluster: Cluster, policy: Policy, guess: float, longest: float
+) -> dict[str, Any]:
+    """A job of so many processor hours, and one label more of `longest` seconds."""
+    cost = heavy_tailed(50_000)
+    cost *= 3600.0 * hours / cost.sum()
+    cost = np.append(cost, [longest] * (longest > 0.0))
+    found = grown(cost, cluster, policy, guess=guess)
+    return {
+        "cpu_hours": hours,
+        "guess": guess,
+        "longest": longest,
+        "policy": policy.value,
+        "seconds": round(found.makespan, 1),
+        "nodes_asked": found.nodes,
+        "nodes_most": found.most,
+        "node_seconds": round(found.node_seconds),
+        "over_ideal": round(found.node_seconds * cluster.cpus / float(cost.sum()), 3),
+    }
+
+
+def main() -> None:
+    """Print a row for each job and policy, and the JSON."""
+    chosen = arguments(
+        __doc__ or "",
+        hours={"nargs": "+", "type": float, "default": [0.1, 1.0, 10.0]},
+        guess={"nargs": "+", "type": float, "default": [1.0, 5.0]},
+        longest={"type": float, "default": 0.0},
+        nodes={"type": int, "default": 64},
+        cpus={"type": int, "default": 8},
+        start={"type": float, "default": 60.0},
+        idle={"type": float, "default": 60.0},
+    )
+    cluster, rows, began = (
+        Cluster(chosen.nodes, chosen.cpus, chosen.start, chosen.idle),
+        [],
+        time.monotonic(),
+    )
+    for hours in chosen.hours:
+        for guess in chosen.guess:
+            for policy in Policy:
+                rows.append(row(hours, cluster, policy, guess, chosen.longest))
+                print(rows[-1], flush=True)
+    print(
+        json.dumps(
+            {
+                "cluster": cluster.__dict__,
+                "rows": rows,
+                "seconds": round(time.monotonic() - began, 1),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""The head of a joined Ray goes away while a service trains on it: predictions go on, jobs wait, and go on when it is back.
+
+`python -m benchmarks.cluster.head [--how kill|freeze|cut] [--redis] [--away 30] [--parts head auto] [--json FILE]`; needs Linux and
+namespaces; three minutes on two free cores.
+
+On one machine, each with a network of its own (see `tests.support.ray_nodes`): a head with dashboard and no CPU, two nodes of one CPU, and an
+API (`xcray serve --no-runner`) and a runner (`xcray runner`) beside them, which join by address, dashboard and token. Jobs are
+queued; in the middle of the first the head is killed with all its processes, frozen, or cut off, and --away seconds later there is
+a head again: with --redis the same cluster, whose nodes live on; without it a new one, with new nodes, as KubeRay would start them.
+
+Counted: predictions asked and failed meanwhile; seconds until /readyz says RAY and until it no longer does, until the job waits and
+until it trains again; attempts that the outage cost; classes found again; the order of the queue; and whether all models have the
+bits of an undisturbed one. Part auto: `xcray train --pool ray --ray-address auto` as a Ray job on that head.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from benchmarks.common import machine
+from tests.robustness.faults.service import Service, runner_process, store_of
+from tests.robustness.faults.stage import Stage, enter, namespaces, stage, until
+from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
+from tests.support.ray_nodes import Nodes, nodes
+from xcray.jobs.states import PENDING, RUNNING
+from xcray.jobs.supervision.launch import _client
+from xcray.workers.ray.local_cluster import JoinedCluster
+
+ASK: Final = {"instances": [{"indices": [1, 5, 9], "values": [1.0, 0.5, 0.2]}]}
+PAUSE: Final = 0.02  # seconds between predictions
+JOBS: Final = 3
+ON_RAY: Final[dict[str, Any]] = {**SLOW, "pool": "ray", "workers": 2}
+
+
+class Asker(threading.Thread):
+    """Asks for predictions all the time, and looks at /readyz; notes what failed and when."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(daemon=True)
+        self.service = service
+        self.over = threading.Event()
+        self.asked = 0
+        self.failed = list[str]()
+        self.slowest = 0.0
+        self.unheard = 0
+        self.standings: list[tuple[float, tuple[str, ...], int]] = []
+
+    def run(self) -> None:
+        """The thread."""
+        while not self.over.wait(PAUSE):
+            began = time.monotonic()
+            try:
+                found = self.service.http.post("/v1/models/plain:predict", json=ASK)
+                if found.status_code != 200:
+                    self.failed.append(f"{found.status_code} {found.text[:200]}")
+            except Exception as error:  # whatever it is, a client had no answer
+                self.failed.append(repr(error))
+            self.asked += 1
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            try:
+                ready = self.service.http.get("/readyz")
+            except httpx.TransportError:  # a connection that lay idle was closed as we asked
+                self.unheard += 1
+                continue
+            standing = tuple(ready.json().get("degraded", ()))
+            if not self.standings or self.standings[-1][1:] != (standing, ready.status_code):
+                self.standings.append((time.time(), standing, ready.status_code))
+
+    def since(self, moment: float, *, degraded: bool) -> float | None:
+        """Seconds from a moment until RAY was, or no longer was, amiss."""
+        return next(
+            (
+                at - moment
+                for at, standing, _ in self.standings
+                if at > moment and ("RAY" in standing) == degraded
+            ),
+            None,
+        )
+
+
+class Play:
+    """A service, its joined Ray, and what is seen of them. `shape`: of the data that jobs train on."""
+
+    shape: Mapping[str, int] = MIDDLE
+
+    def __init__(self, set: Stage, ray: Nodes, chosen: argparse.Namespace) -> None:
+        self.stage = set
+        self.ray = ray
+        self.chosen = chosen
+        settings = {
+            name.removeprefix("XCRAY_").lower(): value for name, value in ray.joined.items()
+        }
+        self.service = Service(set, words=["--no-runner"], max_running_jobs=1, **settings)
+        self.runner = runner_process(
+            set, self.service.home.path, "runner", max_running_jobs=1, log_level="info", **settings
+        )
+        self.facts: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Everything is up, and a model is there, trained without Ray."""
+        self.service.up()
+        self.runner.start()
+        http = self.service.http
+        self.data = dataset(http, self.stage.ledger, **self.shape)
+        plain = ended(http, submit(http, self.stage.ledger, self.data, "plain", "plain", **SLOW))
+        self.sha = plain["result"]["sha256"]
+        self.expect(
+            ok(http.post("/v1/models/plain:predict", json=ASK)) is not None, "the model answers"
+        )
+
+    def expect(self, holds: bool, what: str) -> None:
+        """Something that must hold."""
+        self.facts.setdefault("broken", [])
+        if not holds:
+            self.facts["broken"].append(what)
+
+    def job(self, job: str) -> dict[str, Any]:
+        """A job as it is now."""
+        found: dict[str, Any] = ok(self.service.http.get(f"/v1/jobs/{job}"))
+        return found
+
+    def head_goes(self) -> None:
+        """The whole row."""
+        asker = Asker(self.service)
+        asker.start()
+        http, ledger = self.service.http, self.stage.ledger
+        jobs = [
+            submit(http, ledger, self.data, f"m{number}", f"k{number}", **ON_RAY)
+            for number in range(JOBS)
+        ]
+        before = at_share(http, jobs[0], 0.3)
+        self.expect(before["status"] == RUNNING, "the first job trained when the head went")
+        gone = self.take_head()
+        degraded = until(lambda: asker.since(gone, degraded=True), "/readyz says RAY", 120)
+        until(lambda: self.job(jobs[0])["status"] == PENDING, "the job waits", 240)
+        waits = time.time() - gone
+        jobs.append(
+            submit(http, ledger, self.data, f"m{JOBS}", "late", **ON_RAY)
+        )  # accepted while Ray is away
+        time.sleep(max(0.0, self.chosen.away - (time.time() - gone)))
+        claimed = [self.job(job)["attempt"] for job in jobs]
+        brought = time.time()
+        back = self.bring_head()  # with new nodes: /readyz may be well before these are there
+        well = until(
+            lambda: asker.since(brought, degraded=False), "/readyz is well again", 240
+        )  # from the start of the head
+        until(
+            lambda: (
+                self.job(jobs[0])["phase"] == "TRAINING"
+                or self.job(jobs[0])["status"] not in (PENDING, RUNNING)
+            ),
+            "training",
+            240,
+        )
+        trains = time.time() - back
+        found = [ended(http, job, 600) for job in jobs]
+        asker.over.set()
+        asker.join()
+        self.facts |= {
+            "how": self.chosen.how,
+            "redis": self.chosen.redis,
+            "predictions": asker.asked,
+            "failed_predictions": len(asker.failed),
+            "failures": asker.failed[:3],
+            "slowest_prediction_seconds": round(asker.slowest, 3),
+            "readyz_unheard": asker.unheard,
+            "readyz_not_200": sum(status != 200 for *_, status in asker.standings),
+            "degraded_after_seconds": degraded,
+            "job_waits_after_seconds": waits,
+            "well_after_seconds": well,
+            "trains_after_seconds": trains,
+            "attempts_while_away": claimed,
+            "attempts": [job["attempt"] for job in found],
+            "statuses": [job["status"] for job in found],
+            "messages": [job["message"] for job in found if job["message"]],
+            "same_sha256": [(job["result"] or {}).get("sha256") == self.sha for job in found],
+        }
+        self.judge(jobs)
+
+    def judge(self, jobs: list[str]) -> None:
+        """What the store knows: losses, order, and what the second attempt found."""
+        store = store_of(self.service.home)
+        events = {job: list(store.events(job)) for job in jobs}
+        store.close()
+        runs = {
+            job: [each for each in events[job] if each.data.get("status") == RUNNING]
+            for job in jobs
+        }
+        began = [runs[job][-1].time for job in jobs]
+        reasons = [
+            each.data.get("reason")
+            for job in jobs
+            for each in events[job]
+            if each.data.get("status") == PENDING
+        ]
+        told = [
+            each
+            for each in events[jobs[0]]
+            if each.kind == "progress" and each.seq > runs[jobs[0]][-1].seq
+        ]
+        again = [each for each in told if each.data.get("phase") == "TRAINING"]
+        self.facts |= {
+            "order_kept": began == sorted(began),
+            "reasons": [reason for reason in reasons if reason],
+            "classes_found_again": int(again[0].data["done"]) if again else 0,
+        }
+        self.expect(self.facts["failed_predictions"] == 0, "a prediction failed")
+        self.expect(self.facts["readyz_not_200"] == 0, "the service was not ready")
+        self.expect(self.facts["order_kept"], "the queue lost its order")
+        self.expect(all(self.facts["same_sha256"]), "a model has other bits")
+        self.expect(set(self.facts["reasons"]) <= {"LAUNCH"}, "the outage cost an attempt")
+        self.expect(
+            self.facts["classes_found_again"] > 0, "nothing was found again of what was finished"
+        )
+        self.expect(max(self.facts["attempts_while_away"]) <= 1, "jobs were claimed in vain")
+
+    def take_head(self) -> float:
+        """The head is no longer there; when."""
+        if self.chosen.how == "kill":
+            return self.ray.head.kill()
+        if self.chosen.how == "cut":
+            return self.ray.head.cut()
+        self.ray.head.freeze()
+        return time.time()
+
+    def bring_head(self) -> float:
+        """It is there again; when it was so."""
+        if self.chosen.how == "cut":
+            self.ray.head.heal()
+        elif self.chosen.how == "freeze":
+            self.ray.head.freeze(signal.SIGCONT)
+        else:
+            self.ray.revive_head()
+        if (
+            not self.chosen.redis and self.chosen.how == "kill"
+        ):  # KubeRay starts the pods of workers again
+            for node in self.ray.others:
+                if node.alive:
+                    node.kill()
+            self.ray.others.clear()
+            self.ray.add()
+            self.ray.add()
+            self.facts["nodes_that_lived_on"] = 0
+        else:
+            self.facts["nodes_that_lived_on"] = sum(node.alive for node in self.ray.others)
+        return time.time()
+
+    def auto(self) -> None:
+        """`--ray-address auto` in a Ray job, on a head without a CPU."""
+        info = JoinedCluster(self.ray.gcs, self.ray.dashboard, self.ray.token).ensure()
+        client, out = _client(info), self.stage.folder / "auto"
+        data = self.service.home.path / "datasets" / self.data
+        words = [
+            sys.executable,
+            "-m",
+            "xcray",
+            "train",
+            str(data),
+            "--pool",
+            "ray",
+            "--ray-address",
+            "auto",
+            "--workers",
+            "2",
+        ]
+        words += ["--param", "eps=1e-5", "--out", str(out), "--json"]
+        began = time.time()
+        name = client.submit_job(entrypoint=" ".join(words), submission_id="auto")
+        status = until(
+            lambda: (
+                (now := str(client.get_job_status(name))) in ("SUCCEEDED", "FAILED", "STOPPED")
+                and now
+            ),
+            "auto",
+            300,
+        )
+        told = client.get_job_logs(name)
+        self.facts |= {"auto": status, "auto_seconds": time.time() - began}
+        self.expect(status == "SUCCEEDED", f"auto: {told[-500:]}")
+        self.facts["auto_same_sha256"] = self.sha in told
+        self.expect(self.sha in told, "auto made other bits")
+
+
+def main(given: list[str]) -> int:
+    """Exit status: 0 when all holds."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster.head", description=__doc__)
+    parser.add_argument(
+        "--how", choices=("kill", "freeze", "cut"), default="kill", help="what happens to the head"
+    )
+    parser.add_argument("--redis", action="store_true", help="what the head knows outlives it")
+    parser.add_argument(
+        "--away", type=float, default=30.0, help="seconds until there is a head again"
+    )
+    parser.add_argument("--parts", nargs="+", choices=("head", "auto"), default=["auto", "head"])
+    parser.add_argument(
+        "--json", type=lambda text: Path(text).absolute(), help="write the result here too"
+    )
+    chosen = parser.parse_args(given)
+    enter(given, module="benchmarks.cluster.head")
+    if not namespaces():
+        raise SystemExit(
+            "there are no namespaces here: a head can't be told from the rest of the machine"
+        )
+    before = machine()
+    with (
+        stage("head", "the head goes away", runs=1, seed=0) as set,
+        nodes(set.place("r"), dashboard=True, redis=chosen.redis) as ray,
+    ):
+        ray.add()
+        ray.add()
+        play = Play(set, ray, chosen)
+        play.begin()
+        for part in chosen.parts:
+            {"head": play.head_goes, "auto": play.auto}[part]()
+        tell(play.facts, play.runner.tail(40))
+    result = {
+        "benchmark": "head",
+        "machine": before,
+        "nodes": os.environ.get("FAULTS_INSIDE"),
+        **play.facts,
+    }
+    text = json.dumps(result, sort_keys=True)
+    if chosen.json is not None:
+        chosen.json.write_text(text + "\n")
+    print(text)
+    return 1 if play.facts.get("broken") else 0
+
+
+def tell(facts: Mapping[str, Any], log: str) -> None:
+    """For people; the runner's log where something is broken."""
+    if facts.get("broken"):
+        print(log)
+    for name, value in facts.items():
+        print(f"{name}: {round(value, 2) if isinstance(value, float) else value}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,575 @@
+"""Trainings on several Ray nodes of one machine: equal bits on 1, 2 and 4, nodes that are killed, added and cut off in the middle.
+
+`python -m benchmarks.cluster.nodes [--data DIR --set bibtex] [--parts same kill add cut mlr round drain] [--counts 1 2 4] [--eps 1e-3]
+[--epochs 8] [--repeats 1] [--slow-health] [--small] [--plain] [--json FILE] [--picture FILE]`; needs Linux; about ten minutes for
+pydocs on two free cores.
+
+Nodes are separate raylets, each in namespaces of its own (see `tests.support.ray_nodes`): own processes, shared memory, temporary folder and
+network; the head has no CPU, and the driver lives on it. A node dies when all its processes are killed at once. Ray notices a
+silent node after two seconds here (--slow-health: as Ray does it by itself, about 13 s).
+
+- same: PPDSparse on 1, 2 and 4 nodes of one CPU each, and on threads: one SHA-256; bytes that nodes sent over the bridge.
+- kill: one of two nodes dies at 40 %. Repeated work is that of the batches that ran again, as a share of all work.
+- add: a training wants three workers and has one CPU. A node that sees the data joins, then one that does not: it gets the
+  arrays through the object store. Seconds until their first batches begin, from when the raylet is up and from `ray start`.
+- cut: the link of one of two nodes goes down, and up again when Ray has given it up. Nothing that it says later counts.
+- mlr: DS-MLR, whose blocks go round, on 1, 2 and 4 nodes with one grid: one SHA-256 for "sync" and "ring".
+- round: what goes round while a node of two dies: back to the last checkpoint, here one every two seconds, and on at once with
+  the node that is left.
+- drain: the same while a node is told to go in 20 s: it is left, with a checkpoint; then a third comes, and gets shards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.compute as pc
+
+from benchmarks.cluster.nodes_picture import picture
+from benchmarks.common import dataset, machine
+from tests.robustness.faults.stage import Stage, enter, namespaces, stage, until
+from tests.support.ray_nodes import Node, Nodes, nodes
+from xcray.data.build import BuildOptions, build
+from xcray.data.dataset import Dataset
+from xcray.storage.atomic import read_json
+from xcray.training import TrainSpec, train
+from xcray.workers.timeline import DONE, DUPLICATE, LOST, read_streams
+
+PARTS: Final = ("same", "kill", "add", "cut", "mlr", "round", "drain")
+SMALL: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
+TRAINING_SECONDS: Final = 1200.0  # a hang
+RAYS: Final = count()
+GRID: Final = {"shards": 8, "blocks": 8}
+
+
+class Run:
+    """A driver on the head of a Ray, and what it has seen so far."""
+
+    def __init__(self, ray: Nodes, place: Path, spec: TrainSpec, **more: Any) -> None:
+        place.mkdir()
+        self.place = place
+        self._read = 0
+        self._seen = dict[str, Any]()
+        given = {"place": str(place), "spec": spec.as_dict(), **more}
+        words = [sys.executable, "-m", "benchmarks.cluster.nodes_driver", json.dumps(given)]
+        self.began = time.time()
+        self.process = ray.head.start(words, place / "driver.log")
+        self.history: list[dict[str, Any]] = []
+
+    def seen(self) -> dict[str, Any]:
+        """What is known now: phase, done, total, nodes."""
+        path = self.place / "seen.jsonl"
+        text = path.read_text()[self._read :] if path.exists() else ""
+        for line in text.splitlines(keepends=True):
+            if line.endswith("\n"):
+                self._read += len(line)
+                self.history.append(json.loads(line))
+                self._seen |= self.history[-1]
+        assert self.process.poll() in (None, 0), (self.place / "driver.log").read_text(
+            errors="replace"
+        )[-3000:]
+        return self._seen
+
+    def at(self, share: float) -> None:
+        """Wait until so much is done."""
+
+        def reached() -> bool:
+            now = self.seen()
+            over = self.process.poll() is not None
+            return over or (
+                now.get("phase") == "TRAINING"
+                and now.get("total", 0)
+                and now["done"] >= share * now["total"]
+            )
+
+        until(reached, f"{share:.0%} of {self.place.name}", TRAINING_SECONDS, 0.02)
+        assert self.process.poll() is None, "the training ended too early: give it more work"
+
+    def end(self) -> dict[str, Any]:
+        """Wait for the end; what came out."""
+        until(
+            lambda: self.seen() is not None and self.process.poll() is not None,
+            self.place.name,
+            TRAINING_SECONDS,
+            0.1,
+        )
+        self.seen()
+        return {**read_json(self.place / "result.json"), "seconds": time.time() - self.began}
+
+    def batches(self, *outcomes: str) -> list[dict[str, Any]]:
+        """Batches by how they ended, with the wall clock at their starts and ends, and the addresses of their nodes."""
+        (opened,) = read_json(self.place / "result.json")["opened"]
+        rows = read_streams(self.place / "run")
+        chosen = rows.filter(
+            pc.is_in(rows.column("outcome"), pc.cast([*outcomes], "string"))
+        ).to_pylist()
+        for each in chosen:
+            each |= {
+                "from": opened + each["started"],
+                "to": opened + each["started"] + each["seconds"],
+            }
+            each["node"] = each["node"].split("/")[0]
+        return sorted(chosen, key=lambda each: each["from"])
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended; what it said is read."""
+        self.seen()
+        return self.process.poll() is not None
+
+    def first_look(self, holds: Any) -> float | None:
+        """The wall clock at the first look whose nodes fulfil something."""
+        return next(
+            (each["at"] for each in self.history if "nodes" in each and holds(each["nodes"])), None
+        )
+
+
+class Bench:
+    """What the parts share: the data, the options, the folder, hashes by name."""
+
+    def __init__(self, set: Stage, data: Dataset, chosen: argparse.Namespace) -> None:
+        self.stage = set
+        self.data = data
+        self.chosen = chosen
+        self.rows: list[dict[str, Any]] = []
+        self._hashes: dict[str, str] = {}
+
+    def spec(self, how: str, workers: int, ray: Nodes | None) -> TrainSpec:
+        """A training of one kind: "ppdsparse", or an order of DS-MLR."""
+        params: dict[str, Any] = {
+            "epochs": self.chosen.epochs,
+            "order": how,
+            "tolerance": 0.0,
+            **GRID,
+        }
+        params = {"eps": self.chosen.eps} if how == "ppdsparse" else params
+        place: dict[str, Any] = (
+            {"pool": "threads"} if ray is None else {"pool": "ray", "ray_address": ray.gcs}
+        )
+        solver = "ppdsparse" if how == "ppdsparse" else "dsmlr"
+        return TrainSpec(
+            str(self.data.path), solver=solver, params=params, workers=workers, **place
+        )
+
+    def expected(self, how: str) -> str:
+        """The SHA-256 on threads of this process."""
+        if how not in self._hashes:
+            place = self.stage.place(f"threads-{how}")
+            began = time.time()
+            self._hashes[how] = train(
+                self.spec(how, 2, None), run_dir=place / "run", out=place / "model"
+            ).sha256
+            self.tell("threads", how, sha256=self._hashes[how], seconds=time.time() - began)
+        return self._hashes[how]
+
+    def start(self, ray: Nodes, name: str, how: str, workers: int, **more: Any) -> Run:
+        """A training on a Ray."""
+        return Run(
+            ray,
+            self.stage.folder / name,
+            self.spec(how, workers, ray),
+            eager=self.chosen.small,
+            **more,
+        )
+
+    @contextmanager
+    def ray(self) -> Iterator[Nodes]:
+        """A Ray in a folder of its own, under a short path."""
+        place = self.stage.place(f"r{next(RAYS)}")
+        how = {"quick": not self.chosen.slow_health, "patient": self.chosen.small}
+        with nodes(place, store=self.chosen.store << 20, **how) as ray:
+            yield ray
+
+    def tell(self, part: str, how: str, **figures: Any) -> dict[str, Any]:
+        """Note a row, and say it."""
+        row = {"part": part, "how": how, **figures}
+        self.rows.append(row)
+        shown = {
+            name: round(value, 2) if isinstance(value, float) else value
+            for name, value in row.items()
+            if name != "chart"
+        }
+        print("  ".join(f"{name} {str(value)[:60]}" for name, value in shown.items()), flush=True)
+        return row
+
+    def judged(self, run: Run, how: str) -> dict[str, Any]:
+        """The figures that every run has: equal bits, nothing lost, work that was repeated."""
+        found, done = run.end(), run.batches(DONE)
+        labels = [label for each in done for label in each["labels"]]
+        again = [each["seconds"] for each in done if each["attempt"] > 1]
+        core = sum(each["seconds"] for each in done)
+        out = {
+            "same_sha256": found["sha256"] == self.expected(how),
+            "seconds": found["seconds"],
+            "core_seconds": core,
+            "batches": len(done),
+            "lost_batches": len(run.batches(LOST)),
+        }
+        if how == "ppdsparse":
+            wasted = sum(each["seconds"] for each in run.batches(DUPLICATE))
+            out["lost_labels"] = self.data.n_labels - len(set(labels))
+            out["doubled_labels"] = len(labels) - len(set(labels))
+            out["repeated_work"] = (sum(again) + wasted) / max(core, 1e-9)
+        return out
+
+    def chart(self, run: Run, **events: float) -> dict[str, Any]:
+        """What a picture needs: bars (worker, node, from, to, outcome) and lines, in seconds since the first batch."""
+        batches = run.batches(DONE, LOST, DUPLICATE)
+        zero = batches[0]["from"]
+        bars = [
+            [
+                b["worker"],
+                b["node"],
+                round(b["from"] - zero, 3),
+                round(b["to"] - zero, 3),
+                b["outcome"],
+            ]
+            for b in batches
+        ]
+        return {
+            "bars": bars,
+            "events": {name: round(when - zero, 3) for name, when in events.items()},
+        }
+
+
+def same(bench: Bench, how: str = "ppdsparse", part: str = "same") -> None:
+    """One hash on all numbers of nodes."""
+    bench.expected(how)
+    with bench.ray() as ray:
+        for count in bench.chosen.counts:
+            while len(ray.others) < count:
+                ray.add()
+            before = sent(ray)
+            run = bench.start(ray, f"{part}-{how}-{count}", how, count)
+            figures = bench.judged(run, how)
+            used = len({each["node"] for each in run.batches(DONE)})
+            bench.tell(
+                part,
+                how,
+                nodes=count,
+                nodes_used=used,
+                sent_mb=(sent(ray) - before) / 1e6,
+                **figures,
+            )
+
+
+def kill(
+    bench: Bench, how: str = "ppdsparse", part: str = "kill", share: float = 0.4, **more: Any
+) -> None:
+    """A node dies."""
+    for turn in range(bench.chosen.repeats):
+        bench.expected(how)
+        with bench.ray() as ray:
+            pair = [ray.add(), ray.add()]
+            victim, other = pair[turn % 2], pair[1 - turn % 2]
+            run = bench.start(ray, f"{part}-{how}-{turn}", how, 2, **more)
+            run.at(share)
+            when = victim.kill()
+            given_up(bench, run, victim, other)
+            figures = bench.judged(run, how)
+            after_loss(bench, run, victim, when, part, how, figures)
+
+
+def given_up(bench: Bench, run: Run, victim: Node, other: Node) -> None:
+    """Wait until Ray takes a node for dead, or the training is over. Small ones would be over before: their others wait, too."""
+    held = bench.chosen.small and other.hold() > 0
+    until(
+        lambda: victim.address not in run.seen().get("nodes", {}) or run.process.poll() is not None,
+        "the node is given up",
+        240,
+    )
+    if held:
+        other.hold(signal.SIGCONT)
+
+
+def after_loss(
+    bench: Bench,
+    run: Run,
+    victim: Node,
+    when: float,
+    part: str,
+    how: str,
+    figures: Mapping[str, Any],
+    **more: Any,
+) -> None:
+    """The row of a run that lost a node at a moment."""
+    noticed = (
+        each["at"]
+        for each in run.history
+        if each["at"] > when and victim.address not in each.get("nodes", [victim.address])
+    )
+    seen = next(noticed, None)
+    lost, done = run.batches(LOST), run.batches(DONE)
+    mine = [each for each in lost if each["node"] == victim.address or how != "ppdsparse"]
+    told = max((each["to"] for each in mine), default=None)
+    again = [
+        each for each in done if each["from"] > when and (each["attempt"] > 1 or how != "ppdsparse")
+    ]
+    others = [each for each in done if each["node"] != victim.address and each["from"] > when]
+    late = [
+        each
+        for each in done
+        if each["node"] == victim.address and told is not None and each["to"] > told
+    ]
+    moments = sorted([when, *(each["from"] for each in done if each["from"] > when)])
+    bench.tell(
+        part,
+        how,
+        ray_noticed_seconds=None if seen is None else seen - when,
+        driver_noticed_seconds=None if told is None else told - when,
+        others_go_on_seconds=others[0]["from"] - when if others else None,
+        lost_work_goes_on_seconds=again[0]["from"] - when if again else None,
+        stood_still_seconds=max(
+            (after - before for before, after in pairwise(moments)), default=None
+        ),
+        zombie_results_accepted=len(late),
+        **figures,
+        **more,
+        chart=bench.chart(run, gone=when),
+    )
+
+
+def add(bench: Bench) -> None:
+    """Nodes come while a training wants more workers: one that sees the data, one that does not."""
+    bench.expected("ppdsparse")
+    unseen = (bench.data.path,)
+    for hide in ((),) if not namespaces() else (unseen,) if bench.chosen.small else ((), unseen):
+        with bench.ray() as ray:
+            first = ray.add()
+            run = bench.start(ray, f"add-{len(hide)}", "ppdsparse", 2)
+            run.at(0.15)
+            if (
+                bench.chosen.small
+            ):  # so little work that it would be done before a node is up: let it wait
+                assert first.hold(), "nobody works"
+            before, done = sent(ray), run.seen()["done"]
+            node = ray.add(hide=hide)
+            if bench.chosen.small:
+                until(
+                    lambda run=run, done=done: run.seen()["done"] > done + 100,
+                    "the new node works",
+                    240,
+                )
+                first.hold(signal.SIGCONT)
+            figures = bench.judged(run, "ppdsparse")
+            up = run.first_look(lambda there, node=node: node.address in there)
+            begun = next(
+                (each["from"] for each in run.batches(DONE) if each["node"] == node.address), None
+            )
+            assert up is not None, (
+                "the new node never came up while the training ran: give it more work"
+            )
+            bench.tell(
+                "add",
+                "ppdsparse",
+                sees_data=not hide,
+                up_to_first_batch_seconds=None if begun is None else begun - up,
+                start_to_first_batch_seconds=None if begun is None else begun - node.asked,
+                batches_of_the_new_node=sum(
+                    each["node"] == node.address for each in run.batches(DONE)
+                ),
+                sent_mb=(sent(ray) - before) / 1e6,
+                **figures,
+                chart=bench.chart(run, started=node.asked, up=up),
+            )
+
+
+def cut(bench: Bench) -> None:
+    """A node is cut off, is given up, and comes back to say things that nobody wants."""
+    if not namespaces():
+        bench.tell("cut", "ppdsparse", not_played="nodes have no networks of their own here")
+        return
+    bench.expected("ppdsparse")
+    with bench.ray() as ray:
+        victim, other = ray.add(), ray.add()
+        run = bench.start(ray, "cut", "ppdsparse", 2)
+        run.at(0.25)
+        when = victim.cut()
+        given_up(bench, run, victim, other)
+        healed = victim.heal()
+        figures = bench.judged(run, "ppdsparse")
+        time.sleep(1.0)
+        told = {"healed_after_seconds": healed - when, "its_raylet_ended": not victim.alive}
+        after_loss(bench, run, victim, when, "cut", "ppdsparse", figures, **told)
+
+
+def mlr(bench: Bench) -> None:
+    """Blocks that go round."""
+    for how in ("sync", "ring"):
+        same(bench, how, "mlr")
+
+
+def rounds(bench: Bench) -> None:
+    """Blocks that go round while nodes go and come."""
+    for how in ("sync", "ring"):
+        kill(bench, how, "round kill", 0.3, checkpoint_seconds=2.0)
+
+
+def drain(bench: Bench, how: str = "ring") -> None:
+    """A node is told to go, another comes."""
+    bench.expected(how)
+    with bench.ray() as ray:
+        pair = [ray.add(), ray.add()]
+        run = bench.start(ray, "drain", how, 2)
+        run.at(0.2)
+        ray.head.drain(run.seen()["nodes"][pair[0].address], 20)
+        when = time.time()
+        until(
+            lambda: any("left before" in each.get("note", "") for each in run.history) or run.over,
+            "the node is left",
+            240,
+        )
+        left, third = time.time(), ray.add()
+        until(
+            lambda: any(" came" in each.get("note", "") for each in run.history) or run.over,
+            "the node that came is used",
+            240,
+        )
+        came = time.time()
+        assert any("left before" in each.get("note", "") for each in run.history), (
+            "it ended too early: give it more --epochs"
+        )
+        pair[0].kill()
+        figures = bench.judged(run, how)
+        late = [
+            each
+            for each in run.batches(DONE)
+            if each["node"] == pair[0].address and each["from"] > left
+        ]
+        new = [each for each in run.batches(DONE) if each["node"] == third.address]
+        bench.tell(
+            "drain",
+            how,
+            left_after_seconds=left - when,
+            came_after_seconds=came - third.asked,
+            batches_of_the_new_node=len(new),
+            zombie_results_accepted=len(late),
+            **figures,
+            chart=bench.chart(run, gone=when, started=third.asked),
+        )
+
+
+def sent(ray: Nodes) -> int:
+    """Bytes that all nodes have sent over the bridge; 0 where there is none."""
+    return sum(node.sent() for node in (ray.head, *ray.others) if node.alive) if namespaces() else 0
+
+
+def verdict(rows: list[dict[str, Any]]) -> dict[str, bool]:
+    """What must hold in every row that has it; seconds are told, and not judged here."""
+    return {
+        "same_sha256": all(row.get("same_sha256", True) for row in rows),
+        "nothing_lost": all(row.get("lost_labels", 0) == 0 for row in rows),
+        "nothing_twice": all(row.get("doubled_labels", 0) == 0 for row in rows),
+        "no_zombie_accepted": all(row.get("zombie_results_accepted", 0) == 0 for row in rows),
+        "all_nodes_used": all(row.get("nodes_used", 0) == row.get("nodes", 0) for row in rows),
+        "added_nodes_worked": all(row.get("batches_of_the_new_node", 1) > 0 for row in rows),
+    }
+
+
+def chosen_of(given: list[str]) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster.nodes", description=__doc__)
+    parser.add_argument(
+        "--data", type=Path, help="directory of data sets, each with train.txt.xz and test.txt.xz"
+    )
+    parser.add_argument(
+        "--set", default="pydocs", help="the set of --data to train on; pydocs is made"
+    )
+    parser.add_argument(
+        "--mlr-set",
+        help="another set for the part mlr, whose weights are dense; made up by default",
+    )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--counts", nargs="+", type=int, default=[1, 2, 4], help="numbers of nodes")
+    parser.add_argument("--eps", type=float, default=1e-3, help="of PPDSparse: less is more work")
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="how many nodes are killed, one a run"
+    )
+    parser.add_argument("--epochs", type=int, default=8, help="of DS-MLR")
+    parser.add_argument("--store", type=int, default=80, help="MiB of a node's object store")
+    parser.add_argument(
+        "--slow-health", action="store_true", help="Ray's own patience with silent nodes"
+    )
+    parser.add_argument("--small", action="store_true", help="the quick form of the test suite")
+    parser.add_argument(
+        "--plain", action="store_true", help="no namespaces, also where they are allowed"
+    )
+    parser.add_argument(
+        "--json", type=lambda text: Path(text).absolute(), help="write the result here too"
+    )
+    parser.add_argument(
+        "--picture", type=lambda text: Path(text).absolute(), help="write a PNG here"
+    )
+    return parser.parse_args(given)
+
+
+def main(given: list[str]) -> int:
+    """Exit status: 0 when all holds."""
+    chosen = chosen_of(given)
+    enter(given, chosen.plain, module="benchmarks.cluster.nodes")
+    before = machine()
+    with stage("nodes", "several nodes", runs=1, seed=0) as set:
+        rows = []
+        for names, name in (
+            (("same", "kill", "add", "cut"), chosen.set),
+            (("mlr", "round", "drain"), chosen.mlr_set or "narrow"),
+        ):
+            parts = [part for part in chosen.parts if part in names]
+            if parts:
+                bench = Bench(set, data_of(name, chosen, set.folder), chosen)
+                for part in parts:
+                    {
+                        "same": same,
+                        "kill": kill,
+                        "add": add,
+                        "cut": cut,
+                        "mlr": mlr,
+                        "round": rounds,
+                        "drain": drain,
+                    }[part](bench)
+                rows += bench.rows
+    found = verdict(rows)
+    kind = os.environ.get("FAULTS_INSIDE", "")
+    result = {"benchmark": "nodes", "machine": before, "nodes": kind, "holds": found, "rows": rows}
+    if chosen.picture is not None:
+        picture(rows, chosen.picture)
+    text = json.dumps(result, sort_keys=True)
+    if chosen.json is not None:
+        chosen.json.write_text(text + "\n")
+    print(text)
+    return 0 if all(found.values()) else 1
+
+
+def data_of(name: str, chosen: argparse.Namespace, folder: Path) -> Dataset:
+    """A data set by name; "narrow" and small ones are made up."""
+    if name == "narrow":
+        sizes = {"rows": 3000, "features": 500, "labels": 200, "seed": 7}
+        return build(
+            "synthetic",
+            {},
+            folder / "narrow",
+            BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": sizes}),
+        )
+    if chosen.small:
+        return build(
+            "synthetic",
+            {},
+            folder / "small",
+            BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": SMALL}),
+        )
+    data = None if chosen.data is None else chosen.data.absolute()
+    return dataset(name, data, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""The training that `benchmarks.cluster.nodes` watches: a driver on the head of a Ray, which writes down what it sees.
+
+`python -m benchmarks.cluster.nodes_driver JSON`: keys `spec` (see TrainSpec), `place` (a folder), `eager` (have all workers, however little
+work there is for them) and `checkpoint_seconds`, which takes the place of what trainings whose blocks go round use. It writes
+PLACE/seen.jsonl, a line a look: how far the training is, which nodes live; and PLACE/result.json at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from xcray.storage.atomic import write_json
+from xcray.telemetry.progress import Progress
+from xcray.training import TrainSpec, train
+from xcray.training.rotation import strategy as circulating
+from xcray.workers.ray import pool as ray_pool
+from xcray.workers.ray.actors import RayWorkers
+
+LOOK = 0.1  # seconds
+JOB = "job-nodes"
+
+
+class Looker:
+    """Looks at the cluster from a thread of its own, and notes changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._out = path.open("w")
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._known: dict[str, Any] = {}
+
+    def __enter__(self) -> Looker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._out.close()
+
+    def progress(self, told: Progress) -> None:
+        """Called by the training."""
+        self.note(phase=told.phase, done=told.done, total=told.total, note=told.note)
+
+    def note(self, **seen: Any) -> None:
+        """A line, when anything is new in it."""
+        with self._lock:
+            new = {name: value for name, value in seen.items() if self._known.get(name) != value}
+            self._known |= new
+            if new:
+                self._out.write(json.dumps({"at": time.time(), **new}) + "\n")
+                self._out.flush()
+
+    def _look(self) -> None:
+        """The thread. Ray may be away, or not there yet."""
+        import ray
+
+        while not self._over.wait(LOOK):
+            if ray.is_initialized():
+                with contextlib.suppress(
+                    ray.exceptions.RayError, RuntimeError, ValueError, AttributeError, KeyError
+                ):
+                    self.note(
+                        nodes={
+                            node["NodeManagerAddress"]: node["NodeID"]
+                            for node in ray.nodes()
+                            if node["Alive"]
+                        }
+                    )
+
+
+def main(text: str) -> None:
+    """One training."""
+    given = json.loads(text)
+    place, spec = Path(given["place"]), TrainSpec.from_dict(given["spec"])
+    if "checkpoint_seconds" in given:
+        circulating.CHECKPOINT_SECONDS = given["checkpoint_seconds"]  # type: ignore[misc]
+    if given.get("eager"):
+        ray_pool.thrift_on = lambda _: None
+    opened: list[float] = []
+    connect = RayWorkers._connect
+
+    def noted(self: RayWorkers) -> None:
+        connect(self)
+        opened.append(self._opened)
+
+    RayWorkers._connect = noted  # type: ignore[method-assign]
+    with Looker(place / "seen.jsonl") as looker:
+        result = train(
+            spec, run_dir=place / "run", out=place / "model", progress=looker.progress, job=JOB
+        )
+    found = {
+        "sha256": result.sha256,
+        "report": result.report,
+        "measures": result.measures,
+        "opened": opened,
+    }
+    write_json(place / "result.json", found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

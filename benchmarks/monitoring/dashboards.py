@@ -1,0 +1,364 @@
+"""The dashboards and alerts in front of a real run: a service, its Ray, trainings, traffic, and a Prometheus that scrapes them all.
+
+`python -m benchmarks.monitoring.dashboards [--minutes 6] [--pictures DIR] [--series FILE] [--json FILE]`
+
+Everything is private and on this machine: a home of its own, the local Ray that belongs to it, Debian's Prometheus on a free port.
+While predictions are asked (`soak_traffic`), models are swapped and some requests are refused, jobs run on Ray: labels of pydocs, a
+model with epochs, a batch prediction, and one that must fail; a worker is killed on the way. Then every query of every panel and
+every rule is asked of that Prometheus. A panel's query must have data, or be in `EMPTY` with the reason. --pictures draws each
+dashboard from its JSON (`dashboards_draw`) and photographs three of Prometheus' own pages with Chromium, where that is installed.
+
+Told: panels with data, alerts by state, and what xcray says of Ray's object store beside what Ray says. Ends with 1 when a panel
+that should have data has none, or a rule fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psutil
+
+from benchmarks.common import arguments, in_folder
+from benchmarks.monitoring.draw import draw, photograph
+from benchmarks.monitoring.prometheus import SCRAPE, Prometheus, prometheus
+from benchmarks.soak.__main__ import service
+from benchmarks.soak.traffic import Models, Record, Traffic
+from xcray.client import Client
+from xcray.errors import XcrayError
+from xcray.workers.ray.local_cluster import LocalCluster
+from xcray.workers.ray.session import free_port
+
+BOARDS: Final = Path(__file__).parents[2] / "helm" / "xcray" / "monitoring" / "dashboards"
+WINDOW: Final = 10 * SCRAPE  # seconds, for $__rate_interval
+POINTS: Final = 150
+KUBERNETES: Final = "no Kubernetes here: kube-state-metrics and the kubelet tell it"
+ONE_NODE: Final = "one node without an autoscaler: nothing is asked for, and nothing moves"
+EMPTY: Final[dict[str, str]] = {  # panels that rightly have no data in this run
+    "xcray-cluster: Pods by phase": KUBERNETES,
+    "xcray-cluster: Restarts": KUBERNETES,
+    "xcray-cluster: Room on volumes": KUBERNETES,
+}
+
+
+class Workload:
+    """What is asked of the service beside the traffic, one job after the other until the time is up."""
+
+    def __init__(self, url: str, home: Path, folder: Path, ending: threading.Event) -> None:
+        self.url = url
+        self.home = home
+        self.folder = folder
+        self.ending = ending
+        self.ends: Counter[str] = Counter()
+        self.killed = 0
+
+    def run(self) -> None:
+        """All jobs at once, so that some wait, and again when they have ended. Pydocs joins once it is built."""
+        small = {"synthetic": {"rows": 4000, "features": 800, "labels": 60, "seed": 3}}
+        with Client(self.url, timeout=120.0) as client:
+            many = {"synthetic": {"rows": 20_000, "features": 4000, "labels": 3000, "seed": 4}}
+            made = [
+                client.datasets.build("epochs", "synthetic", {**small, "test_fraction": 0.2}),
+                client.datasets.build("labels", "synthetic", {**many, "test_fraction": 0.1}),
+                client.datasets.build("pydocs", "pydocs", {"test_fraction": 0.1}),
+            ]
+            epochs, labels, docs = (each["id"] for each in made)
+            for dataset in (epochs, labels):
+                client.datasets.wait(dataset)
+            while not self.ending.is_set():
+                jobs = [
+                    client.jobs.submit(
+                        dataset=epochs, model="epochs", solver="dsmlr", pool="ray", workers=2
+                    ),
+                    client.jobs.submit(dataset=labels, model="labels", pool="ray", workers=2),
+                    client.jobs.predict(
+                        "docs", format="jsonl", file=self.nonsense(), top_k=5, pool="serial"
+                    ),
+                    client.jobs.predict(
+                        "docs", format="text", file=self.questions(), top_k=5, pool="ray", workers=2
+                    ),
+                ]
+                if client.datasets.get(docs)["status"] == "READY":
+                    jobs.append(
+                        client.jobs.submit(dataset=docs, model="pydocs", pool="ray", workers=2)
+                    )
+                for job in jobs:
+                    self.follow(client, job["id"])
+
+    def follow(self, client: Client, job_id: str) -> None:
+        """One job to its end, or to the end of the time."""
+        while (now := client.jobs.get(job_id))["status"] in ("PENDING", "RUNNING"):
+            if self.ending.wait(0.5):
+                client.jobs.stop(job_id)
+                now = client.jobs.wait(job_id)
+                break
+        self.ends[f"{now['kind']} {now['status']} {now.get('reason') or ''}".strip()] += 1
+
+    def questions(self) -> Path:
+        """Rows for a batch prediction."""
+        path = self.folder / "questions.txt"
+        path.write_text(
+            "".join(
+                f"word{i % 2000} word{(7 * i) % 2000} word{(31 * i) % 2000}\n"
+                for i in range(400_000)
+            )
+        )
+        return path
+
+    def nonsense(self) -> Path:
+        """Rows that are none: the job must fail, and through its sender's fault."""
+        path = self.folder / "nonsense.jsonl"
+        path.write_text("this is no JSON\n" * 10)
+        return path
+
+    def kill_a_worker(self) -> None:
+        """Once a job on Ray is at work, kill one of its workers: a process that came from this home's own keeper."""
+        while not self.ending.wait(1.0):
+            info = LocalCluster(self.home / "ray").info()
+            workers = (
+                []
+                if info is None
+                else [each for each in _family(info.pid) if "WorkActor" in _title(each)]
+            )
+            if len(workers) > 1 and not self.ending.wait(8.0):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    workers[0].kill()
+                    self.killed += 1
+                    return
+
+    def refused(self) -> None:
+        """Requests that are turned away: too large, of another kind, for nobody."""
+        with httpx.Client(base_url=self.url, trust_env=False, timeout=60.0) as http:
+            while not self.ending.wait(1.5):
+                http.post(
+                    "/v1/models/docs:predict",
+                    content=b" " * 20_000_000,
+                    headers={"content-type": "application/json"},
+                )
+                http.post("/v1/models/nobody:predict", json={"instances": [{"text": "x"}]})
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """A process' descendants."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(psutil.Process(pid).children(recursive=True))
+    return []
+
+
+def _title(process: psutil.Process) -> str:
+    """What a process calls itself."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def follow_ray(found: Prometheus, home: Path, ending: threading.Event) -> None:
+    """Scrape the Ray of the home as soon as it is there: Ray itself writes down who tells figures."""
+    while not ending.wait(1.0):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            root = Path(json.loads((home / "ray" / "ray.json").read_text())["root"])
+            told = json.loads((root / "r" / "prom_metrics_service_discovery.json").read_text())
+            found.scrape("ray", [target for group in told for target in group["targets"]])
+
+
+def filled(expr: str, seconds: float) -> str:
+    """A panel's expression with its variables as Grafana would fill them in."""
+    values = {
+        "namespace": ".*",
+        "instance": ".*",
+        "pods": ".*xcray.*",
+        "ray": ".*",
+        "__rate_interval": f"{WINDOW}s",
+        "__range": f"{int(seconds)}s",
+    }
+    return re.sub(r"\$(\w+)", lambda name: values[name[1]], expr)
+
+
+def named(board: Mapping[str, Any], panel: Mapping[str, Any]) -> str:
+    """What a panel is called here: a number and a graph may have the same title."""
+    return f"{board['uid']}: {panel['title']}" + (", now" if panel["type"] == "stat" else "")
+
+
+def asked(found: Prometheus, begin: float, end: float) -> dict[str, dict[str, Any]]:
+    """Every panel: its series by query, and whether it is as it should be."""
+    out: dict[str, dict[str, Any]] = {}
+    step = max(float(SCRAPE), (end - begin) / POINTS)
+    for path in sorted(BOARDS.glob("*.json")):
+        board = json.loads(path.read_text())
+        for panel in board["panels"]:
+            if panel["type"] == "row":
+                continue
+            name = named(board, panel)
+            queries = {
+                each["refId"]: found.series(filled(each["expr"], end - begin), begin, end, step)
+                for each in panel["targets"]
+            }
+            out[name] = {
+                "series": queries,
+                "data": all(queries.values()),
+                "id": (board["uid"], panel["id"]),
+            }
+    return out
+
+
+def verdict(found: Prometheus, panels: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What panels and rules say, in figures."""
+    empty = sorted(name for name, panel in panels.items() if not panel["data"])
+    rules = [rule for group in found.ask("rules")["groups"] for rule in group["rules"]]
+    sick = [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
+    states = {rule["name"]: rule["state"] for rule in rules if rule["type"] == "alerting"}
+    targets = found.ask("targets")["activeTargets"]
+    return {
+        "panels": len(panels),
+        "panels_with_data": len(panels) - len(empty),
+        "queries": sum(len(panel["series"]) for panel in panels.values()),
+        "rightly_empty": {name: EMPTY[name] for name in empty if name in EMPTY},
+        "wrongly_empty": [name for name in empty if name not in EMPTY],
+        "rules_evaluated": len(rules),
+        "rules_that_fail": sick,
+        "alerts": dict(Counter(states.values())),
+        "alerts_not_silent": {name: state for name, state in states.items() if state != "inactive"},
+        "targets": {
+            f"{each['labels']['job']} {each['health']}": each["lastError"] for each in targets
+        },
+    }
+
+
+def object_store(found: Prometheus, begin: float, end: float) -> dict[str, float]:
+    """The most that lay in the object store: as xcray tells it, and as Ray does."""
+    names = {
+        "xcray_object_store_bytes": "max(xcray_object_store_bytes)",
+        "ray_spill_manager_objects_bytes Pinned": 'sum(ray_spill_manager_objects_bytes{State="Pinned"})',
+        "ray_resources object_store_memory USED": 'sum(ray_resources{Name="object_store_memory",State="USED"})',
+        "ray_object_store_used_memory": "sum(ray_object_store_used_memory)",
+    }
+    out = {}
+    for name, expr in names.items():
+        series = found.series(expr, begin, end, SCRAPE)
+        out[name] = max(
+            (value for _, values in series for _, value in values), default=float("nan")
+        )
+    return out
+
+
+def measure(folder: Path, chosen: Any) -> dict[str, Any]:
+    """The whole run."""
+    minutes, pictures = chosen.minutes, chosen.pictures
+    home, ending, record = folder / "home", threading.Event(), Record()
+    home.mkdir()
+    for name in ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT"):
+        os.environ[name] = str(free_port())  # Ray's own are the same for every Ray of a machine
+    models = Models(home, folder)
+    models.prepare()
+    try:
+        with (
+            service(home, 1) as (url, _),
+            prometheus(folder / "prometheus", ("xcray", "ray")) as found,
+        ):
+            found.scrape("xcray", [url.removeprefix("http://")])
+            begin = time.time()
+            traffic, work = (
+                Traffic(url, folder, models, record, ending),
+                Workload(url, home, folder, ending),
+            )
+            stories: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+                *((traffic.repeat, (seed, traffic.predict)) for seed in range(2)),
+                (traffic.repeat, (9, traffic.explain)),
+                (traffic.swapping, (60.0 * minutes, max(6, int(3 * minutes)))),
+                (work.run, ()),
+                (work.kill_a_worker, ()),
+                (work.refused, ()),
+                (follow_ray, (found, home, ending)),
+            ]
+            threads = [
+                threading.Thread(target=told, args=(story, args, record), daemon=True)
+                for story, args in stories
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                ending.wait(60.0 * minutes)
+            finally:
+                end = time.time()  # what the numbers show is work under way
+                ending.set()
+                for thread in threads:
+                    thread.join(120)
+            panels = asked(found, begin, end)
+            said = {**verdict(found, panels), "object_store_most": object_store(found, begin, end)}
+            if chosen.series is not None:
+                chosen.series.write_text(json.dumps({"panels": panels, "begin": begin, "end": end}))
+            if pictures is not None:
+                said["pictures"] = draw(BOARDS, panels, begin, end, pictures) + photograph(
+                    found.url, pictures
+                )
+    finally:
+        LocalCluster(home / "ray").stop()
+    return {
+        "minutes": minutes,
+        "jobs": dict(work.ends),
+        "workers_killed": work.killed,
+        "errors": record.errors(),
+        **said,
+    }
+
+
+def told(story: Callable[..., None], args: tuple[Any, ...], record: Record) -> None:
+    """A story in a thread; what goes wrong in it is counted, not lost."""
+    with record.of(story.__name__):
+        try:
+            story(*args)
+        except XcrayError as error:
+            raise RuntimeError(f"{error.code}: {error.message}") from error
+
+
+def main() -> None:
+    """Run, tell, judge."""
+    chosen = arguments(
+        str(__doc__).split("\n")[0],
+        minutes={"type": float, "default": 6.0},
+        pictures={"type": Path, "help": "write a PNG of each dashboard into this folder"},
+        series={"type": Path, "help": "keep what the panels showed in this file"},
+        redraw={"type": Path, "help": "run nothing: draw from such a file"},
+    )
+    wrong: list[str] = []
+    if chosen.redraw is not None:
+        kept = json.loads(chosen.redraw.read_text())
+        print(draw(BOARDS, kept["panels"], kept["begin"], kept["end"], chosen.pictures or Path()))
+        return
+
+    def run(folder: Path) -> dict[str, Any]:
+        said = measure(folder, chosen)
+        print(
+            f"{said['panels_with_data']} of {said['panels']} panels have data in all their {said['queries']} queries"
+        )
+        for name, why in said["rightly_empty"].items():
+            print(f"  empty, as it should be: {name} ({why})")
+        print(
+            f"{said['rules_evaluated']} rules evaluated; alerts: {said['alerts']}, not silent: {said['alerts_not_silent']}"
+        )
+        print(
+            f"jobs: {said['jobs']}; workers killed: {said['workers_killed']}; errors: {said['errors']}"
+        )
+        print(f"object store, most bytes: {said['object_store_most']}")
+        wrong.extend(
+            [f"no data: {name}" for name in said["wrongly_empty"]] + said["rules_that_fail"]
+        )
+        for line in wrong:
+            print(f"WRONG: {line}")
+        return {**said, "wrong": list(wrong)}
+
+    in_folder(run, chosen.json)
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

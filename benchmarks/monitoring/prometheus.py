@@ -1,0 +1,104 @@
+"""A private Prometheus for the length of a `with`: Debian's program, a folder of its own, a free port of the loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import yaml
+
+from xcray.workers.ray.session import free_port
+
+RULES: Final = Path(__file__).parents[2] / "helm" / "xcray" / "monitoring" / "rules.yaml"
+SCRAPE: Final = 3  # seconds
+START_SECONDS: Final = 60.0
+
+
+class Prometheus:
+    """Asks one over HTTP. `targets` in its folder say who is scraped, see `scrape`."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self._folder = folder
+        self._http = httpx.Client(base_url=url, trust_env=False, timeout=60.0)
+
+    def scrape(self, job: str, targets: Sequence[str]) -> None:
+        """From now on scrape these (host:port) as `job`."""
+        aside = self._folder / f"{job}.new"
+        aside.write_text(json.dumps([{"targets": list(targets)}]))
+        aside.rename(self._folder / f"{job}.json")
+
+    def ask(self, path: str, **query: Any) -> Any:
+        """What the API says. Raises ValueError with the reason when it refuses."""
+        answer = self._http.get(f"/api/v1/{path}", params=query).json()
+        if answer["status"] != "success":
+            raise ValueError(f"{query}: {answer['error']}")
+        return answer["data"]
+
+    def series(
+        self, expr: str, begin: float, end: float, step: float
+    ) -> list[tuple[Mapping[str, str], list[tuple[float, float]]]]:
+        """Labels and (time, value) of each series that an expression gives; numbers that are none are left out."""
+        found = self.ask("query_range", query=expr, start=begin, end=end, step=step)["result"]
+        out = [
+            (each["metric"], [(float(at), float(value)) for at, value in each["values"]])
+            for each in found
+        ]
+        return [
+            (labels, kept)
+            for labels, values in out
+            if (kept := [(at, value) for at, value in values if value == value])
+        ]
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, jobs: Sequence[str]) -> Iterator[Prometheus]:
+    """One that scrapes what `scrape` names, with our rules. Raises SystemExit where the program is not installed."""
+    program = shutil.which("prometheus")
+    if program is None:
+        raise SystemExit(
+            "prometheus is not installed: apt-get install prometheus, and have it not started as a service"
+        )
+    folder.mkdir(parents=True)
+    relabel = [{"regex": "SessionName|otel_scope_.*", "action": "labeldrop"}]
+    configs = [
+        {
+            "job_name": job,
+            "file_sd_configs": [{"files": [str(folder / f"{job}.json")], "refresh_interval": "2s"}],
+        }
+        | ({"metric_relabel_configs": relabel} if job == "ray" else {})
+        for job in jobs
+    ]
+    every = {"scrape_interval": f"{SCRAPE}s", "evaluation_interval": "5s"}
+    config = {"global": every, "rule_files": [RULES.name], "scrape_configs": configs}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    port = free_port()
+    shutil.copy(RULES, folder)  # pages of Prometheus show paths: none of this machine
+    command = [program, "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
+    with open(folder / "prometheus.log", "ab") as log:
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log, cwd=folder
+        )
+        try:
+            yield _ready(Prometheus(f"http://127.0.0.1:{port}", folder), process, folder)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _ready(found: Prometheus, process: subprocess.Popen[bytes], folder: Path) -> Prometheus:
+    """Once it answers. Raises SystemExit with the end of its log when it does not."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{found.url}/-/ready", trust_env=False).status_code == 200:
+                return found
+        time.sleep(0.1)
+    raise SystemExit((folder / "prometheus.log").read_text()[-2000:])

@@ -1,0 +1,267 @@
+"""Multinomial logistic regression: DS-MLR in its forms beside LC and L-BFGS, objective and F1 against time.
+
+`python -m benchmarks.multinomial [--data DIR] [--sets news20 mnist ...] [--cores 1 2] [--budget 10] [--repeats 1]`
+
+All minimise L1(W) = lam/2 |W|^2 + mean log-loss of the same rows with the same lam, from W = 0, without a constant feature. First
+L-BFGS runs on all cores until its gradient is 1e-5 of the first, or for --reference seconds: the least objective it sees is
+"the best". Then every method runs, on threads, until it is within --enough of that or its clock shows --budget. Clocks stand
+still while a run is measured (F1 of the first label of held-out rows), and begin when workers have their rows. L-BFGS and LC
+compute in double, DS-MLR in single precision, as they do when used. L-BFGS on all cores is the reference run itself.
+
+What is told: seconds until the objective is within 5 % and 1 % of the best, for one core and for two (median of --repeats,
+which are interleaved; "-": not within the budget), and F1 at the end. Runs with fewer cores than the most are not looked at but
+for their objective, and asynchronous ones and LC as published are left out there. The picture has three panels a set, with the
+most cores.
+`--lambdas 1e-2 1e-3 ...` tells instead, for each lam, the optimum of L-BFGS and its F1: see `benchmarks.multinomial.data`.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import arguments, in_folder
+from benchmarks.multinomial.data import GENERATED, PROBLEMS, Problem, problem
+from benchmarks.multinomial.run import ASYNC, SOLVERS, Point, run
+from xcray import plots
+
+WITHIN = (0.05, 0.01)
+REFERENCE = "L-BFGS"
+FEW = (*ASYNC, "LC as published")  # are run with the most cores only
+LEAST = 1e-2  # percent above the best: nearer, a line ends
+LOOKS = {  # colour and form of each method's line
+    "DS-MLR, two laps": (plots.BLUES[0], "-"),
+    "DS-MLR, merged": (plots.BLUES[1], "-"),
+    "DS-MLR, ring": (plots.BLUES[2], "-"),
+    "DS-MLR, NOMAD": (plots.BLUES[2], ":"),
+    "LC as published": (plots.GREY, "--"),
+    "LC, centred": (plots.ORANGE, "-"),
+    "L-BFGS": (plots.RED, "-"),
+}
+
+
+def compare(given: Problem, chosen: Any) -> dict[str, Any]:
+    """All methods on one problem."""
+    most = max(chosen.cores)
+    reference = run(REFERENCE, given, most, chosen.reference, -math.inf)
+    best = min(point.objective for point in reference)
+    settled = (
+        within(
+            [point for point in reference if point.seconds <= 0.8 * reference[-1].seconds],
+            best,
+            0.002,
+        )
+        is not None
+    )
+    sizes = {
+        "rows": given.X.n_rows,
+        "features": given.X.n_cols,
+        "labels": given.Y.n_cols,
+        "nonzeros": given.X.nnz,
+    }
+    print(
+        f"\n{given.name}: {sizes}, lam {given.lam:g}, {given.note}; best {best:.6f} in {reference[-1].seconds:.1f} s",
+        flush=True,
+    )
+    if not settled:
+        print("  the best is not settled yet: give --reference more seconds", flush=True)
+    runs: dict[tuple[str, int], list[list[Point]]] = {(REFERENCE, most): [reference]}
+    for repeat in range(chosen.repeats):
+        for workers in chosen.cores:
+            for name in chosen.methods or SOLVERS:
+                if (workers < most and name in FEW) or (
+                    (name, workers) == (REFERENCE, most) and not repeat
+                ):
+                    continue
+                points = run(
+                    name,
+                    given,
+                    workers,
+                    chosen.budget * given.patience,
+                    best * (1.0 + chosen.enough),
+                    workers == most,
+                )
+                runs.setdefault((name, workers), []).append(points)
+    rows = [
+        row_of(name, workers, found, best)
+        for (name, workers), found in sorted(runs.items(), key=lambda each: each[0][1])
+    ]
+    for row in rows:
+        print(line(row), flush=True)
+    told = {"set": given.name, "lam": given.lam, "note": given.note, **sizes}
+    return {
+        **told,
+        "best": best,
+        "settled": settled,
+        "null": math.log(given.Y.n_cols),
+        "runs": rows,
+    }
+
+
+def row_of(name: str, workers: int, found: list[list[Point]], best: float) -> dict[str, Any]:
+    """What is told of a method: medians over repeats, the points of the first."""
+    times = {share: [within(points, best, share) for points in found] for share in WITHIN}
+    looked = [point for point in found[0] if point.micro is not None]
+    last = looked[-1] if looked else found[0][-1]
+    return {
+        "method": name,
+        "cores": workers,
+        "seconds": {
+            str(share): None if None in each else float(np.median(each))
+            for share, each in times.items()
+        },
+        "above": min(point.objective for point in found[0]) / best - 1.0,
+        "micro-F1": last.micro,
+        "macro-F1": last.macro,
+        "points": [list(point) for point in thinned(found[0])],
+    }
+
+
+def within(points: list[Point], best: float, share: float) -> float | None:
+    """Seconds until the objective was at most so much above the best; None when it never was."""
+    return next(
+        (point.seconds for point in points if point.objective <= best * (1.0 + share)), None
+    )
+
+
+def thinned(points: list[Point], most: int = 150) -> list[Point]:
+    """Points that held-out rows were looked at, and others up to `most`, evenly."""
+    step = max(1, len(points) // most)
+    return [
+        point
+        for number, point in enumerate(points)
+        if point.micro is not None or number % step == 0
+    ]
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of the table."""
+    times = {
+        share: "     -" if seconds is None else f"{seconds:6.2f}"
+        for share, seconds in row["seconds"].items()
+    }
+    shown = "  ".join(f"{100 * float(share):g} %: {seconds} s" for share, seconds in times.items())
+    f1 = "  ".join(
+        f"{name} {100 * row[name]:5.2f}"
+        for name in ("micro-F1", "macro-F1")
+        if row[name] is not None
+    )
+    return f"  {row['cores']} core(s)  {row['method']:<17} {shown}  at last {100 * row['above']:+8.3f} %  {f1}"
+
+
+def picture(sets: list[dict[str, Any]], path: Path) -> None:
+    """A row of panels a set: objective, micro-F1 and macro-F1 against seconds."""
+    most = max(row["cores"] for row in sets[0]["runs"])
+    note = f"{most} cores; objective relative to the least of L-BFGS; dotted lines: 5 % and 1 % above it"
+    with plots.page(
+        path, 13, 3.1 * len(sets) + 1.0, "Multinomial logistic regression against time", note
+    ) as figure:
+        axes = figure.subplots(len(sets), 3, squeeze=False)
+        for panels, found in zip(axes, sets, strict=True):
+            runs = [row for row in found["runs"] if row["cores"] == most]
+            for row in sorted(runs, key=lambda row: list(LOOKS).index(row["method"])):
+                draw(panels, row, found["best"])
+            panels[0].set_title(f"{found['set']} · {found['labels']:,} labels", fontweight="bold")
+            panels[0].set(yscale="log", ylabel="above the best (%)")
+            for share in WITHIN:
+                panels[0].axhline(100 * share, color=plots.INK, linewidth=0.8, linestyle=":")
+            for axis, name in zip(panels[1:], ("micro-F1 (%)", "macro-F1 (%)"), strict=True):
+                axis.set_ylabel(name)
+            for axis in panels:
+                axis.set(xscale="log", xlabel="seconds")
+        axes[0, 0].legend(loc="lower left", fontsize=7)
+
+
+def draw(panels: Any, row: dict[str, Any], best: float) -> None:
+    """One method in the panels of its set."""
+    points = [Point(*point) for point in row["points"]]
+    colour, form = LOOKS[row["method"]]
+    above = [(point.seconds, 100 * (point.objective / best - 1.0)) for point in points]
+    looked = [point for point in points if point.micro is not None]
+    shown = np.array([each for each in above if each[1] > LEAST]).reshape(-1, 2)
+    panels[0].plot(*shown.T, form, color=colour, linewidth=1.6, label=row["method"])
+    for axis, name in zip(panels[1:], ("micro", "macro"), strict=True):
+        values = [100 * getattr(point, name) for point in looked]
+        axis.plot([point.seconds for point in looked], values, form, color=colour, linewidth=1.6)
+
+
+def lambdas(name: str, chosen: Any, folder: Path) -> list[dict[str, Any]]:
+    """The optimum of each lam, and its F1."""
+    rows = []
+    for lam in chosen.lambdas:
+        points = run(
+            REFERENCE,
+            problem(name, chosen.data, folder, lam),
+            max(chosen.cores),
+            chosen.reference,
+            -math.inf,
+        )
+        last = points[-1]
+        rows.append(
+            {
+                "set": name,
+                "lam": lam,
+                "objective": last.objective,
+                "micro-F1": last.micro,
+                "macro-F1": last.macro,
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Run every set and print the JSON."""
+    chosen = arguments(
+        __doc__ or "",
+        sets={"nargs": "+", "choices": [*PROBLEMS, *GENERATED]},
+        methods={"nargs": "+", "choices": list(SOLVERS)},
+        cores={"type": int, "nargs": "+", "default": [1, 2]},
+        budget={
+            "type": float,
+            "help": "seconds of each run (times `patience` of the set); 10, or 3 without --data",
+        },
+        reference={
+            "type": float,
+            "default": 40.0,
+            "help": "seconds of the run that finds the best objective, at most",
+        },
+        enough={
+            "type": float,
+            "default": 0.008,
+            "help": "a run ends when it is within this share of the best",
+        },
+        repeats={"type": int, "default": 1},
+        lambdas={"type": float, "nargs": "+", "help": "only tell the optimum and F1 of these lam"},
+        cache={
+            "type": Path,
+            "help": "directory that keeps the data sets; default: a temporary one",
+        },
+    )
+    chosen.budget = chosen.budget or (10.0 if chosen.data else 3.0)
+
+    def execute(folder: Path) -> dict[str, Any]:
+        place = chosen.cache or folder
+        names = chosen.sets or (PROBLEMS if chosen.data else GENERATED)
+        if chosen.lambdas:
+            return {
+                "benchmark": "mlr",
+                "lambdas": [row for name in names for row in lambdas(name, chosen, place)],
+            }
+        sets = [compare(problem(name, chosen.data, place), chosen) for name in names]
+        if chosen.picture:
+            picture(sets, chosen.picture)
+        asked = {
+            name: getattr(chosen, name)
+            for name in ("budget", "reference", "enough", "repeats", "cores")
+        }
+        return {"benchmark": "mlr", **asked, "sets": sets}
+
+    in_folder(execute, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

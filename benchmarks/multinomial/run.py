@@ -1,0 +1,306 @@
+"""How `benchmarks.multinomial` runs each method: on threads, against a clock that stands still while it is measured."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.optimize  # noqa: F401  # loaded before any clock goes
+from threadpoolctl import threadpool_limits
+
+from benchmarks.multinomial.data import Problem
+from xcray.arrays import Float64, TopK, frozen
+from xcray.errors import Stopped
+from xcray.metrics import chosen, f1
+from xcray.solvers.dsmlr import DSMLRSolver
+from xcray.solvers.lbfgs import LBFGSSolver
+from xcray.solvers.lc import LCSolver
+from xcray.solvers.multinomial import Shard, shard_of, shard_rows, total_weight
+from xcray.solvers.row_operator import Rows as Products
+from xcray.solvers.synchronous_contract import Part, Round, top
+from xcray.training.rotation.config import Plan, Standing
+from xcray.training.rotation.shard_worker import ShardWork, rows_of
+from xcray.training.rotation.trainer import descend
+from xcray.workers.local_group import ThreadTeam
+from xcray.workers.pool import StopFlag
+from xcray.workers.synchronous_calls import TeamRounds
+from xcray.workers.timeline import Span
+
+CHUNK = 1 << 20  # scores in hand when a model is measured
+NEXT = 1.15  # held-out rows are looked at when the clock shows so many times what it did then
+ENDLESS = 10**6
+EXACT = {
+    "centre": "no",
+    "inner": 0.1,
+    "inner_steps": 10,
+}  # LC as published: classes solved, nothing else
+
+OPEN = {"epochs": ENDLESS, "tolerance": 0.0}  # the clock ends the run
+MERGED = {"mode": "both", "rest_every": 4, **OPEN}  # so an epoch takes 5/4 laps instead of two
+
+SOLVERS: dict[str, Any] = {
+    "DS-MLR, two laps": DSMLRSolver(mode="two", order="sync", **OPEN),
+    "DS-MLR, merged": DSMLRSolver(order="sync", **MERGED),
+    "DS-MLR, ring": DSMLRSolver(order="ring", **MERGED),
+    "DS-MLR, NOMAD": DSMLRSolver(order="shortest", **MERGED),
+    "LC as published": LCSolver(tolerance=1e-5, max_rounds=ENDLESS, watch_every=0, **EXACT),
+    "LC, centred": LCSolver(tolerance=1e-5, max_rounds=ENDLESS, watch_every=0),
+    "L-BFGS": LBFGSSolver(tolerance=1e-5, max_iterations=ENDLESS, watch_every=0),
+}
+ASYNC = (
+    "DS-MLR, ring",
+    "DS-MLR, NOMAD",
+)  # nothing but the order of work: with one worker they are the merged form
+SEEN: dict[Any, dict[int, tuple[float, float]]] = {}  # F1 by epoch of runs that were watched
+
+
+class Point(NamedTuple):
+    """A moment of a run: seconds, objective, and micro- and macro-F1 of held-out rows, where they were looked at."""
+
+    seconds: float
+    objective: float
+    micro: float | None
+    macro: float | None
+
+
+class Clock:
+    """Points of a run against seconds in which it worked; standing still while it is looked at.
+
+    looks: whether held-out rows are looked at on the way.
+    """
+
+    def __init__(self, problem: Problem, budget: float, target: float, looks: bool) -> None:
+        self._problem = problem
+        self._budget = budget
+        self._target = target
+        self.looks = looks
+        self.points: list[Point] = []
+        self.running = False
+        self._seconds = 0.0
+        self._began = 0.0
+        self._looked = 0.0
+
+    def go(self, ago: float = 0.0) -> None:
+        """It works from now on, or since so many seconds."""
+        self._began, self.running = time.perf_counter() - ago, True
+
+    def tell(self, objective: float, weights: Callable[[], Float64] | None) -> bool:
+        """The run is at this objective; whether that is enough. weights: makes W (D, K), if it is to be looked at."""
+        over = self.late() or objective <= self._target
+        micro = macro = None
+        if weights is not None and self.looks and (over or self._seconds >= NEXT * self._looked):
+            self._looked = self._seconds
+            micro, macro = held_out(self._problem, weights())
+        self.points.append(Point(self._seconds, objective, micro, macro))
+        self.go()
+        return over
+
+    def late(self) -> bool:
+        """Whether the budget is used up."""
+        now = time.perf_counter()
+        self._seconds += now - self._began
+        self._began = now
+        return self._seconds >= self._budget
+
+    def end(self, weights: Callable[[], Float64]) -> None:
+        """The run ended by itself; the last point is looked at."""
+        if self.looks and self.points[-1].micro is None:
+            self.points[-1] = Point(*self.points[-1][:2], *held_out(self._problem, weights()))
+
+
+@contextmanager
+def cores(n: int) -> Iterator[None]:
+    """Run on the first n cores this process may use, with one thread in each matrix product."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(sorted(mine)[:n]))  # threads started from now on inherit it
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def run(
+    name: str, problem: Problem, workers: int, budget: float, target: float, looks: bool = True
+) -> list[Point]:
+    """One method on so many workers and cores, until the clock shows `budget` or the objective is at most `target`.
+
+    looks: whether held-out rows are looked at on the way.
+    """
+    solver, clock = replace(SOLVERS[name], lam=problem.lam), Clock(problem, budget, target, looks)
+    with cores(workers):
+        if solver.family == "rounds":
+            run_rounds(solver, problem, workers, clock)
+        else:
+            run_circulating(solver, problem, workers, clock)
+    return clock.points
+
+
+class Hands:
+    """Hands of a solver that goes in rounds."""
+
+    def __init__(self, solver: Any, problem: Problem, workers: int) -> None:
+        self._solver = solver
+        self._problem = problem
+        self._workers = workers
+
+    def hand(self, worker: str, stopped: Callable[[], bool]) -> Any:
+        """All rows, or a share."""
+        shares = (
+            (1, 0) if self._solver.replicated else (self._workers, int(worker.rpartition("-")[2]))
+        )
+        return self._solver.local(shard(self._problem, *shares), None, stopped)
+
+    def warm_up(self) -> None:
+        """Compile or load the kernels."""
+        self._solver.warm_up()
+
+
+def shard(problem: Problem, shares: int, number: int) -> Shard:
+    """A share of the rows."""
+    rows = shard_rows(problem.X.n_rows, shares, 0, number)
+    return shard_of(problem.X, problem.Y, rows, total=total_weight(problem.Y))
+
+
+def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> None:
+    """L-BFGS, LC."""
+    team = ThreadTeam(Hands(solver, problem, workers), workers)
+
+    def whole(parts: Callable[[], Iterator[Part]]) -> Float64:
+        return np.concatenate([part.W for part in parts()], axis=1)
+
+    def tell(told: Round, parts: Callable[[], Iterator[Part]]) -> bool:
+        return clock.tell(told.objective, lambda: whole(parts))
+
+    try:
+        team.open()
+        clock.go()
+        trained = solver.train(TeamRounds(team), problem.X.n_cols, problem.Y.n_cols, tell)
+        clock.end(lambda: whole(trained.parts))
+    finally:
+        team.close()
+
+
+def run_circulating(solver: DSMLRSolver, problem: Problem, workers: int, clock: Clock) -> None:
+    """DS-MLR, as a training does it, without checkpoints.
+
+    Looking at held-out rows would take the run's own time. So it runs without, and, where F1 is asked for, once more with it:
+    what was seen then after an epoch is told at the time at which the first run ended that epoch.
+    """
+    first = Rests(clock)
+    rested(solver, problem, workers, first, watch=0)
+    if clock.looks:
+        seen = watched(solver, problem, workers, first.epochs)
+        for number, epoch in enumerate(first.epochs):
+            clock.points[number] = Point(*clock.points[number][:2], *seen.get(epoch, (None, None)))
+
+
+def watched(
+    solver: DSMLRSolver, problem: Problem, workers: int, epochs: list[int]
+) -> dict[int, tuple[float, float]]:
+    """Micro- and macro-F1 by epoch, the last of `epochs` among them. "sync" and "ring" make the same weights: one does."""
+    order = "ring" if solver.order == "sync" else solver.order
+    key = problem.name, problem.X.n_rows, workers, replace(solver, order=order)
+    if max(epochs) not in SEEN.get(key, {}):
+        again = Rests(None, max(epochs))
+        rested(solver, problem, workers, again, watch=problem.X_held.n_rows)
+        SEEN[key] = {
+            entry["epoch"]: (entry["micro-F1"], entry["macro-F1"]) for entry in again.entries
+        }
+    return SEEN[key]
+
+
+class Rests:
+    """Hears of the rests of a training, and stops it when the clock or the number of epochs says that it is enough."""
+
+    def __init__(self, clock: Clock | None, epochs: int = ENDLESS) -> None:
+        self._clock = clock
+        self._last = epochs
+        self._newest = None
+        self.entries: list[Any] = []
+        self.epochs: list[int] = []
+        self.stop = StopFlag()
+
+    def begin(self, span: Span) -> None:
+        """A visit is done: the first one began the run."""
+        if self._clock is not None and not self._clock.running:
+            self._clock.go(span.seconds)
+
+    def hear(self, standing: Standing) -> None:
+        """Something came; maybe a rest."""
+        entry = standing.newest
+        if entry and entry is not self._newest and not entry["back"]:
+            self.entries.append(entry)
+            self.epochs.append(entry["epoch"])
+            enough = self._clock is not None and self._clock.tell(entry["objective"], None)
+        else:
+            enough = self._clock is not None and self._clock.running and self._clock.late()
+        self._newest = entry
+        if enough or (self.epochs and self.epochs[-1] >= self._last):
+            self.stop.set()
+
+
+def rested(solver: DSMLRSolver, problem: Problem, workers: int, rests: Rests, watch: int) -> None:
+    """One training; watch: how many held-out rows are looked at after each stretch."""
+    n_features, n_labels = problem.X.n_cols, problem.Y.n_cols
+    grid = solver.grid(problem.X.n_rows, n_labels, n_features, workers)
+    held = (problem.X_held, problem.Y_held) if watch else None
+    rows = rows_of(
+        problem.X, problem.Y, None, held, grid=grid, seed=solver.seed, bias=0.0, watch=watch
+    )
+    plan = Plan(
+        grid=grid,
+        n_labels=n_labels,
+        n_features=n_features,
+        positives=np.bincount(problem.Y.indices, minlength=n_labels),
+        truth=problem.Y_held if watch else None,
+        order=solver.order,
+        rest_every=solver.rest_every,
+        seed=solver.seed,
+        checkpoint_seconds=math.inf,
+        move=False,
+    )
+    team = ThreadTeam(ShardWork(solver, rows.how, n_features), workers)
+    with tempfile.TemporaryDirectory(prefix="xcray-bench-") as folder:
+        try:
+            descend(
+                solver,
+                team,
+                rows,
+                plan,
+                directory=Path(folder) / "run",
+                fingerprint={},
+                deliver=lambda block: None,
+                stop=rests.stop,
+                tell=rests.hear,
+                record=rests.begin,
+            )
+        except Stopped:
+            assert rests.stop.is_set()
+
+
+def scored(part: Shard, W: Float64) -> Iterator[tuple[int, int, Float64]]:
+    """Scores of some rows at a time."""
+    rows, n = Products(part), max(1, CHUNK // W.shape[1])
+    for lo in range(0, rows.n_rows, n):
+        hi = min(lo + n, rows.n_rows)
+        yield lo, hi, rows.scores(W, lo, hi)
+
+
+def held_out(problem: Problem, W: Float64) -> tuple[float, float]:
+    """Micro- and macro-F1 of the first label of each held-out row."""
+    part = shard_of(problem.X_held, problem.Y_held, np.arange(problem.X_held.n_rows), total=1.0)
+    labels = np.concatenate([top(S, 0, 1).labels for _, _, S in scored(part, W)])
+    found = f1(
+        chosen(TopK(frozen(labels, np.int32), np.zeros(labels.shape)), problem.Y_held.n_cols, k=1),
+        problem.Y_held,
+    )
+    return found["micro-F1"], found["macro-F1"]

@@ -1,0 +1,460 @@
+"""DS-MLR on 20 to 100 nodes, on paper: the real schedule on a simulated cluster, with cell costs measured on this machine.
+
+`python -m benchmarks.multinomial.scaling [--problems LSHTC1-large ODP Reddit-Full] [--nodes 20 40 60 80 100] [--gbit 10 25 100] [--threads 16]
+[--workers 4] [--picture FILE]`; half a minute as it is, two as shown here without --workers, seven with it.
+
+An epoch is two laps of all blocks past all shards, one that updates and one that sums; merged, it is one lap that does both. A
+visit takes so many seconds for each (non-zero x label) and each (row x label), as measured by a small run of the kernels that
+train, divided by the threads of the worker: threads are taken to help each other perfectly. A block that is updated is copied to
+own it, and handed over to Ray's object store, by one thread. Blocks travel whole, in float32 (the tables of the DS-MLR paper count
+float64: 34 GB for LSHTC1-large, 355 for ODP, 358 for Reddit-Full; here it is half of that). A node sends one block and receives
+one at a time; a message takes 1 ms; the driver takes 0.25 ms a visit, as measured on Ray.
+
+Asked are (a) with one worker a node and all its threads in one cell: bandwidths and orders; (b) the same with a node that is slow,
+always or in turns, and with shards moved to where they are passed fastest; (c) with --workers a node: what routing by node saves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.common import arguments, in_folder
+from benchmarks.multinomial.simulated_rotation import Circulation, Cluster
+from xcray.arrays import csr, pattern
+from xcray.schedule.events import Done
+from xcray.schedule.rotation import ORDERS, Circulate, Visit
+from xcray.schedule.shard_assignment import homes_by_speed
+from xcray.solvers.dsmlr import DSMLRSolver
+from xcray.solvers.multinomial import Shard, shard_of
+from xcray.solvers.rotation_contract import Grid, Step
+
+LATENCY, DRIVER = 1e-3, 0.25e-3  # seconds: of a message, and of the driver for each visit
+VERBS = ("update", "sum", "both")
+SLOW = 4.0  # times longer
+FINE = 8  # shards a worker, where shards are moved
+STATE = 2  # numbers a feature that travel beside a block's weights
+HAND_OVER = 0.22e-9  # seconds for a byte that Ray's object store takes and gives: 2.6 ms for 5 MB, 12.6 ms for 50 MB, as measured
+NONZERO_BYTES, ROW_BYTES, WEIGHT_BYTES = (
+    8,
+    48,
+    4,
+)  # index and value; targets, offsets, b and its sums; float32
+PROBE = {
+    "rows": 1500,
+    "features": 100_000,
+    "labels": 256,
+    "nonzeros": (25, 250),
+}  # a block of 100 MB: more than caches hold
+
+
+class Problem(NamedTuple):
+    """A training set, by its sizes; nonzeros: of a row, on average."""
+
+    name: str
+    rows: int
+    features: int
+    classes: int
+    nonzeros: float
+
+    @property
+    def weight_bytes(self) -> float:
+        """All weights."""
+        return float(self.features) * self.classes * WEIGHT_BYTES
+
+    @property
+    def data_bytes(self) -> float:
+        """All rows and what stays with them."""
+        return self.rows * (self.nonzeros * NONZERO_BYTES + ROW_BYTES)
+
+
+PROBLEMS = {
+    problem.name: problem
+    for problem in (
+        Problem("LSHTC1-large", 93_805, 347_256, 12_294, 347_256 * 0.049e-2),
+        Problem("ODP", 1_084_404, 422_712, 105_034, 422_712 * 0.0533e-2),
+        Problem("Reddit-Full", 211_532_359, 1_348_182, 33_225, 1_348_182 * 0.0036e-2),
+    )
+}
+
+
+class Rates(NamedTuple):
+    """Seconds of one thread: for a non-zero and a label, and for a row and a label, of each verb; for a byte copied."""
+
+    update: tuple[float, float]
+    sum: tuple[float, float]
+    both: tuple[float, float]
+    copy: float
+
+    def cells(self, problem: Problem, verb: str) -> float:
+        """All cells of a lap, on one thread, without the copies."""
+        nonzero, row = getattr(self, verb)
+        return float(problem.rows * float(problem.classes) * (problem.nonzeros * nonzero + row))
+
+
+class Plan(NamedTuple):
+    """One run: on how many nodes, with how many workers and threads each, blocks a worker, Gbit/s, the order, whether its laps
+    are merged, and who is slow: "nobody"; "one" node, always; "turns": every cell with a chance of one in the number of nodes;
+    "moved": one, and shards are moved to where they are passed fastest."""
+
+    nodes: int
+    workers: int
+    threads: int
+    blocks: int
+    gbit: float
+    order: str = "ring"
+    merged: bool = False
+    slow: str = "nobody"
+
+    @property
+    def laps(self) -> tuple[str, ...]:
+        """The verbs of an epoch."""
+        return ("both",) if self.merged else ("update", "sum")
+
+
+def measured(repeats: int) -> Rates:
+    """Rates of this machine: two probes with few and many non-zeros a row tell the two parts of a cell's cost apart."""
+    solver, n_labels = DSMLRSolver(), PROBE["labels"]
+    shards = [drawn_rows(nonzeros) for nonzeros in PROBE["nonzeros"]]
+    locals_ = [solver.local(shard, 0, Grid(1, 1 << 30), None) for shard in shards]
+    block = solver.start(0, n_labels, PROBE["features"])
+    kept = np.ones_like(block.W)
+    runs: dict[tuple[str, int], Callable[[], Any]] = {
+        ("copy", 0): partial(np.copyto, kept, block.W)
+    }
+    for number, local in enumerate(locals_):
+        for verb in VERBS:
+            solver.step(
+                local, block, Step(verb, 1, 1.0), owned=True
+            )  # compiled, and its memory touched
+            runs[verb, number] = partial(solver.step, local, block, Step(verb, 2, 1.0), owned=True)
+    seconds: dict[tuple[str, int], list[float]] = {what: [] for what in runs}
+    for _ in range(repeats):
+        for what, run in runs.items():
+            began = time.thread_time()
+            run()
+            seconds[what].append(time.thread_time() - began)
+    found = {
+        what: min(took) / n_labels for what, took in seconds.items()
+    }  # the least: others may share the machine
+    few, many = (shard.X.nnz for shard in shards)
+    rates = {}
+    for verb in VERBS:
+        nonzero = (found[verb, 1] - found[verb, 0]) / (many - few)
+        rates[verb] = (nonzero, max(found[verb, 0] - few * nonzero, 0.0) / PROBE["rows"])
+    return Rates(**rates, copy=found["copy", 0] * n_labels / block.W.nbytes)
+
+
+def drawn_rows(nonzeros: int) -> Shard:
+    """Rows of about so many features, which are as frequent as words are: the r-th with 1 / r; a label each."""
+    n, n_features, n_labels = PROBE["rows"], PROBE["features"], PROBE["labels"]
+    rng = np.random.default_rng(0)
+    drawn = [
+        np.unique((np.exp(rng.random(nonzeros) * np.log(n_features))).astype(np.int32) - 1)
+        for _ in range(n)
+    ]
+    ends = np.cumsum([0, *map(len, drawn)])
+    X = csr(ends, np.concatenate(drawn), np.full(ends[-1], nonzeros**-0.5), n_features)
+    return shard_of(
+        X,
+        pattern(np.arange(n + 1), rng.integers(0, n_labels, n), n_labels),
+        np.arange(n),
+        total=float(n),
+    )
+
+
+def simulate(problem: Problem, rates: Rates, plan: Plan) -> dict[str, Any]:
+    """One epoch, as a row of the table: seconds, and gigabytes of 10^9 bytes."""
+    node_of = {f"w{w}": f"n{w // plan.workers}" for w in range(plan.nodes * plan.workers)}
+    speeds = {
+        name: 1.0 / SLOW if node == "n0" and plan.slow in ("one", "moved") else 1.0
+        for name, node in node_of.items()
+    }
+    shards, blocks = (
+        len(node_of) * (FINE if plan.slow == "moved" else 1),
+        plan.blocks * len(node_of),
+    )
+    homes = homes_by_speed([1.0] * shards, speeds)
+    if plan.slow == "one":
+        homes = tuple(node_of)
+    order, hybrid = plan.order.removesuffix(" by node"), plan.order.endswith(" by node")
+    schedule = Circulate(
+        homes, blocks, len(plan.laps), order=order, nodes=node_of if hybrid else None
+    )
+    block_bytes = problem.weight_bytes / blocks + STATE * problem.features * WEIGHT_BYTES
+    copying = [
+        0.0 if verb == "sum" else block_bytes * (rates.copy + HAND_OVER) for verb in plan.laps
+    ]
+    cell = [
+        rates.cells(problem, verb) * plan.workers / plan.threads / (shards * blocks)
+        for verb in plan.laps
+    ]
+    slower = slow_turns(plan, len(plan.laps), blocks, shards)
+
+    def seconds(visit: Visit) -> float:
+        lap, shards = visit.lap, visit.shards
+        cells = (
+            len(shards)
+            if slower is None
+            else slower[lap, visit.block, shards[0] : shards[-1] + 1].sum()
+        )
+        return float(cells * cell[lap] + copying[lap]) / speeds[visit.worker]
+
+    cluster = Cluster(node_of, block_bytes, plan.gbit * 1e9 / 8, LATENCY, DRIVER)
+    outcome = Circulation(schedule, cluster, seconds).run()
+    most = max(homes.count(name) for name in node_of) * plan.workers  # shards of a node
+    return {
+        "problem": problem.name,
+        **plan._asdict(),
+        "epoch_seconds": outcome.makespan,
+        "cell_seconds": sum(cell) * shards * blocks / len(node_of),
+        "copy_seconds": sum(copying) * blocks,
+        "network_seconds": outcome.most_sent / cluster.bandwidth,
+        "driver_seconds": outcome.driver,
+        "busy_share": outcome.busy / len(node_of) / outcome.makespan,
+        "sent_gb": outcome.sent / 1e9,
+        "sent_by_a_node_gb": outcome.sent / plan.nodes / 1e9,
+        "memory_of_a_node_gb": (problem.data_bytes * most / shards + outcome.held * block_bytes)
+        / 1e9,
+        "visits": outcome.visits,
+    }
+
+
+def slow_turns(plan: Plan, laps: int, blocks: int, shards: int) -> np.ndarray | None:
+    """What each cell takes beside others, (laps, blocks, shards) float32, the same draws for every order; None: all take the
+    same."""
+    if plan.slow != "turns":
+        return None
+    slow = np.random.default_rng(0).random((laps, blocks, shards)) < 1.0 / plan.nodes
+    return np.where(slow, SLOW, 1.0).astype(np.float32)
+
+
+def plans(problem: Problem, nodes: int, chosen: Any) -> Iterator[Plan]:
+    """What is asked for, see the head of this file; and a ring with as many blocks as the solver itself would make."""
+    middle = middle_of(chosen.gbit)
+    base = Plan(nodes, 1, chosen.threads, chosen.blocks, middle)
+    yield from (
+        base._replace(gbit=gbit, merged=merged) for gbit in chosen.gbit for merged in (False, True)
+    )
+    yield from (base._replace(order=order) for order in ORDERS if order != "ring")
+    yield base._replace(
+        blocks=-(
+            -DSMLRSolver().grid(problem.rows, problem.classes, problem.features, nodes).blocks
+            // nodes
+        )
+    )
+    yield from (
+        base._replace(order=order, slow=slow)
+        for slow in ("one", "turns", "moved")
+        for order in ORDERS
+    )
+    if chosen.workers > 1:
+        orders = (*ORDERS, "uniform by node", "shortest by node")
+        yield from (base._replace(workers=chosen.workers, order=order) for order in orders)
+
+
+def middle_of(gbits: Iterable[float]) -> float:
+    """The bandwidth that the orders are compared at."""
+    each = sorted(set(gbits))
+    return each[len(each) // 2]
+
+
+def crossings(
+    problem: Problem, rates: Rates, threads: int, gbits: Sequence[float]
+) -> dict[str, float]:
+    """Nodes from which on the blocks of an epoch take longer to come in than its cells to be computed, by Gbit/s: every block
+    enters every node once a lap, so the one stays the same while the other falls with the number of nodes."""
+    cells = (rates.cells(problem, "update") + rates.cells(problem, "sum")) / threads
+    return {f"{gbit:g}": cells / (2 * problem.weight_bytes / (gbit * 1e9 / 8)) for gbit in gbits}
+
+
+def events(order: str, shards: int = 400, blocks: int = 800) -> float:
+    """Microseconds that the schedule itself takes for each visit, with a worker for each shard."""
+    schedule = Circulate([f"w{s}" for s in range(shards)], blocks, 1, order=order)
+    began, queue = time.thread_time(), deque(schedule.begin())
+    while isinstance(visit := queue.popleft(), Visit):
+        queue.extend(schedule.on(Done(visit.worker, visit.id, 0.0)))
+    return 1e6 * (time.thread_time() - began) / schedule.total_cells
+
+
+def show(row: Mapping[str, Any]) -> None:
+    """One line for people."""
+    order = (
+        row["order"]
+        + (", merged" if row["merged"] else "")
+        + {"nobody": ""}.get(row["slow"], f", slow: {row['slow']}")
+    )
+    what = f"{row['problem']:13s} {row['nodes']:3d} x {row['workers']} x {row['blocks']}, {row['gbit']:3g} Gbit/s, {order:22s}"
+    parts = (("cells", "cell"), ("copies", "copy"), ("network", "network"), ("driver", "driver"))
+    times = ", ".join(f"{name} {row[f'{key}_seconds']:.1f}" for name, key in parts)
+    space = f"sends {row['sent_by_a_node_gb']:.1f} GB, holds {row['memory_of_a_node_gb']:.1f} GB"
+    print(
+        f"{what} {row['epoch_seconds']:9.1f} s ({times}), busy {row['busy_share']:.1%}; a node {space}",
+        flush=True,
+    )
+
+
+def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Seconds of an epoch against nodes for each problem, and the orders side by side where nodes are slow."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    problems = list(dict.fromkeys(row["problem"] for row in rows))
+    columns = (len(problems) + 2) // 2
+    figure, axes = plt.subplots(
+        2, columns, figsize=(5.6 * columns, 8.4), layout="constrained", squeeze=False
+    )
+    places = list(axes.flat)
+    for place, problem in zip(places, problems, strict=False):
+        draw_nodes(place, [row for row in rows if row["problem"] == problem])
+    draw_slow(places[len(problems)], [row for row in rows if row["problem"] == problems[-1]])
+    for place in places[len(problems) + 1 :]:
+        place.set_axis_off()
+    figure.legend(
+        *places[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+    )
+    figure.savefig(path, dpi=120)
+
+
+def draw_nodes(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What an epoch takes in a ring by Gbit/s, and with a barrier; what it would take if only its cells or its copies counted."""
+    gbits = sorted({row["gbit"] for row in rows})
+    middle = middle_of(gbits)
+    even = [
+        row
+        for row in rows
+        if row["slow"] == "nobody" and row["workers"] == 1 and row["blocks"] == rows[0]["blocks"]
+    ]
+    lines = [(f"ring, {gbit:g} Gbit/s", "ring", False, gbit, "o-") for gbit in gbits]
+    lines += [
+        (f"sync, {middle:g} Gbit/s", "sync", False, middle, "s--"),
+        (f"ring, merged laps, {gbits[0]:g} Gbit/s", "ring", True, gbits[0], "^:"),
+    ]
+    for name, order, merged, gbit, style in lines:
+        points = [
+            row
+            for row in even
+            if (row["order"], row["merged"], row["gbit"]) == (order, merged, gbit)
+        ]
+        place.plot(
+            [row["nodes"] for row in points],
+            [row["epoch_seconds"] for row in points],
+            style,
+            label=name,
+            markersize=5,
+        )
+    ring = [
+        row
+        for row in even
+        if (row["order"], row["merged"], row["gbit"]) == ("ring", False, gbits[0])
+    ]
+    for key, name, shade in (
+        ("cell_seconds", "cells alone", "0.25"),
+        ("copy_seconds", "copies alone", "0.6"),
+    ):
+        place.plot(
+            [row["nodes"] for row in ring],
+            [row[key] for row in ring],
+            color=shade,
+            linewidth=1,
+            label=name,
+        )
+    place.set(
+        title=rows[0]["problem"],
+        xlabel=f"nodes of {rows[0]['threads']} threads",
+        ylabel="seconds an epoch",
+        yscale="log",
+    )
+    place.set_xticks([row["nodes"] for row in ring])
+    place.grid(axis="y", which="both", color="0.93")
+
+
+def draw_slow(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What an epoch takes by order on the largest cluster, where nobody is slow, and where a node is."""
+    nodes, gbit, blocks = (
+        max(row["nodes"] for row in rows),
+        middle_of(row["gbit"] for row in rows),
+        rows[0]["blocks"],
+    )
+    names = {
+        "nobody": "no node slow",
+        "turns": "slow in turns",
+        "one": "one slow",
+        "moved": "one slow,\nshards moved",
+    }
+    for at, order in enumerate(ORDERS):
+        chosen = {
+            row["slow"]: row["epoch_seconds"]
+            for row in rows
+            if (row["order"], row["nodes"], row["gbit"], row["workers"], row["blocks"])
+            == (order, nodes, gbit, 1, blocks)
+            and not row["merged"]
+        }
+        bars = place.bar(
+            np.arange(len(names)) + 0.22 * (at - 1.5),
+            [chosen[slow] for slow in names],
+            0.21,
+            label=order,
+        )
+        place.bar_label(bars, fmt="%.0f", fontsize=6.5)
+    place.set_xticks(range(len(names)), names.values())
+    place.set(
+        title=f"{rows[0]['problem']}, {nodes} nodes, {gbit:g} Gbit/s; slow is {SLOW:g} times slower",
+        ylabel="seconds an epoch",
+    )
+    place.legend(loc="upper left", frameon=False, fontsize=8)
+
+
+def main() -> None:
+    """Simulate what is asked for, and print the JSON."""
+    chosen = arguments(
+        __doc__ or "",
+        problems={
+            "nargs": "*",
+            "default": ["LSHTC1-large", "Reddit-Full"],
+            "choices": list(PROBLEMS),
+        },
+        nodes={"nargs": "*", "type": int, "default": [20, 60, 100]},
+        gbit={"nargs": "*", "type": float, "default": [10.0, 25.0, 100.0]},
+        threads={"type": int, "default": 16, "help": "of a node"},
+        workers={"type": int, "default": 1, "help": "of a node, in (c)"},
+        blocks={"type": int, "default": 2, "help": "for each worker"},
+        repeats={"type": int, "default": 20},
+    )
+
+    def run(_: Path) -> dict[str, Any]:
+        rates, rows = measured(chosen.repeats), []
+        print(
+            f"nanoseconds for a non-zero and a row, by label, and for a byte: {rates}", flush=True
+        )
+        for problem in (PROBLEMS[name] for name in chosen.problems):
+            for plan in (plan for nodes in chosen.nodes for plan in plans(problem, nodes, chosen)):
+                rows.append(simulate(problem, rates, plan))
+                show(rows[-1])
+        cross = {
+            name: crossings(PROBLEMS[name], rates, chosen.threads, chosen.gbit)
+            for name in chosen.problems
+        }
+        if chosen.picture:
+            picture(rows, chosen.picture)
+        figures = {"rates": rates._asdict(), "communication_dominates_from_nodes": cross}
+        return {
+            "benchmark": "scaling",
+            **figures,
+            "schedule_microseconds": {o: events(o) for o in ORDERS},
+            "rows": rows,
+        }
+
+    in_folder(run, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Core-seconds and P@1/3/5 of xcray beside its peers: LIBLINEAR, napkinXC, PECOS and omikuji.
+
+`python -m benchmarks.peers --data DIR [--sets bibtex cooking ...] [--peers xcray liblinear ...] [--cache DIR] [--env DIR]`
+
+Everybody reads the same rows, runs on one core with one thread and minimises the squared hinge with the same C; everything
+else is each one's default. CPU seconds count, of training alone; runs are interleaved, medians and ratios within a round
+are told. One-vs-rest over tens of thousands of labels takes hours, so on the sets in --samples the one-vs-rest peers train
+a sample of labels stratified by frequency: their time a class is that of the sample, their answers are compared on the
+test rows that have a label of the sample, choosing among the sample only, for xcray as for them. Trees and xcray train
+all labels. --cache keeps data, the runs and their answers; --again NAMES runs those anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.peers.data import measures_all, measures_sample, sample, write_folder
+from benchmarks.peers.environment import environment, versions
+from benchmarks.peers.report import draw, table
+from benchmarks.peers.run import cached, default_core
+from xcray.data.dataset import Dataset
+
+
+class Who(NamedTuple):
+    """A row of the table: what it is, the package it needs, and which labels it trains where one-vs-rest peers train a sample.
+
+    whole: all of them; so do trees and xcray, but for `xcray_sample`, which is there to be compared on a sample alone.
+    """
+
+    title: str
+    package: str
+    whole: bool = False
+    tree: bool = False
+    params: dict[str, Any] = {}  # noqa: RUF012
+
+
+WHO = {
+    "xcray": Who("xcray PPDSparse (lam 0.01)", "xcray", whole=True),
+    "xcray_l2": Who("xcray PPDSparse (lam 0)", "xcray", whole=True, params={"lam": 0.0}),
+    "xcray_sample": Who("xcray PPDSparse (lam 0.01), the sample alone", "xcray"),
+    "xcray_sample_l2": Who(
+        "xcray PPDSparse (lam 0), the sample alone", "xcray", params={"lam": 0.0}
+    ),
+    "xcray_sample_tight": Who(
+        "xcray PPDSparse (lam 0.01, eps 0.001), the sample alone", "xcray", params={"eps": 0.001}
+    ),
+    "liblinear": Who("LIBLINEAR dual, tol 0.1 (scikit-learn)", "sklearn"),
+    "sklearn": Who("LinearSVC, its defaults (scikit-learn)", "sklearn"),
+    "napkinxc_br": Who("napkinXC BR", "napkinxc"),
+    "pecos_flat": Who("PECOS XR-Linear, no tree", "pecos"),
+    "omikuji_flat": Who("omikuji, one leaf, no tree (normalises rows)", "omikuji"),
+    "napkinxc_plt": Who("napkinXC PLT (tree, normalises rows)", "napkinxc", whole=True, tree=True),
+    "pecos_tree": Who("PECOS XR-Linear (tree)", "pecos", whole=True, tree=True),
+    "omikuji_tree": Who("omikuji, 3 trees (normalise rows)", "omikuji", whole=True, tree=True),
+    "dismecpp": Who("DiSMEC++", "dismecpp"),
+}
+SETS = (
+    "bibtex",
+    "cooking",
+    "news20_bydate",
+    "clef_imclef07a",
+    "mnist",
+    "kddcup99_10pct",
+    "gutenberg_lcsh",
+    "gnd_tibkat",
+)
+C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere
+PRUNE = 0.1  # weights the peers drop, their own default; nothing on sets of few labels, where weights are small and room is not short
+FEW = 2000
+
+
+class Set(NamedTuple):
+    """A data set with the files of its peers: `columns` are the labels of the one-vs-rest peers."""
+
+    name: str
+    data: Dataset
+    columns: Any
+    flat: Path
+    whole: Path
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the one-vs-rest peers train a sample of the labels."""
+        return self.flat != self.whole
+
+
+def prepare(name: str, chosen: Any, folder: Path) -> Set:
+    """Build the set and write what its peers read, once."""
+    data = dataset(name, chosen.data, folder / "sets")
+    seen = np.flatnonzero(data.label_counts > 0).astype(np.int32)
+    size = dict(entry.split(":") for entry in chosen.samples).get(name)
+    columns = sample(data.label_counts, int(size)) if size else seen
+    whole = folder / "tasks" / name / "all"
+    flat = folder / "tasks" / name / f"sample-{len(columns)}" if len(columns) < len(seen) else whole
+    for place, labels in {whole: seen, flat: columns}.items():
+        if not (place / "train.txt").exists():
+            write_folder(data, labels, place)
+    return Set(name, data, columns, flat, whole)
+
+
+def task_of(peer: str, those: Set, core: int | None) -> dict[str, Any]:
+    """What the worker is told."""
+    who, cost = WHO[peer], C.get(those.name, 1.0)
+    common = {
+        "peer": peer,
+        "package": who.package,
+        "k": 5,
+        "core": core,
+        "data": those.data.content_hash,
+    }
+    if who.package == "xcray":
+        columns = str(those.flat / "columns.npy") if those.sampled else None
+        params = {"C": cost, **who.params}
+        return {
+            **common,
+            "dataset": str(those.data.path),
+            "params": params,
+            "columns": columns,
+            "sample_only": not who.whole,
+        }
+    prune = PRUNE if those.data.n_labels > FEW else 0.0
+    return {
+        **common,
+        "folder": str(those.whole if who.whole else those.flat),
+        "C": cost,
+        "prune": prune,
+    }
+
+
+def runs_of(
+    those: Set, peers: list[str], chosen: Any, python: Path, folder: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """All runs on one set, a round of everybody after another; whoever has taken --patience seconds is not asked again."""
+    core = default_core() if chosen.core is None else chosen.core if chosen.core >= 0 else None
+    runs: dict[str, list[dict[str, Any]]] = {peer: [] for peer in peers}
+    for number in range(chosen.repeats):
+        for peer in peers:
+            spent = sum(run.get("train_cpu_s", chosen.patience) for run in runs[peer])
+            if spent >= chosen.patience and peer not in ("xcray", "liblinear"):
+                continue
+            file = folder / "runs" / f"{those.name}-{peer}-{number}.json"
+            run = cached(
+                task_of(peer, those, core), python, chosen.limit, file, peer in chosen.again
+            )
+            runs[peer].append(run)
+            said = (
+                run.get("failed")
+                or f"{run['train_cpu_s']:.2f} s CPU, {run['train_wall_s']:.2f} s wall, load {run['load']:.1f}"
+            )
+            print(f"{those.name} {peer} #{number}: {said}", flush=True)
+    return runs
+
+
+def row_of(peer: str, runs: list[dict[str, Any]], those: Set) -> dict[str, Any]:
+    """One line of the table: medians over the runs, the answers of the last."""
+    who, fine = WHO[peer], [run for run in runs if "failed" not in run]
+    row = {"set": those.name, "peer": peer, "title": who.title, "tree": who.tree, "runs": len(fine)}
+    if not fine:
+        return {**row, "failed": runs[-1]["failed"]}
+    last = fine[-1]
+    seen = int((those.data.label_counts > 0).sum())
+    part = those.sampled and not who.whole
+    labels, top = len(those.columns) if part else seen, np.array(last["top"])
+    ms = 1e3 * median(run["train_cpu_s"] for run in fine) / labels
+    row |= {
+        "labels": labels,
+        "ms_a_class": ms,
+        "core_seconds_all_labels": ms * seen / 1e3,
+        "extrapolated": part,
+    }
+    row |= {
+        name: last[name]
+        for name in ("weights", "not_converged", "model_bytes", "largest_gap")
+        if name in last
+    }
+    row |= {
+        "peak_bytes": last["peak_bytes"],
+        "training_bytes": last["peak_bytes"] - last["rest_bytes"],
+        "load": last["load"],
+    }
+    if part:
+        return {**row, "sample": measures_sample(top, those.data, those.columns)}
+    labels_of = np.load(those.whole / "columns.npy")
+    row |= measures_all(
+        top if who.package == "xcray" else np.where(top >= 0, labels_of[top], -1), those.data
+    )
+    return (
+        {**row, "sample": measures_sample(np.array(last["top_sample"]), those.data, those.columns)}
+        if "top_sample" in last
+        else row
+    )
+
+
+def bars(
+    rows: list[dict[str, Any]], runs: dict[str, list[dict[str, Any]]], those: Set
+) -> dict[str, Any]:
+    """xcray against each peer of one set: times faster a class (median over rounds), difference of P@1, and memory."""
+    found = {row["peer"]: row for row in rows if "failed" not in row}
+    us = next((peer for peer in ("xcray", "xcray_sample") if peer in found), None)
+    if us is None:
+        return {}
+    ours, X = found[us], those.data.train.X
+    out: dict[str, Any] = {"set": those.name, "xcray": us, "against": {}}
+    if us == "xcray":
+        out["memory_beside_model_in_X"] = (ours["training_bytes"] - ours["model_bytes"]) / (
+            8 * X.nnz + 8 * (X.n_rows + 1)
+        )
+    for peer in found.keys() - {us}:
+        row, scale = found[peer], ours["labels"] / found[peer]["labels"]
+        rounds = [
+            pair
+            for pair in zip(runs[peer], runs[us], strict=False)
+            if not any("failed" in run for run in pair)
+        ]
+        faster = median(
+            scale * theirs["train_cpu_s"] / mine["train_cpu_s"] for theirs, mine in rounds
+        )
+        if ours["extrapolated"] and not row["extrapolated"]:
+            continue  # a sample of ours beside all labels of theirs says nothing
+        kind = "sample" if row["extrapolated"] else "all"
+        same = (
+            median(theirs["train_cpu_s"] / mine["sample_cpu_s"] for theirs, mine in rounds)
+            if kind == "sample"
+            else faster
+        )
+        p1 = [(entry["sample"] if kind == "sample" else entry)["P@1"] for entry in (ours, row)]
+        verdict = {
+            "times_faster": faster,
+            "times_faster_on_the_same_labels": same,
+            "P@1_more": round(p1[0] - p1[1], 2),
+        }
+        out["against"][peer] = {**verdict, "P@1_of": kind}
+    return out
+
+
+def main() -> None:
+    """Compare on every set and print the JSON."""
+    chosen = arguments(
+        __doc__ or "",
+        sets={"nargs": "+"},
+        peers={"nargs": "+", "default": list(WHO), "choices": list(WHO)},
+        samples={
+            "nargs": "*",
+            "default": ["gutenberg_lcsh:1200", "gnd_tibkat:320"],
+            "help": "SET:LABELS of one-vs-rest peers",
+        },
+        env={
+            "type": Path,
+            "help": "directory of the peers' environment, made when it is not there; default: inside the cache",
+        },
+        cache={
+            "type": Path,
+            "help": "directory that keeps data sets and runs; default: a temporary one",
+        },
+        again={
+            "nargs": "+",
+            "default": [],
+            "help": "peers to run anew although the cache holds their runs",
+        },
+        repeats={"type": int, "default": 3},
+        patience={
+            "type": float,
+            "default": 60.0,
+            "help": "CPU seconds on one set after which a peer is not repeated",
+        },
+        core={
+            "type": int,
+            "help": "the core that everybody runs on; default: the last one; -1: whichever is free",
+        },
+        limit={"type": float, "default": 1800.0, "help": "seconds after which a run is ended"},
+    )
+
+    def run(folder: Path) -> dict[str, Any]:
+        place = (chosen.cache or folder).resolve()
+        python, absent = environment((chosen.env or place / "env").resolve())
+        rows, verdicts = [], []
+        for name in chosen.sets or (SETS if chosen.data else ["synthetic"]):
+            those = prepare(name, chosen, place)
+            usable = [peer for peer in chosen.peers if WHO[peer].package not in absent]
+            if not those.sampled:
+                usable = [peer for peer in usable if not peer.startswith("xcray_sample")]
+            runs = runs_of(those, usable, chosen, python, place)
+            mine = [row_of(peer, runs[peer], those) for peer in usable]
+            rows += mine
+            verdicts.append(bars(mine, runs, those))
+        print(table(rows, verdicts))
+        if chosen.picture:
+            draw(rows, chosen.picture)
+        return {
+            "benchmark": "peers",
+            "rows": rows,
+            "bars": verdicts,
+            "absent": absent,
+            "versions": versions(python),
+        }
+
+    in_folder(run, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""One training of xcray in a process of its own: `python -m benchmarks.peers.xcray_task TASK.json`; JSON as its last line.
+
+Measured like the peers (`peers_worker`): CPU seconds of this process. What counts as training is everything from opening
+the data set to the last finished class, commits to disk included; merging, evaluating and publishing come after and are told
+apart in `phases`. The kernels are compiled, or read from their cache, before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.worker import cpu_seconds, memory_bytes, stay_on, tree_bytes
+from xcray.arrays import TopK, frozen
+from xcray.data.dataset import Dataset
+from xcray.index.inverted import InvertedIndex
+from xcray.kernels.sparse import take_rows
+from xcray.model.model import Model
+from xcray.solvers import make_solver
+from xcray.telemetry.progress import Progress
+from xcray.training import TrainSpec, train
+
+SOLVER = "ppdsparse"
+
+
+class Meter:
+    """CPU seconds and peak memory at the beginning of every phase of a training."""
+
+    def __init__(self) -> None:
+        self.began = cpu_seconds()
+        self.wall = time.monotonic()
+        self.phases: dict[str, dict[str, float]] = {}
+
+    def note(self, progress: Progress) -> None:
+        """Called by the training with its progress: the first call of a phase counts."""
+        if progress.phase not in self.phases:
+            used = {"cpu_s": cpu_seconds() - self.began, "wall_s": time.monotonic() - self.wall}
+            self.phases[progress.phase] = {**used, "peak_bytes": memory_bytes("VmHWM")}
+
+
+def run(task: dict[str, Any]) -> dict[str, Any]:
+    """Train, and answer the test rows."""
+    make_solver(SOLVER, task["params"]).warm_up()
+    scratch, rest, meter = Path(task["scratch"]), memory_bytes("VmRSS"), Meter()
+    spec = TrainSpec(task["dataset"], params=task["params"], pool="serial")
+    done = train(spec, run_dir=scratch / "run", out=scratch / "model", progress=meter.note)
+    peak, end = memory_bytes("VmHWM"), meter.phases["MERGING"]
+    model, data = Model.open(done.model_path, verify=False), Dataset.open(task["dataset"])
+    began = cpu_seconds()
+    top = InvertedIndex(model.W, model.postings, model.b).query(data["test"].X, task["k"])
+    predicted = cpu_seconds() - began
+    np.save(task["top"], top.labels)
+    sample = {}
+    if task["columns"]:
+        columns = np.load(task["columns"])
+        np.save(task["top_sample"], restricted(model, data, columns, task["k"]).labels)
+        sample = {"sample_cpu_s": sample_seconds(data, columns, task["params"])}
+    return {
+        "train_cpu_s": end["cpu_s"],
+        "train_wall_s": end["wall_s"],
+        "rest_bytes": rest,
+        "peak_bytes": peak,
+        "phases": meter.phases,
+        "predict_cpu_s": predicted,
+        "model_bytes": tree_bytes(done.model_path),
+        "weights": model.nnz,
+        "not_converged": done.report["classes"] - done.report["classes_certified"],
+        "largest_gap": done.report["largest_gap"],
+        **sample,
+    }
+
+
+def run_sample(task: dict[str, Any]) -> dict[str, Any]:
+    """Solve the labels of the sample alone, as the one-vs-rest peers do, and answer the test rows among them."""
+    data, columns, rest = (
+        Dataset.open(task["dataset"]),
+        np.load(task["columns"]),
+        memory_bytes("VmRSS"),
+    )
+    solver = make_solver(SOLVER, task["params"])
+    solver.warm_up()
+    local = solver.load(data.train.X, data.train.XT, data.train.YT)
+    began, wall = cpu_seconds(), time.monotonic()
+    block = solver.solve(local, frozen(columns, np.int32))
+    used = {"train_cpu_s": cpu_seconds() - began, "train_wall_s": time.monotonic() - wall}
+    peak, began = memory_bytes("VmHWM"), cpu_seconds()
+    np.save(
+        task["top"],
+        InvertedIndex.build(block.W, frozen(block.bias, np.float32))
+        .query(data["test"].X, task["k"])
+        .labels,
+    )
+    gaps = block.records["gap"] / block.records["null"]
+    return {
+        **used,
+        "sample_cpu_s": used["train_cpu_s"],
+        "rest_bytes": rest,
+        "peak_bytes": peak,
+        "predict_cpu_s": cpu_seconds() - began,
+        "model_bytes": 8 * block.W.nnz + 16 * len(columns),
+        "weights": block.W.nnz,
+        "not_converged": int((gaps > solver.eps).sum()),
+        "largest_gap": float(gaps.max()),
+    }
+
+
+def sample_seconds(data: Dataset, columns: Any, params: dict[str, Any]) -> float:
+    """CPU seconds of solving `columns` alone, the very classes that one-vs-rest peers train; the data are loaded before."""
+    solver = make_solver(SOLVER, params)
+    local = solver.load(data.train.X, data.train.XT, data.train.YT)
+    began = cpu_seconds()
+    solver.solve(local, frozen(columns, np.int32))
+    return cpu_seconds() - began
+
+
+def restricted(model: Model, data: Dataset, columns: Any, k: int) -> TopK:
+    """The best of `columns` (a sample of labels, ascending) alone; labels count within the sample."""
+    W = take_rows(model.W, frozen(columns, np.int64))
+    return InvertedIndex.build(W, frozen(model.b[columns], np.float32)).query(data["test"].X, k)
+
+
+def main() -> None:
+    """Do the task and print what came out."""
+    task = json.loads(Path(sys.argv[1]).read_text())
+    stay_on(task["core"])
+    print(json.dumps(run_sample(task) if task["sample_only"] else run(task)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Exact search: milliseconds a query beside the plain scan, scipy and peers; batches, bytes, sizes; equality with brute force.
+
+`python -m benchmarks.search [--models DIR] [--only NAME ...] [--pydocs] [--peers] [--picture FILE] [--json FILE]`
+`python -m benchmarks.search --equality 100000` compares queries with brute force instead, and tells the mismatches.
+`python -m benchmarks.search.profile FILE.svg` draws where the time goes, `python -m benchmarks.search.instructions` counts what
+the processor does.
+
+DIR holds NAME/model beside NAME/dataset (its test part is asked), NAME/queries or NAME/queries.npz. Without it a small model is
+trained on the spot. Engines take turns on blocks of queries; see `search_timing` for what is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import arguments, in_folder
+from benchmarks.peers.environment import SEARCHERS, environment, versions
+from benchmarks.search.equality import many, same, searcher
+from benchmarks.search.models import Subject, csr_bytes, index_bytes, repeated, subjects
+from benchmarks.search.peers import PEERS, groups, part_of, running
+from benchmarks.search.report import draw, table
+from benchmarks.search.timing import (
+    KS,
+    Engine,
+    Others,
+    Times,
+    bandwidth,
+    batches,
+    interleaved,
+    local,
+    ratio,
+    recall,
+    summary,
+)
+from xcray.arrays import TopK
+from xcray.index.inverted import InvertedIndex
+from xcray.predict import Predictor
+
+BUDGET = 15.0  # seconds an engine may take for one k, all repeats
+BATCH_SECONDS = 1.0  # about what a batch takes on one thread
+WEIGHT_BYTES = 4  # of a posting's own weight, where that is read
+ACCUMULATOR_BYTES = 4  # a label's sum is cleared and read once a query
+
+
+def scipy_engine(subject: Subject) -> Engine:
+    """The product with scipy, then the best k by argpartition."""
+    by_feature, b = subject.model.postings.to_scipy(), subject.model.b.astype(np.float32)
+
+    def query(x: Any, k: int) -> TopK:
+        scores = (x.to_scipy() @ by_feature).toarray()[0] + b
+        k = min(k, len(scores))
+        best = np.argpartition(-scores, k - 1)[:k]
+        best = best[np.argsort(-scores[best], kind="stable")]
+        return TopK(best[None], scores[best][None])
+
+    return local("scipy", subject, query)
+
+
+def own_engines(subject: Subject, predictor: Predictor, scan: InvertedIndex) -> list[Engine]:
+    """The search, and the plain scan that judges it."""
+
+    def timed(query: Any) -> Any:
+        def batch(rows: int, k: int, threads: int) -> float:
+            X = repeated(subject.X, rows)
+            began = time.perf_counter()
+            query(X, k, threads=threads)
+            return time.perf_counter() - began
+
+        return batch
+
+    search = predictor.index
+    return [
+        local("search", subject, lambda x, k: search.query(x, k), timed(search.query)),
+        local("scan", subject, lambda x, k: scan.query(x, k), timed(scan.query)),
+    ]
+
+
+def costs(
+    subject: Subject, predictor: Predictor, scan: InvertedIndex, k: int, speed: float, p50: float
+) -> dict[str, Any]:
+    """What a query reads, on average, in postings, labels and bytes; and how long memory alone would take for these bytes."""
+    answer = predictor.index.query(subject.X, k)
+    X, lists = subject.X, np.diff(subject.model.postings.indptr)
+    of_lists = float(lists[X.indices].sum()) / X.n_rows
+    n_labels, read = subject.model.n_labels, float(answer.postings_read.mean())
+    whole = (
+        answer.labels_scored > n_labels // 4
+    )  # scored from the lists with all their weights, not label by label
+    rescored = (
+        float(np.where(whole, 0, answer.labels_scored).mean()) * 8 * subject.model.nnz / n_labels
+    )
+    weights = WEIGHT_BYTES * float(np.where(whole, answer.postings_read, 0).mean())
+    label_bytes = 2 if n_labels <= 1 << 16 else 3
+    touched = label_bytes * read + weights + ACCUMULATOR_BYTES * n_labels + rescored
+    return {
+        "postings_read": read,
+        "postings_of_lists": of_lists,
+        "labels_scored": float(answer.labels_scored.mean()),
+        "bytes": touched,
+        "bytes_of_scan": 8 * of_lists + 20 * subject.model.n_labels,
+        "floor_ms": 1e3 * touched / speed,
+        "times_the_floor": p50 / (1e3 * touched / speed),
+        "equal_to_scan": same(answer.top, scan.query(X, k)),
+        "all_exact": bool(answer.exact.all()),
+    }
+
+
+def sizes(subject: Subject, predictor: Predictor) -> dict[str, Any]:
+    """Bytes of the index beside the weights, and how fast it is built of them on one core."""
+    model = subject.model
+    began, cpu = time.perf_counter(), time.process_time()
+    searcher(model.W, model.b)
+    wall, used = time.perf_counter() - began, time.process_time() - cpu
+    bytes_of = index_bytes(predictor.index)
+    return {
+        "bytes": bytes_of,
+        "csr_bytes": csr_bytes(model),
+        "times_csr": bytes_of / csr_bytes(model),
+        "build_s": wall,
+        "weights_per_cpu_second": model.nnz / used,
+    }
+
+
+def cells(
+    subject: Subject, engines: list[Engine], times: dict[tuple[str, int], Times], ks: list[int]
+) -> list[dict[str, Any]]:
+    """A line of the table for each engine and k. Recall is that among the labels an engine knows."""
+    out = []
+    for engine in engines:
+        W, b, _ = part_of(subject, None if engine.labels is None else len(engine.labels))
+        exact = InvertedIndex.build(W, b)
+        for k in ks:
+            own = times[engine.name, k]
+            cell = {
+                "engine": engine.name,
+                "k": k,
+                **summary(own),
+                "times_the_search": ratio(own, times["search", k]),
+            }
+            cell["recall"] = recall(own, subject, exact.query(subject.X, k).scores[:, -1])
+            out.append({**cell, "labels": W.n_rows})
+    return out
+
+
+def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) -> dict[str, Any]:
+    """Everything about one model, but for peers."""
+    others, load = Others(), os.getloadavg()[0]
+    scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
+    engines = [*own_engines(subject, predictor, scan), scipy_engine(subject)]
+    times = interleaved(engines, subject.X.n_rows, tuple(chosen.ks), chosen.repeats, chosen.budget)
+    latency = cells(subject, engines, times, chosen.ks)
+    least = {cell["k"]: cell["least_p50"] for cell in latency if cell["engine"] == "search"}
+    return {
+        "model": subject.name,
+        "labels": subject.model.n_labels,
+        "features": subject.model.n_features,
+        "weights": subject.model.nnz,
+        "latency": latency,
+        "costs": {k: costs(subject, predictor, scan, k, speed, least[k]) for k in chosen.ks},
+        "batches": {
+            e.name: batches(e, batch_rows(e, None), 5, chosen.repeats)
+            for e in engines
+            if e.batch is not None
+        },
+        "index": sizes(subject, predictor),
+        "load": [load, os.getloadavg()[0]],
+        "others": others.share(),
+    }
+
+
+def beside_peers(
+    subject: Subject, predictor: Predictor, chosen: Any, python: Path, folder: Path
+) -> dict[str, Any]:
+    """Peers and the search in turn: lines of the table, what each took to build, and why some are not there."""
+    out: dict[str, Any] = {"latency": [], "batches": {}, "absent": {}, "built": {}}
+    scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
+    for names in groups(subject, chosen.peer_names):
+        with running(subject, names, chosen.absent, python, folder, chosen.limit) as (
+            peers,
+            why,
+            built,
+        ):
+            engines = [own_engines(subject, predictor, scan)[0], *peers]
+            times = interleaved(
+                engines, subject.X.n_rows, tuple(chosen.ks), chosen.repeats, chosen.budget
+            )
+            out["latency"] += cells(subject, engines, times, chosen.ks)[len(chosen.ks) :]
+            for peer in peers:
+                out["batches"][peer.name] = batches(
+                    peer, batch_rows(peer, subject.X.n_rows), 5, chosen.repeats
+                )
+            out["absent"] |= why
+            out["built"] |= built
+    return out
+
+
+def batch_rows(engine: Engine, most: int | None) -> int:
+    """As many rows as one thread answers in about a second, `most` at most."""
+    assert engine.batch is not None
+    engine.batch(8, 5, 2)
+    few = 8
+    while (took := engine.batch(few, 5, 1)) < 0.05 * BATCH_SECONDS and few < (most or 1 << 16):
+        few *= 4
+    return int(np.clip(few * BATCH_SECONDS / took, 2, most or 1 << 17))
+
+
+def main() -> None:
+    """Measure, or compare with brute force, and print the JSON."""
+    chosen = arguments(
+        __doc__ or "",
+        models={"type": Path, "help": "directory of NAME/model and NAME/dataset"},
+        only={"nargs": "+", "help": "names of models in --models"},
+        pydocs={
+            "action": "store_true",
+            "help": "train and measure the documentation of Python too",
+        },
+        ks={"nargs": "+", "type": int, "default": list(KS)},
+        queries={"type": int, "default": 1000, "help": "held-out rows a model is asked"},
+        repeats={"type": int, "default": 5},
+        budget={"type": float, "default": BUDGET, "help": "seconds an engine may take for one k"},
+        peers={"action": "store_true", "help": "measure peers too, in an environment of their own"},
+        peer_names={"nargs": "+", "default": list(PEERS), "choices": list(PEERS)},
+        env={
+            "type": Path,
+            "help": "directory of the peers' environment, made when it is not there; default: a temporary one",
+        },
+        limit={
+            "type": float,
+            "default": 900.0,
+            "help": "seconds a peer may take to build, or to answer",
+        },
+        equality={
+            "type": int,
+            "help": "compare so many queries with brute force, and do nothing else",
+        },
+        seed={"type": int, "default": 0, "help": "of --equality"},
+    )
+
+    def run(folder: Path) -> dict[str, Any]:
+        if chosen.equality:
+            return {"benchmark": "search-equality", **many(chosen.equality, chosen.seed)}
+        python, told = Path(), {}
+        if chosen.peers:
+            python, chosen.absent = environment((chosen.env or folder / "env").resolve(), SEARCHERS)
+            told = {"versions": versions(python)}
+        speed, rows = bandwidth(), []
+        for subject in subjects(chosen.models, chosen.pydocs, chosen.only, chosen.queries, folder):
+            predictor = Predictor(subject.model)
+            entry = measured(subject, predictor, chosen, speed)
+            if chosen.peers:
+                found = beside_peers(subject, predictor, chosen, python, folder / "tasks")
+                entry = {
+                    **entry,
+                    **found,
+                    "latency": entry["latency"] + found["latency"],
+                    "batches": entry["batches"] | found["batches"],
+                }
+            rows.append(entry)
+            print(table(rows[-1:]), flush=True)
+        if chosen.picture:
+            draw(rows, chosen.picture)
+        return {"benchmark": "search", "bandwidth": speed, "models": rows, **told}
+
+    in_folder(run, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

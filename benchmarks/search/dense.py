@@ -1,0 +1,110 @@
+"""Models that have all their weights: plain rows against packed lists against a matrix product, microseconds a row.
+
+`python -m benchmarks.search.dense [--json FILE] [--rounds 9]`
+
+All weights are random and there; rows have a share of the features. Lists and plain rows answer the same bits, which is checked;
+the product is float32 (X @ W + b and numpy's partition), which is less exact and keeps no order of sums. One core each: set
+OMP_NUM_THREADS=1. Ways take turns in each round, and medians are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.common import arguments, in_folder
+from xcray.arrays import csr_from
+from xcray.index.log_partition import Normaliser
+from xcray.index.search import SearchIndex
+
+K = 5
+SINGLES = 20  # rows that are asked one by one
+CELLS = 40_000_000  # about so many products a batch
+
+
+class Shape(NamedTuple):
+    """A model and rows: how many features and labels; the share of features that a row has."""
+
+    features: int
+    labels: int
+    share: float
+
+
+SHAPES = (
+    Shape(80, 63, 1.0),
+    Shape(784, 10, 0.2),
+    Shape(784, 10, 1.0),
+    Shape(200, 1000, 1.0),
+    Shape(1000, 5000, 0.05),
+    Shape(20000, 1000, 0.003),
+)
+
+
+def measured(shape: Shape, rounds: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Sizes, and microseconds a row of each way."""
+    W = rng.normal(size=(shape.labels, shape.features)).astype(np.float32)
+    b = rng.normal(size=shape.labels).astype(np.float32)
+    n = int(np.clip(CELLS // W.size, 50, 2000))
+    X = np.where(
+        rng.random((n, shape.features)) < shape.share, rng.normal(size=(n, shape.features)), 0
+    ).astype(np.float32)
+    rows, by_feature = csr_from(X), np.ascontiguousarray(W.T)
+    lists, plain = (SearchIndex.build(csr_from(W), b, dense=dense) for dense in (False, True))
+    singles = [csr_from(X[i : i + 1]) for i in range(SINGLES)]
+    one, two = lists.query(rows, K), plain.query(rows, K)
+    if not (np.array_equal(one.labels, two.labels) and np.array_equal(one.scores, two.scores)):
+        raise SystemExit(f"{shape}: lists and plain rows answer differently")
+    normaliser = Normaliser(plain)
+
+    def product(part: Any) -> None:
+        np.argpartition(-(part @ by_feature + b), K - 1, axis=1)
+
+    ways: dict[str, tuple[int, Callable[[], Any]]] = {
+        "lists": (n, lambda: lists.query(rows, K)),
+        "plain": (n, lambda: plain.query(rows, K)),
+        "normaliser": (n, lambda: normaliser.of(rows)),
+        "product": (n, lambda: product(X)),
+        "lists_single": (SINGLES, lambda: [lists.query(row, K) for row in singles]),
+        "plain_single": (SINGLES, lambda: [plain.query(row, K) for row in singles]),
+        "product_single": (SINGLES, lambda: [product(X[i : i + 1]) for i in range(SINGLES)]),
+    }
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds + 1):
+        for name, (count, run) in ways.items():
+            began = perf_counter()
+            run()
+            took[name].append(1e6 * (perf_counter() - began) / count)
+    sizes = {
+        "rows": 8 * W.size,
+        "lists": lists.n_bytes,
+        "plain": plain.dense.nbytes if plain.dense is not None else 0,
+    }
+    medians = {
+        name: round(float(np.median(times[1:])), 2) for name, times in took.items()
+    }  # the first round warms up
+    return {**shape._asdict(), "bytes": sizes, "us_a_row": medians}
+
+
+def main() -> None:
+    """Measure all shapes; a line each, and the last line is JSON."""
+    asked = arguments(
+        "Dense models: plain rows, lists and a matrix product.", rounds={"type": int, "default": 9}
+    )
+
+    def run(_: Path) -> dict[str, Any]:
+        rng, found = np.random.default_rng(0), []
+        for shape in SHAPES:
+            found.append(measured(shape, asked.rounds, rng))
+            told = "  ".join(f"{name} {us}" for name, us in found[-1]["us_a_row"].items())
+            print(f"{shape.features} x {shape.labels}, {shape.share:g}: {told}", flush=True)
+        return {"shapes": found}
+
+    in_folder(run, asked.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Answers of a search beside brute force: labels, bits of scores, order, and whether the certificate tells the truth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.search.cases import FAMILIES, Case
+from tests.naive import search as naive
+from xcray.arrays import CSR, TopK
+from xcray.index.filters import LabelFilter
+from xcray.index.inverted import InvertedIndex
+from xcray.index.search import SearchIndex
+from xcray.index.search_result import Answer
+
+KS = (1, 2, 3, 5, 10, 20, 50, 100, 1000)
+KEPT = 20  # mismatches told in full
+
+
+class Asked(NamedTuple):
+    """One call of a search: k, the labels allowed (None: all), threads, milliseconds (None: as long as it takes)."""
+
+    k: int
+    allowed: Any = None
+    threads: int = 1
+    deadline_ms: float | None = None
+
+    def of(self, index: SearchIndex, X: CSR, n_labels: int) -> Answer:
+        """The answer of an index with that many labels."""
+        among = None if self.allowed is None else LabelFilter.of(n_labels, self.allowed)
+        return index.query(
+            X, self.k, threads=self.threads, deadline_ms=self.deadline_ms, among=among
+        )
+
+    def __str__(self) -> str:
+        allowed = "all" if self.allowed is None else f"{len(self.allowed)} of them"
+        return f"k={self.k} threads={self.threads} deadline={self.deadline_ms} labels={allowed}"
+
+
+def searcher(W: CSR, b: Any) -> SearchIndex:
+    """The search under test over weights by label and biases, by lists also where plain rows would be better."""
+    return SearchIndex.build(W, b, dense=False)
+
+
+def by_rows(W: CSR, b: Any) -> SearchIndex:
+    """The search by plain rows of weights, also where lists would be better."""
+    return SearchIndex.build(W, b, dense=True)
+
+
+def bits(values: Any) -> Any:
+    """float64 as integers: equal only when every bit is, the sign of zero included."""
+    return np.ascontiguousarray(values, np.float64).view(np.int64)
+
+
+def differences(answer: Answer, scores: Any, asked: Asked) -> list[str]:
+    """What is wrong with an answer that had all the time, a line each; scores: (n, K) float64 of all labels by brute force."""
+    expected = naive.best(scores, asked.k, asked.allowed)
+    if answer.labels.shape != expected.labels.shape:
+        return [f"labels are {answer.labels.shape}, not {expected.labels.shape}"]
+    out = []
+    for i in np.flatnonzero((answer.labels != expected.labels).any(axis=1)):
+        at = int(np.argmax(answer.labels[i] != expected.labels[i]))
+        found, best = int(answer.labels[i, at]), int(expected.labels[i, at])
+        out.append(
+            f"row {i} place {at}: label {found} ({scores[i, found]!r}), not {best} ({scores[i, best]!r})"
+        )
+    for i in np.flatnonzero((bits(answer.scores) != bits(expected.scores)).any(axis=1)):
+        at = int(np.argmax(bits(answer.scores)[i] != bits(expected.scores)[i]))
+        out.append(
+            f"row {i} place {at}: score {float(answer.scores[i, at])!r}, not {float(expected.scores[i, at])!r}"
+        )
+    out += [
+        f"row {i}: not exact, though it had all the time" for i in np.flatnonzero(~answer.exact)
+    ]
+    return out + dishonest(answer, scores, asked)
+
+
+def dishonest(answer: Answer, scores: Any, asked: Asked) -> list[str]:
+    """What an answer says of itself that is not so, with or without a deadline; a line each.
+
+    Its labels are allowed, different, in order, and have their exact scores; it scored at least these; a row that is exact has
+    the best labels; and the gap is no more than the truth: nothing outside can be better than the gap says.
+    """
+    n, k = answer.labels.shape
+    n_allowed = scores.shape[1] if asked.allowed is None else len(np.unique(asked.allowed))
+    out = (
+        []
+        if k == min(asked.k, n_allowed)
+        else [f"{k} labels answered of {n_allowed} allowed and {asked.k} asked for"]
+    )
+    if not k or not n:
+        return out
+    true = np.take_along_axis(scores, answer.labels.astype(np.int64), axis=1)
+    falling = np.diff(answer.scores, axis=1)
+    ordered = (falling < 0) | ((falling == 0) & (np.diff(answer.labels, axis=1) > 0))
+    best, gap = naive.best(scores, k, asked.allowed), answer.bound_gap
+    laws = {
+        "a score that is not the label's": (bits(true) == bits(answer.scores)).all(axis=1),
+        "labels out of order, or twice": ordered.all(axis=1),
+        "fewer labels scored than answered": answer.labels_scored >= k,
+        "more labels scored than there are": answer.labels_scored <= scores.shape[1],
+        "negative postings read": answer.postings_read >= 0,
+        "exact, but not the best labels": ~answer.exact
+        | (answer.labels == best.labels).all(axis=1),
+        "exact with a negative gap": ~answer.exact | (gap >= 0),
+        "a gap that is no number": ~np.isnan(gap),
+        "a gap above the truth": gap
+        <= answer.scores[:, -1] - naive.best_other(scores, answer.labels, asked.allowed),
+    }
+    if asked.allowed is not None:
+        laws["a label that is not allowed"] = np.isin(answer.labels, asked.allowed).all(axis=1)
+    return out + [f"row {i}: {law}" for law, kept in laws.items() for i in np.flatnonzero(~kept)]
+
+
+def questions(rng: np.random.Generator, n_labels: int, scores: Any) -> Iterator[Asked]:
+    """Calls for one case: several k, and filters from one label to all but one; the best labels denied, the worst allowed."""
+    for k in rng.choice(KS, 3, replace=False):
+        yield Asked(int(k), None, int(rng.integers(1, 3)))
+    some = np.flatnonzero(rng.random(n_labels) < rng.choice([0.001, 0.01, 0.5, 0.99]))
+    best = np.unique(naive.best(scores[:8], 20).labels)
+    worst = np.unique(naive.best(-scores[:8], 6).labels)
+    lists = [some, np.setdiff1d(np.arange(n_labels), best), worst, rng.integers(0, n_labels, 1)]
+    usable = [labels for labels in lists if len(labels)]
+    chosen = usable[int(rng.integers(0, len(usable)))]
+    yield Asked(int(rng.choice(KS)), chosen, int(rng.integers(1, 3)))
+    yield Asked(
+        int(rng.choice(KS)),
+        chosen if rng.random() < 0.3 else None,
+        1,
+        float(rng.choice([0.0, 0.05, 0.5, 5.0])),
+    )
+
+
+def check(
+    case: Case, rng: np.random.Generator, make: Callable[[CSR, Any], SearchIndex] = searcher
+) -> tuple[int, list[str]]:
+    """Ask a case's questions: how many queries were compared (rows x questions), and what was wrong."""
+    index, scan = make(case.W, case.b), InvertedIndex.build(case.W, case.b)
+    scores, wrong, compared = naive.all_scores(case.X, case.W, case.b), [], 0
+    for asked in questions(rng, case.W.n_rows, scores):
+        answer = asked.of(index, case.X, case.W.n_rows)
+        lines = (differences if asked.deadline_ms is None else dishonest)(answer, scores, asked)
+        if (
+            asked.allowed is None
+            and asked.deadline_ms is None
+            and not same(answer.top, scan.query(case.X, asked.k))
+        ):
+            lines.append("other than the plain scan")
+        wrong += [f"{asked}: {line}" for line in lines]
+        compared += case.X.n_rows
+    return compared, wrong
+
+
+def same(found: TopK, expected: TopK) -> bool:
+    """Equal labels and equal bits of scores."""
+    return np.array_equal(found.labels, expected.labels) and np.array_equal(
+        bits(found.scores), bits(expected.scores)
+    )
+
+
+def many(wanted: int, seed: int = 0, families: tuple[str, ...] = tuple(FAMILIES)) -> dict[str, Any]:
+    """Compare `wanted` queries or more, all families in turn with fresh seeds; "wrong" tells the first and how to make them."""
+    compared: Counter[str] = Counter()
+    wrong: list[str] = []
+    mismatches, round_, began = 0, 0, perf_counter()
+    while compared.total() < wanted:
+        for name in families:
+            case = FAMILIES[name](np.random.default_rng([seed, round_]))
+            done, lines = check(case, np.random.default_rng([seed, round_, 1]))
+            compared[name] += done
+            mismatches += len(lines)
+            wrong += [
+                f"{name} seed [{seed}, {round_}]: {line}" for line in lines[: KEPT - len(wrong)]
+            ]
+        round_ += 1
+        if round_ % 5 == 0:
+            print(
+                f"{compared.total()} queries, {mismatches} mismatches, {perf_counter() - began:.0f} s",
+                flush=True,
+            )
+    return {
+        "queries": compared.total(),
+        "mismatches": mismatches,
+        "families": dict(compared),
+        "seed": seed,
+        "wrong": wrong,
+    }

@@ -1,0 +1,422 @@
+"""The prediction endpoint at full speed: requests a second and latencies, over HTTP, of one row and of 32, text and sparse.
+
+`python -m benchmarks.serving [--model DIR --rows DATASET] [--workers 1] [--seconds 5] [--repeats 3] [--json FILE] [--picture FILE]`
+
+Without --model a text model is trained on pydocs (DATA/pydocs when it is there) and asked for texts and for sparse rows. A model
+given is asked for the test rows of --rows. The service runs as people run it (`serve`, logs to a file) on all cores but the last;
+`serving_load` asks from the last one. For each case, in turns of `repeats`, medians told:
+
+bare        the predictor alone, in this process on the service's core: milliseconds for the rows of one request
+idle        one client that asks again once it is answered
+capacity    32 clients that do; crowd: 300 of them (one row a request only)
+open        requests due at random moments at 80 % of capacity, on up to 300 connections; times count from when one was due
+
+`cpu_us` are microseconds of processor time of the service for one request: they feel less of what else the machine does than the
+other figures do. `variants` asks the first case of services that are set up otherwise; `training` asks it at half of capacity
+before and while a job trains, which the service runs on its own core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.common import arguments, dataset, in_folder
+from xcray.client import Client
+from xcray.data.dataset import Dataset
+from xcray.data.demo import PydocsParams, default_roots, documents
+from xcray.model.model import Model
+from xcray.model.registry import Registry
+from xcray.predict import Predictor
+from xcray.training import TrainSpec, train
+
+Case = dict[str, Any]  # name, reference of the model, bodies, what the bare predictor takes
+ASKED = 400  # different requests of a case
+CLIENTS, CROWD = 32, 300
+PACKAGES = (
+    "asyncio",
+    "collections",
+    "concurrent",
+    "email",
+    "http",
+    "importlib",
+    "json",
+    "logging",
+    "multiprocessing",
+    "unittest",
+)
+BAR = 1100  # requests a second at 300 clients
+SERVE = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
+VARIANTS = {
+    "all in threads": {"XCRAY_PREDICT_BATCH_MS": "0"},
+    "no log of requests": {"XCRAY_LOG_LEVEL": "warning"},
+}
+
+
+def cores() -> tuple[set[int], set[int]]:
+    """The cores of the service and the one of the client; the same one when there is only one."""
+    all_of_them = sorted(os.sched_getaffinity(0))
+    return set(all_of_them[:-1] or all_of_them), {all_of_them[-1]}
+
+
+@contextlib.contextmanager
+def service(
+    home: Path, workers: int, environment: dict[str, str]
+) -> Iterator[tuple[str, psutil.Process]]:
+    """A service on its cores: its URL and process."""
+    (home / "serve.json").unlink(missing_ok=True)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
+    with open(home / "serve.log", "ab") as log:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                SERVE,
+                "serve",
+                "--home",
+                str(home),
+                "--port",
+                "0",
+                "--workers",
+                str(workers),
+            ],
+            env={**clean, **environment},
+            stdout=log,
+            stderr=log,
+        )
+        os.sched_setaffinity(process.pid, cores()[0])
+        try:
+            while not (home / "serve.json").is_file():
+                if process.poll() is not None:
+                    raise SystemExit((home / "serve.log").read_text()[-2000:])
+                time.sleep(0.05)
+            yield json.loads((home / "serve.json").read_text())["url"], psutil.Process(process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def load(url: str, case: Case, seconds: float, **how: Any) -> dict[str, Any]:
+    """One measurement by a process on the client's core."""
+    asked = {
+        "url": url,
+        "path": f"/v1/models/{case['model']}:predict",
+        "bodies": case["bodies"],
+        "seconds": seconds,
+        "warm": 0.5,
+        **how,
+    }
+    client = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.serving.load"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    os.sched_setaffinity(client.pid, cores()[1])
+    told, _ = client.communicate(json.dumps(asked))
+    if client.returncode:
+        raise SystemExit(f"the client ended with {client.returncode}")
+    return dict(json.loads(told))
+
+
+def processor_seconds(process: psutil.Process) -> float:
+    """Of a service and its workers."""
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def sparse(row: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
+    """A row as a request carries it."""
+    return {"indices": row[0].tolist(), "values": [float(value) for value in row[1]]}
+
+
+def case_of(
+    name: str, model: str, instances: Sequence[dict[str, Any]], given: Any, rows: int
+) -> Case:
+    """Requests of `rows` instances each."""
+    n = min(ASKED, len(instances) // rows)
+    bodies = [
+        json.dumps({"instances": instances[i * rows : (i + 1) * rows], "top_k": 5})
+        for i in range(n)
+    ]
+    return {
+        "name": f"{name} x {rows}",
+        "model": model,
+        "bodies": bodies,
+        "rows": rows,
+        "given": [given(i * rows, rows) for i in range(n)],
+    }
+
+
+def cases_of(name: str, X: Any, texts: list[str] | None) -> list[Case]:
+    """One row and 32, sparse rows and texts."""
+    found, matrix = [], X.to_scipy()
+    instances = [sparse(X.row(i)) for i in range(min(X.n_rows, ASKED * 4))]
+    for rows in (1, 32):
+        if texts is not None:
+            found.append(
+                case_of(
+                    "text",
+                    name,
+                    [{"text": text} for text in texts],
+                    lambda i, n: texts[i : i + n],
+                    rows,
+                )
+            )
+        found.append(case_of("sparse", name, instances, lambda i, n: matrix[i : i + n], rows))
+    return found
+
+
+def bare(predictor: Predictor, case: Case) -> float:
+    """Median milliseconds of the predictor alone for one request, names included; on the service's core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores()[0])
+    seconds = []
+    given = [
+        predictor.features(each) if not isinstance(each, list) else each for each in case["given"]
+    ]
+    for each in given:
+        begun = time.perf_counter()
+        predictor.named(predictor.predict(each, 5))
+        seconds.append(time.perf_counter() - begun)
+    os.sched_setaffinity(0, before)
+    return 1e3 * median(seconds)
+
+
+def measured(
+    url: str, process: psutil.Process, predictor: Predictor, case: Case, seconds: float
+) -> dict[str, Any]:
+    """One turn of a case."""
+    out: dict[str, Any] = {
+        "bare_ms": bare(predictor, case),
+        "idle": load(url, case, seconds, connections=1),
+    }
+    begun = processor_seconds(process)
+    out["capacity"] = load(url, case, seconds, connections=CLIENTS if case["rows"] == 1 else 4)
+    answered = (
+        sum(out["capacity"]["statuses"].values()) * (seconds + 0.5) / seconds
+    )  # the warm-up is not counted
+    out["cpu_us"] = 1e6 * (processor_seconds(process) - begun) / max(1.0, answered)
+    if case["rows"] == 1:
+        out["crowd"] = load(url, case, seconds, connections=CROWD)
+    rate = max(1.0, 0.8 * out["capacity"]["requests_a_second"])
+    out["open"] = load(url, case, seconds, connections=CROWD, rate=rate)
+    return out
+
+
+def middle(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over turns, entry by entry; statuses are added up."""
+    out: dict[str, Any] = {}
+    for name, value in turns[0].items():
+        values = [turn[name] for turn in turns if name in turn]
+        if name == "statuses":
+            out[name] = {
+                status: sum(each.get(status, 0) for each in values)
+                for status in sorted({s for v in values for s in v})
+            }
+        else:
+            out[name] = (
+                middle(values) if isinstance(value, dict) else round(float(median(values)), 3)
+            )
+    return out
+
+
+def told(name: str, found: dict[str, Any]) -> None:
+    """A line for people."""
+    opened, crowd = found["open"], found.get("crowd", {})
+    print(
+        f"{name:12s} bare {found['bare_ms']:7.3f} ms | idle p50 {found['idle']['p50']:7.2f} | capacity "
+        f"{found['capacity']['requests_a_second']:7.0f}/s, {found['cpu_us']:5.0f} us each | 300 clients "
+        f"{crowd.get('requests_a_second', float('nan')):7.0f}/s | open {opened['requests_a_second']:6.0f}/s "
+        f"p50 {opened['p50']:7.2f} p99 {opened['p99']:7.2f} p99.9 {opened['p999']:7.2f} ms",
+        flush=True,
+    )
+
+
+def while_training(
+    url: str, case: Case, data: Dataset, rate: float, seconds: float
+) -> dict[str, Any]:
+    """Latencies at `rate`, before a job of the service trains and while it does."""
+    out = {"rate": round(rate, 1), "before": load(url, case, seconds, connections=64, rate=rate)}
+    with Client(url) as client:
+        known = client.datasets.register(data.path, name="bench")
+        job = client.jobs.submit(
+            dataset=known["id"], model="bench", pool="threads", params={"C": 10.0}
+        )
+        while client.jobs.get(job["id"])["phase"] != "TRAINING":
+            if client.jobs.get(job["id"])["status"] not in ("PENDING", "RUNNING"):
+                raise SystemExit(f"the job did not train: {client.jobs.logs(job['id'])[-500:]}")
+            time.sleep(0.1)
+        out["while"] = load(url, case, seconds, connections=64, rate=rate)
+        out["still_training"] = client.jobs.get(job["id"])["phase"] == "TRAINING"
+        if client.jobs.get(job["id"])["status"] == "RUNNING":
+            client.jobs.stop(job["id"])
+            client.jobs.wait(job["id"])
+    return out
+
+
+def prepared(folder: Path, chosen: Any) -> tuple[Path, Predictor, list[Case], Dataset]:
+    """A home with the model published, and what to ask it."""
+    home = folder / "home"
+    home.mkdir()
+    if chosen.model is None:
+        data = dataset(
+            "pydocs",
+            None,
+            chosen.data
+            if chosen.data is not None and (chosen.data / "pydocs").is_dir()
+            else folder,
+        )
+        found = documents(default_roots()[:1], PydocsParams(packages=PACKAGES))
+        texts = list(islice(cycle([each.text for each in found]), ASKED * 8))
+        train(
+            TrainSpec(str(data.path), pool="threads"), run_dir=folder / "run", out=folder / "model"
+        )
+    else:
+        data, texts = Dataset.open(chosen.rows), None
+        (folder / "model").mkdir()
+        for path in (
+            p for p in sorted(chosen.model.rglob("*")) if p.is_file()
+        ):  # the registry moves what it publishes
+            target = folder / "model" / path.relative_to(chosen.model)
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    registry = Registry(home / "models")
+    registry.publish("bench", folder / "model")
+    part = data.test if data.test is not None else data.train
+    return (
+        home,
+        Predictor(Model.open(registry.resolve("bench"))),
+        cases_of("bench", part.X, texts),
+        data,
+    )
+
+
+def measure(folder: Path, chosen: Any) -> dict[str, Any]:
+    """All cases, variants, and a training."""
+    home, predictor, cases, data = prepared(folder, chosen)
+    model = predictor.model
+    out: dict[str, Any] = {
+        "labels": model.n_labels,
+        "features": model.n_features,
+        "weights": model.nnz,
+        "workers": chosen.workers,
+    }
+    roots = {"XCRAY_DATASET_ROOTS": json.dumps([str(data.path.resolve().parent)])}
+    with service(home, chosen.workers, roots) as (url, process):
+        for case in cases:
+            load(url, case, 0.5, connections=1)
+        turns = [
+            {
+                case["name"]: measured(url, process, predictor, case, chosen.seconds)
+                for case in cases
+            }
+            for _ in range(chosen.repeats)
+        ]
+        out["cases"] = middle(turns)
+        for name, found in out["cases"].items():
+            found["overhead_us"] = round(found["cpu_us"] - 1e3 * found["bare_ms"], 1)
+            told(name, found)
+        first = cases[0]
+        rate = 0.5 * out["cases"][first["name"]]["capacity"]["requests_a_second"]
+        if chosen.model is None:
+            out["training"] = while_training(url, first, data, rate, chosen.seconds)
+            print(
+                {when: out["training"][when]["p99"] for when in ("before", "while")},
+                "ms p99 before and while a job trains",
+            )
+    out["variants"] = {}
+    for name, environment in VARIANTS.items():
+        with service(home, chosen.workers, environment) as (url, process):
+            load(url, first, 0.5, connections=1)
+            out["variants"][name] = middle(
+                [
+                    measured(url, process, predictor, first, chosen.seconds)
+                    for _ in range(chosen.repeats)
+                ]
+            )
+            told(name[:12], out["variants"][name])
+    out["bar"] = {
+        "clients": CROWD,
+        "requests_a_second": BAR,
+        "met": out["cases"][first["name"]]["crowd"]["requests_a_second"] >= BAR,
+    }
+    return out
+
+
+def picture(result: dict[str, Any], path: Path) -> None:
+    """Requests a second, and latencies at 80 % of them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = list(result["cases"])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    left.barh(
+        names,
+        [result["cases"][name]["capacity"]["requests_a_second"] for name in names],
+        color="#4477aa",
+    )
+    left.axvline(BAR, color="black", linewidth=1, linestyle=":")
+    left.set(xlabel="requests a second at capacity (dotted: the bar for 300 clients)", xscale="log")
+    for place, (key, colour) in enumerate(
+        (("p50", "#4477aa"), ("p99", "#ee6677"), ("p999", "#aa3377"))
+    ):
+        values = [result["cases"][name]["open"][key] for name in names]
+        right.barh(
+            np.arange(len(names)) + 0.27 * (place - 1), values, 0.25, label=key, color=colour
+        )
+    right.set(
+        yticks=range(len(names)),
+        yticklabels=names,
+        xlabel="ms at 80 % of capacity, open loop",
+        xscale="log",
+    )
+    right.legend()
+    for axis in (left, right):
+        axis.invert_yaxis()
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Measure and tell."""
+    chosen = arguments(
+        str(__doc__).split("\n")[0],
+        model={"type": Path, "help": "a model directory, instead of training on pydocs"},
+        rows={
+            "type": Path,
+            "help": "a data set directory whose test rows are asked (with --model)",
+        },
+        workers={"type": int, "default": 1, "help": "processes that answer"},
+        seconds={"type": float, "default": 5.0, "help": "of each measurement"},
+        repeats={"type": int, "default": 3},
+    )
+    if (chosen.model is None) != (chosen.rows is None):
+        raise SystemExit("give both --model and --rows, or none")
+
+    def run(folder: Path) -> dict[str, Any]:
+        result = measure(folder, chosen)
+        if chosen.picture is not None:
+            picture(result, chosen.picture)
+        return result
+
+    in_folder(run, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""How long /healthz and /readyz take while clients send the worst predict bodies that are allowed.
+
+`python -m benchmarks.serving.health [--seconds 10] [--clients 4] [--workers 1] [--cases sparse,strict,...] [--json FILE]`
+
+A service as people run it, with models of random weights (20,000 features, 4,000 labels; one reads text). For each case `clients`
+connections send the same body again and again, each as soon as it was answered, from a process of their own; meanwhile /healthz and
+/readyz are asked ten times a second each, on new connections. Told: milliseconds p50, p99, most; how often bodies were answered,
+and how. The bar is a p99 of 500 ms: kubelets wait a second by default.
+
+sparse  1,024 rows of features, 10 MB     strict  the same with a mistake at its end      wide   one row of two million values
+answer  1,024 rows, top_k 1,000           text    1,024 texts, 10 MB                      many   two million empty instances
+names   a filter of 10 MB of label names  braces  10 MB of objects within a value that is none
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from benchmarks.common import arguments, in_folder, machine
+from benchmarks.serving.__main__ import service
+from xcray.arrays import csr_from
+from xcray.data.text.pipeline import TextPipeline
+from xcray.model.model import write_model
+from xcray.model.registry import Registry
+
+FEATURES, LABELS, BYTES, ROWS = 20_000, 4_000, 9_990_000, 1_024
+BAR = 500.0  # milliseconds
+PATHS = ("/healthz", "/readyz")
+EVERY = 0.1
+
+
+def publish(home: Path) -> None:
+    """The models: `rows` reads features, `texts` reads text."""
+    registry, rng = Registry(home / "models"), np.random.default_rng(1)
+    pipeline = TextPipeline.fit(
+        [" ".join(f"word{(i * 37 + j) % 3000}" for j in range(40)) for i in range(2000)]
+    )
+    for name, width, text in (("rows", FEATURES, None), ("texts", pipeline.n_features, pipeline)):
+        W = csr_from(rng.normal(size=(LABELS, width)) * (rng.random((LABELS, width)) < 0.005))
+        names = text.terms.to_pylist() if text is not None else [str(j) for j in range(width)]
+        about: dict[str, Any] = {
+            "solver": "ppdsparse",
+            "params": {},
+            "dataset_hash": "0" * 64,
+            "seed": 0,
+            "measures": {},
+        }
+        labels = [f"a label with a longer name {i}" for i in range(LABELS)]
+        b = rng.normal(size=LABELS).astype(np.float32)
+        write_model(
+            home / f"staged-{name}",
+            W=W,
+            b=b,
+            label_names=labels,
+            feature_names=names,
+            text=text,
+            **about,
+        )
+        registry.publish(name, home / f"staged-{name}")
+
+
+def _rows() -> list[dict[str, Any]]:
+    """Rows that fill a body."""
+    rng, n = np.random.default_rng(2), BYTES // ROWS // 14
+    return [
+        {
+            "indices": np.sort(rng.choice(FEATURES, n, replace=False)).tolist(),
+            "values": rng.random(n).round(5).tolist(),
+        }
+        for _ in range(ROWS)
+    ]
+
+
+def _sparse() -> dict[str, Any]:
+    return {"instances": _rows(), "top_k": 5}
+
+
+def _strict() -> dict[str, Any]:
+    return {"instances": [*_rows()[:-1], {"indices": [1], "values": [1.0], "more": 1}]}
+
+
+def _wide() -> dict[str, Any]:
+    return {"instances": [{"values": [1.25] * (BYTES // 6)}]}
+
+
+def _answer() -> dict[str, Any]:
+    return {"instances": [{"indices": [i], "values": [1.0]} for i in range(ROWS)], "top_k": 1000}
+
+
+def _text() -> dict[str, Any]:
+    words = " ".join(f"word{i % 3000}" for i in range(BYTES // ROWS // 9))
+    return {"instances": [{"text": words}] * ROWS}
+
+
+def _many() -> dict[str, Any]:
+    return {"instances": [{}] * (BYTES // 4)}
+
+
+def _names() -> dict[str, Any]:
+    return {
+        "instances": [{"indices": [1], "values": [1.0]}],
+        "deny": [f"no such label {i}" for i in range(BYTES // 26)],
+    }
+
+
+def _braces() -> dict[str, Any]:
+    return {"instances": [{"text": [{"a": [{}, {}]}] * (BYTES // 20)}]}
+
+
+CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
+    "sparse": ("rows", _sparse),
+    "strict": ("rows", _strict),
+    "wide": ("rows", _wide),
+    "answer": ("rows", _answer),
+    "text": ("texts", _text),
+    "many": ("rows", _many),
+    "names": ("rows", _names),
+    "braces": ("rows", _braces),
+}
+
+
+def send(url: str, model: str, body: bytes, seconds: float, clients: int) -> dict[str, int]:
+    """Ask from so many threads until the time is up; how often each status came, `lost` for none."""
+    statuses: Counter[str] = Counter()
+    until = time.monotonic() + seconds
+
+    def ask() -> None:
+        while time.monotonic() < until:
+            connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+            try:
+                connection.request(
+                    "POST",
+                    f"/v1/models/{model}:predict",
+                    body,
+                    {"Content-Type": "application/json"},
+                )
+                answer = connection.getresponse()
+                answer.read()
+                statuses[str(answer.status)] += 1
+                if answer.status == 503:
+                    time.sleep(0.05)
+            except OSError:
+                statuses["lost"] += 1
+            finally:
+                connection.close()
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return dict(statuses)
+
+
+def probe(url: str, path: str, ending: threading.Event, took: list[float]) -> None:
+    """Ask a path ten times a second as a probe does, on a new connection each time; the milliseconds that it took."""
+    due = time.monotonic()
+    while not ending.is_set():
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        begun = time.perf_counter()
+        connection.request("GET", path)
+        connection.getresponse().read()
+        took.append(1e3 * (time.perf_counter() - begun))
+        connection.close()
+        due = max(due + EVERY, time.monotonic())
+        ending.wait(max(0.0, due - time.monotonic()))
+
+
+def measured(url: str, case: str, seconds: float, clients: int) -> dict[str, Any]:
+    """One case."""
+    model, make = CASES[case]
+    body = json.dumps(make(), separators=(",", ":")).encode()
+    asked = json.dumps({"url": url, "model": model, "seconds": seconds, "clients": clients})
+    command = [sys.executable, "-m", "benchmarks.serving.health", "--client", asked]
+    client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    ending, took = threading.Event(), {path: list[float]() for path in PATHS}
+    probes = [
+        threading.Thread(target=probe, args=(url, path, ending, took[path])) for path in PATHS
+    ]
+    for thread in probes:
+        thread.start()
+    told, _ = client.communicate(body)
+    ending.set()
+    for thread in probes:
+        thread.join()
+    shown = {path.strip("/"): _percentiles(times) for path, times in took.items()}
+    return {
+        "case": case,
+        "megabytes": round(len(body) / 1e6, 2),
+        "statuses": json.loads(told),
+        **shown,
+    }
+
+
+def _percentiles(times: list[float]) -> dict[str, float]:
+    """Of milliseconds."""
+    p50, p99 = np.percentile(times, [50, 99])
+    return {
+        "p50": round(float(p50), 1),
+        "p99": round(float(p99), 1),
+        "most": round(max(times), 1),
+        "asked": len(times),
+    }
+
+
+def main() -> None:
+    """Measure, print, and end with a line of JSON."""
+    if "--client" in sys.argv:
+        asked = json.loads(sys.argv[-1])
+        print(
+            json.dumps(
+                send(
+                    asked["url"],
+                    asked["model"],
+                    sys.stdin.buffer.read(),
+                    asked["seconds"],
+                    asked["clients"],
+                )
+            )
+        )
+        return
+    chosen = arguments(
+        __doc__ or "",
+        seconds={"type": float, "default": 10.0},
+        clients={"type": int, "default": 4},
+        workers={"type": int, "default": 1},
+        cases={"default": ",".join(CASES)},
+    )
+
+    def run(folder: Path) -> dict[str, Any]:
+        home = folder / "home"
+        publish(home)
+        found = []
+        with service(home, chosen.workers, {}) as (url, _):
+            for model in ("rows", "texts"):
+                send(url, model, b'{"instances":[{"indices":[1],"values":[1.0]}]}', 0.1, 1)
+            for case in chosen.cases.split(","):
+                found.append(measured(url, case, chosen.seconds, chosen.clients))
+                print(json.dumps(found[-1]), flush=True)
+        worst = max(each["healthz"]["p99"] for each in found)
+        return {
+            "machine": machine(),
+            "worst_p99_ms": worst,
+            "bar_ms": BAR,
+            "holds": worst <= BAR,
+            "cases": found,
+        }
+
+    in_folder(run, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

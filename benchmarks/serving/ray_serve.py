@@ -1,0 +1,104 @@
+"""The same service by plain uvicorn and by Ray Serve: latencies of one client, requests a second of sixteen.
+
+`python -m benchmarks.serving.ray_serve [--seconds 5] [--ha-proxy] [--json FILE]`
+
+One model, one row a request. Plain is one process of `xcray serve`; Serve is one replica behind its proxy, in Python, or in HAProxy
+with --ha-proxy. The client is a process of its own, on the last core; the rest is the service's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.serving.__main__ import case_of, load, service, sparse
+from xcray.jobs.home import Home
+from xcray.model.registry import Registry
+from xcray.training import TrainSpec, train
+from xcray.workers.ray.local_cluster import LocalCluster, connect
+from xcray.workers.ray.session import free_port
+
+CLIENTS = (1, 16)
+
+
+def prepared(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A home with a model, and what it is asked."""
+    data = dataset("synthetic", None, folder)
+    result = train(TrainSpec(str(data.path)), run_dir=folder / "run", out=folder / "model")
+    home = Home(folder / "home")
+    Registry(home.models).publish("bench", result.model_path)
+    assert data.test is not None
+    X = data.test.X
+    rows = [
+        sparse((X.indices[a:b], X.data[a:b]))
+        for a, b in zip(X.indptr[:400], X.indptr[1:401], strict=True)
+    ]
+    return home.path, case_of("sparse", "bench", rows, lambda start, n: None, 1)
+
+
+def asked(url: str, case: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """One client, then sixteen; after some requests that nobody counts."""
+    load(url, case, 2.0, connections=1)
+    return {f"{n} clients": load(url, case, seconds, connections=n) for n in CLIENTS}
+
+
+def by_serve(folder: Path, home: Path, case: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Behind Serve's proxy."""
+    from ray import serve
+
+    from xcray.service.ray_serve import application
+
+    cluster = LocalCluster(folder / "ray", num_cpus=2, object_store_memory=100 << 20)
+    port = free_port()
+    info = cluster.ensure(300)
+    try:
+        with connect(info.address, token_path=info.token_path):
+            try:
+                serve.start(http_options={"host": "127.0.0.1", "port": port})
+                args = {
+                    "home": str(home),
+                    "preload": ["bench"],
+                    "insecure_dev": True,
+                    "disk_reserve_bytes": 0,
+                    "log_level": "warning",
+                }
+                serve.run(application(args), name="xcray", route_prefix="/")
+                return asked(f"http://127.0.0.1:{port}", case, seconds)
+            finally:
+                serve.shutdown()
+    finally:
+        cluster.stop()
+
+
+def measure(folder: Path, chosen: Any) -> dict[str, Any]:
+    """Both."""
+    if chosen.ha_proxy:
+        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+    home, case = prepared(folder)
+    with service(home, 1, {"XCRAY_LOG_LEVEL": "warning", "XCRAY_PRELOAD": '["bench"]'}) as (url, _):
+        plain = asked(url, case, chosen.seconds)
+    result = {
+        "uvicorn": plain,
+        "serve with HAProxy" if chosen.ha_proxy else "serve": by_serve(
+            folder, home, case, chosen.seconds
+        ),
+    }
+    for name, found in result.items():
+        for clients, told in found.items():
+            print(f"{name:<20} {clients:<11} {json.dumps(told)}")
+    return result
+
+
+def main() -> None:
+    """Run it."""
+    chosen = arguments(
+        __doc__ or "", seconds={"type": float, "default": 5.0}, ha_proxy={"action": "store_true"}
+    )
+    in_folder(lambda folder: measure(folder, chosen), chosen.json)
+
+
+if __name__ == "__main__":
+    main()

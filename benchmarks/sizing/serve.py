@@ -1,0 +1,156 @@
+"""What `xcray size --serve` foresees beside what a model really takes: processor time of a search, memory, and of a request.
+
+`python -m benchmarks.sizing.serve --models MODEL=DATASET [...] [--seconds 4] [--http] [--json FILE]`
+
+Held-out rows of the data set are asked one by one: processor time of a search (the clock's says more of what else a busy machine
+does), and what the process holds more than before it had the model. With --http a service as people run it is asked too, by a
+few clients. `knowing` is the formula with the postings that a query really meets. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import arguments, in_folder
+from benchmarks.serving.__main__ import cases_of, load, processor_seconds, service
+from xcray.arrays import csr_from
+from xcray.data.dataset import Dataset, Split
+from xcray.index.search import SearchIndex
+from xcray.kernels.sparse import row_range
+from xcray.model.model import Model
+from xcray.model.registry import Registry
+from xcray.predict import Predictor
+from xcray.system.memory import footprint
+from xcray.training.capacity.serving import SCANNED, Asked, answering
+
+CLIENTS = 4
+ASKED = 400  # rows
+QUERY = 12e-6  # of a call by itself: the door of Python, which REQUEST holds
+
+
+def copied(model: Path, target: Path) -> Path:
+    """The same files once more, by hard links where the disk is the same: publishing moves a folder."""
+    for path in (each for each in sorted(model.rglob("*")) if each.is_file()):
+        place = target / path.relative_to(model)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if model.stat().st_dev == target.stat().st_dev:
+            os.link(path, place)
+        else:
+            shutil.copyfile(path, place)
+    return target
+
+
+def searched(model: Path, part: Split, seconds: float) -> tuple[float, int]:
+    """Processor seconds of a query of one row, the median, and bytes that this process holds more than before."""
+    warm_up()
+    before = resident()
+    index = Predictor(Model.open(model, verify=False)).index
+    rows = [row_range(part.X, i, i + 1) for i in range(min(ASKED, part.n_rows))]
+    for row in rows:
+        index.query(row)  # every page that they meet is there
+    took, began = [], time.thread_time()
+    while time.thread_time() - began < seconds:
+        for row in rows:
+            start = time.thread_time()
+            index.query(row)
+            took.append(time.thread_time() - start)
+    return float(np.median(took)), resident() - before
+
+
+def warm_up() -> None:
+    """Load the kernels of all searches: what they take is a process's, not a model's."""
+    rng = np.random.default_rng(0)
+    for dense in (False, True):
+        W = csr_from(np.where(rng.random((300, 50)) < 0.3, 1.0, 0.0).astype(np.float32))
+        SearchIndex.build(W, np.zeros(300, np.float32), dense=dense).query(row_range(W, 0, 1))
+
+
+def requested(model: Path, part: Split, folder: Path, seconds: float) -> tuple[float, int]:
+    """Processor seconds of a request over HTTP, and bytes that the service holds after."""
+    Registry(folder / "models").publish("bench", copied(model, folder / "copy"))
+    case = next(each for each in cases_of("bench", part.X, None) if each["rows"] == 1)
+    with service(folder, 1, {}) as (url, process):
+        load(url, case, 0.5, connections=1)
+        began = processor_seconds(process)
+        told = load(url, case, seconds, connections=CLIENTS)
+        answered = (
+            sum(told["statuses"].values()) * (seconds + 0.5) / seconds
+        )  # the warm-up is not counted
+        return (processor_seconds(process) - began) / max(answered, 1.0), resident(process.pid)
+
+
+def resident(pid: int | None = None) -> int:
+    """Bytes of a process that are in memory."""
+    held = footprint(pid)
+    if held is None:
+        raise SystemExit("this system does not tell what a process holds")
+    return held.resident
+
+
+def judged(model: Path, data: Path, folder: Path, seconds: float, http: bool) -> dict[str, Any]:
+    """One model: really over foreseen."""
+    dataset = Dataset.open(data)
+    part = dataset.test if dataset.test is not None and dataset.test.n_rows else dataset.train
+    opened = Model.open(model, verify=False)
+    asked = Asked(opened.n_labels, opened.n_features, opened.nnz, part.X.nnz / part.n_rows)
+    lists = np.bincount(opened.W.indices, minlength=opened.n_features)
+    postings = float(lists[part.X.indices].sum() / part.n_rows)
+    found, knowing = answering(asked), answering(asked._replace(postings=postings))
+    search, held = searched(model, part, seconds)
+    ratios = {
+        "search": search / (found.search + QUERY),
+        "knowing": search / (knowing.search + QUERY),
+    }
+    ratios["memory"] = held / (found.model + found.plain + SCANNED * asked.labels)
+    row: dict[str, Any] = {
+        **asked._asdict(),
+        "met": postings / max(opened.nnz, 1),
+        "postings": [found.postings, postings],
+    }
+    row |= {"search": [found.search + QUERY, knowing.search + QUERY, search], "held": held}
+    if http:
+        row["request"], row["process"] = (
+            [found.request, *requested(model, part, folder, seconds)],
+            found.memory,
+        )
+        ratios["request"] = row["request"][1] / found.request
+    print(
+        f"{model}: {search * 1e6:.0f} us a search",
+        {name: round(value, 2) for name, value in ratios.items()},
+        flush=True,
+    )
+    return {**row, "ratios": ratios}
+
+
+def main() -> None:
+    """Every model, and the JSON."""
+    chosen = arguments(
+        __doc__ or "",
+        models={"nargs": "*", "default": [], "help": "MODEL=DATASET, both directories"},
+        seconds={"type": float, "default": 4.0, "help": "of asking, for each model"},
+        http={"action": "store_true", "help": "ask a service too"},
+    )
+    pairs = [word.split("=", 1) for word in chosen.models]
+
+    def run(folder: Path) -> dict[str, Any]:
+        rows = {}
+        for number, (model, data) in enumerate(pairs):
+            home = folder / f"home{number}"
+            (home / "copy").mkdir(parents=True)
+            rows[Path(model).resolve().parent.name] = judged(
+                Path(model), Path(data), home, chosen.seconds, chosen.http
+            )
+            shutil.rmtree(home)
+        return {"benchmark": "sizing_serve", "models": rows}
+
+    in_folder(run, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""A service under everything at once for a long time: does it leak, does anything fail, does a reply ever mix two versions?
+
+`python -m benchmarks.soak [--minutes 30] [--swaps 20] [--workers 1] [--json FILE] [--picture FILE]`
+
+A real service with a home of its own is asked by clients of every kind until the time is up (`soak_traffic`), while its models
+are swapped: new versions, aliases, splits, shadows, deletes, spread evenly over the time. Every few seconds its processes are
+looked at. Told: the slope of memory after the warm-up (least squares, with its standard error), file descriptors and threads
+before and after, errors by kind (must be none), mixed replies (must be none), latencies by kind. Ends with 1 when something
+failed or was mixed, or when a process that answers holds more file descriptors or threads at the end than it did when warm.
+
+`service` are the processes that answer; `all` adds runners, builds and whatever else they started. `private` memory leaves out
+pages that files stand behind, which models are. Figures are of this machine, clients included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+
+from benchmarks.common import arguments, in_folder
+from benchmarks.soak.traffic import Models, Record, clients
+from xcray.client import Client
+
+SERVE: Final = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
+EVERY: Final = 3.0  # seconds between looks
+WARM_SHARE, WARM_MOST = (
+    0.25,
+    300.0,
+)  # of the time, at most so many seconds: caches fill, pools grow to their size
+REST: Final = 15.0  # seconds without a request before the last look: what lingers goes
+MORE_FDS: Final = (
+    5  # that may be open at the end beyond those when warm: a connection to the store, a log
+)
+SETTINGS: Final = {
+    "XCRAY_KEEP_JOBS": "200",
+    "XCRAY_MAX_RUNNING_JOBS": "2",
+    "XCRAY_LINGER_SECONDS": "5",
+    "XCRAY_DISK_RESERVE_BYTES": "0",
+    "XCRAY_LOG_LEVEL": "warning",
+}
+
+
+@contextlib.contextmanager
+def service(home: Path, workers: int) -> Iterator[tuple[str, psutil.Process]]:
+    """A service: its URL and first process."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
+    command = [
+        sys.executable,
+        "-c",
+        SERVE,
+        "serve",
+        "--home",
+        str(home),
+        "--port",
+        "0",
+        "--workers",
+        str(workers),
+    ]
+    with open(home / "serve.log", "ab") as log:
+        process = subprocess.Popen(command, env={**clean, **SETTINGS}, stdout=log, stderr=log)
+        try:
+            while not (home / "serve.json").is_file():
+                if process.poll() is not None:
+                    raise SystemExit((home / "serve.log").read_text()[-2000:])
+                time.sleep(0.05)
+            yield json.loads((home / "serve.json").read_text())["url"], psutil.Process(process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def answering(first: psutil.Process) -> list[psutil.Process]:
+    """The processes that answer, the keeper with them."""
+    workers = []
+    for each in first.children():
+        with contextlib.suppress(psutil.Error):
+            if "xcray.service.processes.worker" in each.cmdline():
+                workers.append(each)
+    return [first, *workers]
+
+
+def look(first: psutil.Process, home: Path, begun: float) -> dict[str, float]:
+    """One sample."""
+    out: dict[str, float] = {"at": time.monotonic() - begun}
+    names = ("rss", "private", "fds", "threads", "files")
+    for group, processes in (
+        ("service", answering(first)),
+        ("all", [first, *first.children(recursive=True)]),
+    ):
+        sums = dict.fromkeys(names, 0.0)
+        for each in processes:
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                memory = each.memory_full_info()
+                figures = (
+                    memory.rss,
+                    memory.uss,
+                    each.num_fds(),
+                    each.num_threads(),
+                    len(each.open_files()),
+                )
+                for name, value in zip(names, figures, strict=True):
+                    sums[name] += value
+        out |= {f"{group}_{name}": value for name, value in sums.items()} | {
+            f"{group}_processes": len(processes)
+        }
+    out["store_bytes"] = sum(path.stat().st_size for path in home.glob("xcray.db*"))
+    out["home_bytes"] = size_of(home)
+    return out
+
+
+def size_of(home: Path) -> int:
+    """Bytes on disk; files come and go meanwhile."""
+    total = 0
+    for folder, _, names in os.walk(home):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(f"{folder}/{name}").st_blocks * 512
+    return total
+
+
+def slope(at: np.ndarray, values: np.ndarray) -> dict[str, float]:
+    """Units an hour by least squares, with its standard error. at: seconds."""
+    if len(at) < 3:
+        return {"per_hour": float("nan"), "error": float("nan")}
+    hours = (at - at.mean()) / 3600.0
+    spread = float((hours**2).sum())
+    rise = float((hours * (values - values.mean())).sum()) / spread
+    residue = values - values.mean() - rise * hours
+    return {"per_hour": rise, "error": float(np.sqrt((residue**2).sum() / (len(at) - 2) / spread))}
+
+
+def observe(
+    first: psutil.Process, home: Path, begun: float, seconds: float, ending: threading.Event
+) -> list[dict[str, float]]:
+    """Samples until the time is up."""
+    samples = []
+    while time.monotonic() - begun < seconds and not ending.is_set():
+        samples.append(look(first, home, begun))
+        ending.wait(EVERY)
+    return samples
+
+
+def measure(folder: Path, chosen: Any) -> dict[str, Any]:
+    """The whole."""
+    home = folder / "home"
+    home.mkdir()
+    seconds = 60.0 * chosen.minutes
+    models, record, ending = Models(home, folder), Record(), threading.Event()
+    models.prepare()
+    with service(home, chosen.workers) as (url, first):
+        with Client(url) as client:
+            client.predict("docs", ["warm up"])
+            begun = time.monotonic()
+            before = look(first, home, begun)
+            threads = clients(
+                url, folder, models, record, ending, seconds=seconds, swaps=chosen.swaps
+            )
+            for thread in threads:
+                thread.start()
+            try:
+                samples = observe(first, home, begun, seconds, ending)
+            finally:
+                ending.set()
+                for thread in threads:
+                    thread.join(180)
+            alive = [thread.name for thread in threads if thread.is_alive()]
+            time.sleep(REST)
+            after = look(first, home, begun)
+            ready = client._connection.ask("GET", "/readyz")
+    return {
+        **report(before, after, samples, record, models, seconds),
+        "hung": alive,
+        "degraded": ready["degraded"],
+    }
+
+
+def report(
+    before: dict[str, float],
+    after: dict[str, float],
+    samples: list[dict[str, float]],
+    record: Record,
+    models: Models,
+    seconds: float,
+) -> dict[str, Any]:
+    """What happened, in figures."""
+    warm = min(WARM_MOST, WARM_SHARE * seconds)
+    late = [sample for sample in samples if sample["at"] >= warm]
+    at = np.array([sample["at"] for sample in late])
+    slopes = {}
+    for name in ("service_rss", "service_private", "all_rss", "store_bytes", "home_bytes"):
+        found = slope(at, np.array([sample[name] for sample in late]))
+        slopes[name] = {key: round(value / 2**20, 2) for key, value in found.items()}
+    first_warm = late[0] if late else before
+    kept = (
+        "service_rss",
+        "service_private",
+        "service_fds",
+        "service_threads",
+        "service_files",
+        "all_processes",
+        "home_bytes",
+    )
+    return {
+        "seconds": round(seconds, 1),
+        "warm_up": round(warm, 1),
+        "mb_per_hour": slopes,
+        **{
+            when: {name: each[name] for name in kept}
+            for when, each in (("before", before), ("warm", first_warm), ("after", after))
+        },
+        "requests": record.counts(),
+        "latencies_ms": record.latencies(),
+        "errors": record.errors(),
+        "mixed": record.mixed,
+        "swaps": models.swaps,
+        "versions_seen": len(record.versions),
+        "samples": [
+            {name: round(value, 1) for name, value in sample.items()} for sample in samples
+        ],
+    }
+
+
+def leaks(found: dict[str, Any]) -> list[str]:
+    """What is not as it should be, in words."""
+    out = [f"{kind}: {count}" for kind, count in found["errors"].items()]
+    if found["mixed"]:
+        out.append(f"{found['mixed']} replies mixed versions")
+    if found["hung"]:
+        out.append(f"clients that hung: {found['hung']}")
+    if found["degraded"]:
+        out.append(f"degraded: {found['degraded']}")
+    peak = max((sample["service_fds"] for sample in found["samples"]), default=0.0)
+    if (
+        found["after"]["service_fds"]
+        > min(peak, found["before"]["service_fds"] + 4 * MORE_FDS) + MORE_FDS
+    ):
+        out.append(
+            f"file descriptors: {found['before']['service_fds']:.0f} before, {found['after']['service_fds']:.0f} after"
+        )
+    return out
+
+
+def tell(found: dict[str, Any]) -> None:
+    """For people."""
+    for name, each in found["mb_per_hour"].items():
+        print(f"{name:16s} {each['per_hour']:+9.2f} MB/h +- {each['error']:.2f}")
+    for when in ("before", "warm", "after"):
+        told = found[when]
+        print(
+            f"{when:7s} rss {told['service_rss'] / 2**20:7.1f} MB, private {told['service_private'] / 2**20:7.1f} MB, "
+            f"{told['service_fds']:.0f} descriptors, {told['service_threads']:.0f} threads, {told['all_processes']:.0f} processes"
+        )
+    for kind, each in found["latencies_ms"].items():
+        times = "  ".join(f"{name} {each[name]:9.2f}" for name in ("p50", "p99", "max"))
+        print(f"{kind:12s} {found['requests'][kind]:8,d}   {times} ms")
+    print(
+        f"{found['swaps']} swaps, {found['versions_seen']} versions seen, {found['mixed']} mixed; errors: {found['errors'] or 0}"
+    )
+
+
+def picture(found: dict[str, Any], path: Path) -> None:
+    """Memory, descriptors and disk over the time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    minutes = [sample["at"] / 60 for sample in found["samples"]]
+    figure, axes = plt.subplots(3, 1, figsize=(9, 8), sharex=True, layout="constrained")
+    lines = (
+        (axes[0], "MB", 2**20, ("all_rss", "service_rss", "service_private")),
+        (axes[1], "number", 1, ("service_fds", "service_threads", "all_processes")),
+        (axes[2], "MB", 2**20, ("home_bytes", "store_bytes")),
+    )
+    for axis, unit, scale, names in lines:
+        for name in names:
+            axis.plot(
+                minutes,
+                [sample[name] / scale for sample in found["samples"]],
+                label=name.replace("_", " "),
+            )
+        axis.axvline(found["warm_up"] / 60, color="black", linewidth=1, linestyle=":")
+        axis.set(ylabel=unit, ylim=(0, None))
+        axis.legend(loc="center right")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[2].set(xlabel="minutes (dotted: end of the warm-up)")
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Soak and tell."""
+    chosen = arguments(
+        str(__doc__).split("\n")[0],
+        minutes={"type": float, "default": 30.0},
+        swaps={"type": int, "default": 20, "help": "changes of what answers, spread over the time"},
+        workers={"type": int, "default": 1, "help": "processes that answer"},
+    )
+    wrong: list[str] = []
+
+    def run(folder: Path) -> dict[str, Any]:
+        found = measure(folder, chosen)
+        tell(found)
+        wrong.extend(leaks(found))
+        for line in wrong:
+            print(f"WRONG: {line}")
+        if chosen.picture is not None:
+            picture(found, chosen.picture)
+        return {**found, "wrong": list(wrong)}
+
+    in_folder(run, chosen.json)
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

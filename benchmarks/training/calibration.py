@@ -1,0 +1,181 @@
+"""What probabilities are worth: ECE and Brier score of ways to make them, on held-out rows that took no part in fitting.
+
+`python -m benchmarks.training.calibration [--data DIR] [--sets cooking gutenberg_lcsh gnd_tibkat] [--models DIR] [--seeds 5]`
+
+Each seed parts the held-out rows in halves, one to fit and one to measure; figures are medians over seeds, with the range of ECE.
+Ways: nothing fitted (sigmoid of the score), Platt's sigmoid of a + b score, one isotonic curve, curves by label frequency, by
+frequency and place (what `xcray calibrate` chooses). "filtered": only a tenth of the labels are allowed, answers read from the
+curves of any place and, for comparison, from those of their places. --models: a folder with a trained model NAME/model and its
+data NAME/dataset, which saves the training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+
+from benchmarks.common import arguments, dataset, in_folder
+from xcray.data.dataset import Dataset
+from xcray.metrics import brier, ece, ece_floor, matches
+from xcray.model.model import Model
+from xcray.plots import draw_calibration
+from xcray.predict import Predictor
+from xcray.training import TrainSpec, train
+from xcray.training.calibration.fit import CANDIDATES, measured, sides
+from xcray.training.calibration.isotonic import Answers, fit, fitted, frequency_bins
+
+KS = (1, 3, 5)
+Told = Callable[[Answers], Any]
+
+
+def ways(answers: Answers, counts: Any, seed: int) -> dict[str, Told]:
+    """Probabilities of answers, by each way, fitted on `answers`."""
+    near = answers.between(1, 10)
+    platt = LogisticRegression(C=1e6).fit(near.scores.reshape(-1, 1), near.right.reshape(-1))
+    chosen = fit(answers, counts, seed)
+    one = fitted(answers, np.zeros(len(counts), np.int32), ())
+    pooled = fitted(answers, frequency_bins(answers, counts, max(chosen.n_bins, 3)), ())
+    return {
+        "sigmoid": lambda some: 0.5 * (1 + np.tanh(0.5 * some.scores)),
+        "platt": lambda some: platt.predict_proba(some.scores.reshape(-1, 1))[:, 1].reshape(
+            some.scores.shape
+        ),
+        "isotonic": lambda some: one.of(some.labels, some.scores),
+        "by frequency": lambda some: pooled.of(some.labels, some.scores),
+        "xcray": lambda some: chosen.of(some.labels, some.scores),
+        "xcray, any place": lambda some: chosen.of(some.labels, some.scores, filtered=True),
+    }
+
+
+def judged(told: Told, others: Answers) -> dict[str, float]:
+    """ECE, its floor and Brier score at each k."""
+    out: dict[str, float] = {}
+    for k in KS:
+        some = others.between(1, k)
+        p = told(some)
+        out |= {
+            f"ECE@{k}": ece(p, some.right),
+            f"floor@{k}": ece_floor(p),
+            f"Brier@{k}": brier(p, some.right),
+        }
+    return out
+
+
+def narrowed(answers: Answers, n_labels: int, seed: int) -> tuple[Answers, Any]:
+    """The first five answers when a tenth of the labels is allowed; which of them are within the candidates."""
+    allowed = np.random.default_rng(seed).random(n_labels) < 0.1
+    kept = allowed[answers.labels]
+    order = np.argsort(~kept, axis=1, kind="stable")[:, : max(KS)]
+    return Answers(
+        *(np.take_along_axis(values, order, 1) for values in answers)
+    ), np.take_along_axis(kept, order, 1)
+
+
+def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any]:
+    """All ways on one set, a split a seed."""
+    assert data.test is not None
+    counts, seconds, rows = data.label_counts, [], []
+    top = Predictor(model).predict(data.test.X, CANDIDATES)
+    whole = Answers(top.labels, top.scores, matches(top, data.test.Y))
+    for seed in range(seeds):
+        used, left_out, side = sides(data.test.X, data.train.X, seed)
+        inside, others = whole.of(used[side]), whole.of(used[~side])
+        began = time.process_time()
+        curves = fit(inside, counts, seed)
+        seconds.append(time.process_time() - began)
+        made = ways(inside, counts, seed)
+        row: dict[str, Any] = {way: judged(told, others) for way, told in made.items()}
+        few, there = narrowed(others, data.n_labels, seed)
+        for way, told in (
+            ("filtered", made["xcray, any place"]),
+            ("filtered, read by place", made["xcray"]),
+        ):
+            row[way] = {
+                f"ECE@{k}": ece(told(few)[:, :k][there[:, :k]], few.right[:, :k][there[:, :k]])
+                for k in KS
+            }
+        rows.append(row)
+        if seed == 0:
+            report = {str(k): measured(curves, inside, others, k) for k in KS}
+            shape = {
+                "bins": curves.n_bins,
+                "places": curves.places.tolist(),
+                "knots": len(curves.scores),
+            }
+            shape |= {
+                "fitted": len(inside.labels),
+                "measured": len(others.labels),
+                "left_out": left_out,
+            }
+    found = {
+        way: {key: round(median(row[way][key] for row in rows), 5) for key in rows[0][way]}
+        for way in rows[0]
+    }
+    spread = {
+        way: [round(edge(row[way]["ECE@1"] for row in rows), 5) for edge in (min, max)]
+        for way in rows[0]
+    }
+    return {
+        "set": name,
+        **shape,
+        "fit_seconds": round(median(seconds), 2),
+        "ways": found,
+        "range of ECE@1": spread,
+        "report": report,
+    }
+
+
+def trained(name: str, chosen: Any, folder: Path) -> tuple[Dataset, Model]:
+    """A set and a model of it, from --models or made now."""
+    kept = chosen.models / name if chosen.models else None
+    if kept is not None and (kept / "model" / "manifest.json").is_file():
+        return Dataset.open(kept / "dataset"), Model.open(kept / "model", verify=False)
+    data = dataset(name, chosen.data, folder)
+    done = train(
+        TrainSpec(str(data.path)), run_dir=folder / f"{name}.run", out=folder / f"{name}.model"
+    )
+    return data, Model.open(done.model_path, verify=False)
+
+
+def main() -> None:
+    """Compare on every set and print the JSON."""
+    chosen = arguments(
+        __doc__ or "",
+        sets={"nargs": "+", "default": ["synthetic"]},
+        models={"type": Path},
+        seeds={"type": int, "default": 5},
+    )
+
+    def run(folder: Path) -> dict[str, Any]:
+        rows = [compare(name, *trained(name, chosen, folder), chosen.seeds) for name in chosen.sets]
+        for row in rows:
+            print(
+                f"{row['set']}: {row['bins']} bins, places {row['places']}, fitted in {row['fit_seconds']} s"
+            )
+            for way, found in row["ways"].items():
+                print(
+                    f"  {way:24s}",
+                    "  ".join(f"{key} {100 * value:6.2f}" for key, value in found.items()),
+                )
+        last = rows[-1]
+        if chosen.picture:
+            note = (
+                f"{last['fitted']:,} held-out rows to fit, {last['measured']:,} others to measure"
+            )
+            draw_calibration(chosen.picture, last["report"], last["set"], note)
+        return {
+            "benchmark": "calibration",
+            "sets": [{key: row[key] for key in row if key != "report"} for row in rows],
+        }
+
+    in_folder(run, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

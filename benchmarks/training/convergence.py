@@ -1,0 +1,268 @@
+"""How the solver converges: gap and objective of single classes by round and by eps, and what eps means for P@k.
+
+`python -m benchmarks.training.convergence [--data DIR] [--sets synthetic cooking ...] [--classes 60] [--repeats 3]`
+
+Single classes, a sample spread over all label frequencies, are solved with max_rounds = 1, 2, 3, ... (and an eps that none
+reaches before), and with eps = 0.3 ... 1e-4. For each: the time (least of --repeats runs, one core), the duality gap, and how
+far its objective is above the best known one, both relative to the class's null objective (of predicting nothing). The best
+known objective is the least of all these runs and of one with eps 1e-7. The certificate says gap >= that distance; the last
+line says whether it always was so (to ROUNDING). Then all labels are solved with each eps: core seconds, P@k. Times are of the
+one thread that works (its processor time), so that they mean the same on a busy machine.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import arguments, dataset, in_folder
+from xcray import plots
+from xcray.arrays import frozen
+from xcray.data.dataset import Dataset
+from xcray.index.inverted import InvertedIndex
+from xcray.metrics import frequency_groups, precision_at_k
+from xcray.solvers import make_solver
+from xcray.training.report.summary import figures
+
+ROUNDS = (1, 2, 3, 4, 5, 8, 13)
+EPS = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)
+TIGHT = {"eps": 1e-7, "max_rounds": 1000, "max_sweeps": 200}
+ROUNDING = 1e-6  # of the null objective: weights and data are float32
+STEPS = [digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)]  # of a time axis
+COLOURS = (*plots.BLUES[:0:-1], plots.ORANGE)  # of P@1, P@3, P@5
+
+
+def sampled(data: Dataset, n: int) -> Any:
+    """At most `n` labels (int32, ascending), equally many of each tenth by frequency; the same ones every time."""
+    groups, rng = frequency_groups(data.label_counts), np.random.default_rng(0)
+    chosen = [
+        rng.permutation(np.flatnonzero(groups == group))[: -(-n // 10)] for group in range(10)
+    ]
+    return frozen(np.sort(np.concatenate(chosen)), np.int32)
+
+
+def solved(local: Any, params: dict[str, Any], labels: Any, repeats: int) -> tuple[Any, Any]:
+    """Seconds of each label (the least of some runs) and its record, solved alone."""
+    solver = make_solver("ppdsparse", params)
+    seconds, records = np.full(len(labels), np.inf), []
+    for i, label in enumerate(labels):
+        for _ in range(repeats):
+            began = time.thread_time()
+            block = solver.solve(local, frozen([label], np.int32))
+            seconds[i] = min(seconds[i], time.thread_time() - began)
+        records.append(block.records)
+    return seconds, np.concatenate(records)
+
+
+def single_classes(data: Dataset, labels: Any, repeats: int) -> dict[str, Any]:
+    """Both paths of single classes: {"by_round", "by_eps"} as rows of quantiles, and whether each gap was a bound."""
+    split = data.train
+    local = make_solver("ppdsparse", {}).load(split.X, split.XT, split.YT)
+    settings: list[tuple[str, float, dict[str, Any]]] = [
+        *(("by_round", rounds, {"eps": TIGHT["eps"], "max_rounds": rounds}) for rounds in ROUNDS),
+        *(("by_eps", eps, {"eps": eps}) for eps in EPS),
+    ]
+    runs = [(path, at, *solved(local, params, labels, repeats)) for path, at, params in settings]
+    _, tight = solved(local, TIGHT, labels, 1)
+    best = np.min([tight["primal"], *(records["primal"] for _, _, _, records in runs)], axis=0)
+    out: dict[str, Any] = {
+        "by_round": [],
+        "by_eps": [],
+        "gap_of_best": float((tight["gap"] / tight["null"]).max()),
+    }
+    bounded = True
+    for path, at, seconds, records in runs:
+        gap, above = records["gap"] / records["null"], (records["primal"] - best) / records["null"]
+        bounded &= bool((above <= gap + ROUNDING).all())
+        row = {
+            "ms": quantiles(1e3 * seconds),
+            "gap": quantiles(gap),
+            "above_best": quantiles(above),
+        }
+        out[path].append(
+            {
+                "at": at,
+                **row,
+                "rounds": float(records["rounds"].mean()),
+                "work": float(records["work"].mean()),
+            }
+        )
+    return {**out, "classes": len(labels), "gap_is_a_bound": bounded}
+
+
+def quantiles(values: Any) -> dict[str, float]:
+    """The 10th, 50th and 90th percentile, and the largest."""
+    return {
+        name: float(np.quantile(values, q))
+        for name, q in (("p10", 0.1), ("median", 0.5), ("p90", 0.9), ("max", 1.0))
+    }
+
+
+def whole_models(data: Dataset) -> list[dict[str, Any]]:
+    """All labels solved with each eps: core seconds, certificates, weights, P@k."""
+    split, labels = data.train, frozen(np.arange(data.n_labels), np.int32)
+    local = make_solver("ppdsparse", {}).load(split.X, split.XT, split.YT)
+    rows = []
+    for eps in EPS:
+        began = time.thread_time()
+        block = make_solver("ppdsparse", {"eps": eps}).solve(local, labels)
+        seconds = time.thread_time() - began
+        row = {
+            "eps": eps,
+            "core_seconds": seconds,
+            "ms_a_class": 1e3 * seconds / len(labels),
+            **figures(block, eps),
+        }
+        if data.test is not None:
+            top = InvertedIndex.build(block.W, block.bias.astype(np.float32)).query(data.test.X, 5)
+            row |= {f"P@{k}": precision_at_k(top, data.test.Y, k) for k in (1, 3, 5)}
+        rows.append(row)
+        print({name: round(value, 4) for name, value in row.items()}, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Run every set and print the JSON; the picture is of the last set."""
+    chosen = arguments(
+        __doc__ or "",
+        sets={"nargs": "+", "default": ["synthetic"]},
+        classes={"type": int, "default": 60},
+        repeats={"type": int, "default": 3},
+    )
+
+    def run(folder: Path) -> dict[str, Any]:
+        sets = []
+        for name in chosen.sets:
+            data = dataset(name, chosen.data, folder)
+            single = single_classes(data, sampled(data, chosen.classes), chosen.repeats)
+            sets.append(
+                {
+                    "set": name,
+                    "labels": data.n_labels,
+                    "rows": data.train.n_rows,
+                    **single,
+                    "models": whole_models(data),
+                }
+            )
+            if chosen.picture:
+                picture(sets[-1], chosen.picture)
+        return {"benchmark": "convergence", "sets": sets}
+
+    in_folder(run, chosen.json)
+
+
+def picture(found: dict[str, Any], path: Path) -> None:
+    """Distance to the optimum against time, the bound against what was asked for, and P@k against eps."""
+    note = (
+        f"{found['classes']} classes of {found['labels']:,}, spread over all frequencies; {found['rows']:,} rows; "
+        "lines: median, bands: 10 to 90 % of the classes"
+    )
+    with plots.page(path, 12.5, 4.4, f"Convergence · {found['set']}", note) as figure:
+        by_time, by_eps, models = figure.subplots(1, 3, gridspec_kw={"wspace": 0.06})
+        draw_rounds(by_time, found["by_round"])
+        draw_eps(by_eps, found["by_eps"])
+        draw_models(models, found["models"])
+
+
+def band(
+    axis: Any,
+    x: list[float],
+    rows: list[dict[str, Any]],
+    name: str,
+    colour: str,
+    mark: str,
+    label: str,
+) -> None:
+    """The median of a figure, and where most classes lie; what is 0 is drawn at the lower end."""
+    low, middle, high = (
+        np.maximum([row[name][q] for row in rows], 1e-8) for q in ("p10", "median", "p90")
+    )
+    axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    axis.plot(x, middle, mark, color=colour, markersize=5, label=label)
+
+
+def draw_rounds(axis: Any, rows: list[dict[str, Any]]) -> None:
+    """Gap and distance to the best objective against time, a mark a number of rounds."""
+    x = [row["ms"]["median"] for row in rows]
+    band(axis, x, rows, "gap", plots.BLUES[2], "o-", "duality gap")
+    band(axis, x, rows, "above_best", plots.ORANGE, "s--", "objective above the best")
+    for row in rows[:4]:
+        axis.annotate(
+            f"{row['at']}",
+            (row["ms"]["median"], row["gap"]["median"]),
+            (4, 4),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    axis.set(
+        xscale="log",
+        yscale="log",
+        xlabel="median time of a class (ms); numbers: rounds",
+        ylabel="of the null objective",
+    )
+    axis.set_xticks([step for step in STEPS if 0.8 * min(x) <= step <= 1.2 * max(x)])
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(lambda x, place: "")
+    axis.set_title("Round by round", fontweight="bold")
+    axis.legend(loc="lower left")
+
+
+def draw_eps(axis: Any, rows: list[dict[str, Any]]) -> None:
+    """What was asked for, what was certified, what was so."""
+    x = [row["at"] for row in rows]
+    axis.plot(x, x, "--", color=plots.MUTED, linewidth=1.3, label="asked for")
+    band(axis, x, rows, "gap", plots.BLUES[2], "o-", "certified")
+    band(axis, x, rows, "above_best", plots.ORANGE, "s--", "true distance")
+    axis.set(xscale="log", yscale="log", xlabel="eps", ylabel="of the null objective")
+    axis.invert_xaxis()
+    axis.set_title("What eps gives", fontweight="bold")
+    axis.legend(loc="lower left")
+
+
+def draw_models(axis: Any, rows: list[dict[str, Any]]) -> None:
+    """P@k of the whole model against eps, as points above that of the smallest eps; the time of a class above."""
+    x, last = [row["eps"] for row in rows], rows[-1]
+    for name, colour, mark in zip(
+        [name for name in last if name.startswith("P@")], COLOURS, ("o-", "s-", "^-"), strict=True
+    ):
+        points = [100 * (row[name] - last[name]) for row in rows]
+        axis.plot(
+            x,
+            points,
+            mark,
+            color=colour,
+            markersize=5,
+            label=f"{name}, at last {100 * last[name]:.2f} %",
+        )
+    low, high = axis.get_ylim()
+    low, high = min(low, -0.5), max(high, 0.5)
+    for row in rows:
+        axis.annotate(
+            f"{row['ms_a_class']:.2g}",
+            (row["eps"], high + 0.08 * (high - low)),
+            ha="center",
+            fontsize=8,
+        )
+    axis.annotate(
+        "ms a class",
+        (x[0] * 1.2, high + 0.18 * (high - low)),
+        ha="left",
+        fontsize=8,
+        color=plots.MUTED,
+    )
+    axis.set(
+        xscale="log",
+        xlabel="eps",
+        ylabel="P@k, points above the last",
+        ylim=(low, high + 0.28 * (high - low)),
+    )
+    axis.invert_xaxis()
+    axis.set_title("What it means for answers", fontweight="bold")
+    axis.legend(loc="lower right")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Quality and time beside scikit-learn's OneVsRestClassifier(LinearSVC): same split, same C, same loss.
+
+`python -m benchmarks.training.quality --data DIR [--sets bibtex:0.01 cooking ...]` (name:C; C = 1 without). Sets with more labels than
+--peer-labels are not trained whole by the peer: its time is measured on a random sample of classes, without P@k.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.svm import LinearSVC
+
+from benchmarks.common import arguments, dataset, in_folder
+from xcray.arrays import TopK, frozen
+from xcray.data.dataset import Dataset
+from xcray.metrics import evaluate
+from xcray.model.model import Model
+from xcray.training import TrainSpec, train
+
+SETS = ["bibtex:0.01", "cooking", "news20_bydate", "clef_imclef07a"]
+SAMPLE = 200  # classes of a large set that the peer is timed on
+
+
+def xcray_run(data: Dataset, C: float, folder: Path, params: dict[str, Any]) -> dict[str, Any]:
+    """One serial training: core seconds, measures, size."""
+    for name in ("run", "model"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    spec = TrainSpec(str(data.path), params={"C": C, **params}, pool="serial")
+    result = train(spec, run_dir=folder / "run", out=folder / "model")
+    model = Model.open(result.model_path)
+    seconds = result.report["core_seconds"]
+    return {
+        "seconds": seconds,
+        "ms_a_class": 1e3 * seconds / data.n_labels,
+        "certified": result.report["classes_certified"],
+        "weights": model.nnz,
+        "megabytes": round((data.n_labels * 4 + model.nnz * 8) / 1e6, 2),
+        **{k: v for k, v in result.measures.items() if k.startswith("P@")},
+    }
+
+
+def peer_run(data: Dataset, C: float, labels: np.ndarray) -> dict[str, Any]:
+    """LIBLINEAR through scikit-learn on `labels`; measures when they are all labels."""
+    X, Y = (
+        data.train.X.to_scipy(),
+        data.train.Y.to_scipy()[:, labels].astype(np.int64),
+    )  # scikit-learn overflows with int8
+    began = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", ConvergenceWarning)
+        with warnings.catch_warnings(record=True) as caught:
+            model = OneVsRestClassifier(LinearSVC(C=C, random_state=0)).fit(X, Y)
+    seconds = time.process_time() - began
+    out = {
+        "seconds": seconds,
+        "ms_a_class": 1e3 * seconds / len(labels),
+        "not_converged": len(caught),
+    }
+    if len(labels) == data.n_labels and data.test is not None:
+        scores = model.decision_function(data.test.X.to_scipy())
+        scores[
+            :, data.label_counts == 0
+        ] = -np.inf  # scikit-learn scores labels it never saw 0, above most others
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
+        top = TopK(
+            frozen(order, np.int32), frozen(np.take_along_axis(scores, order, 1), np.float64)
+        )
+        out |= {k: v for k, v in evaluate(top, data.test.Y).items() if k.startswith("P@")}
+        out["megabytes"] = round(8 * data.n_labels * (data.n_features + 1) / 1e6, 2)
+    return out
+
+
+def compare(
+    name: str, C: float, data: Dataset, folder: Path, repeats: int, peer_labels: int
+) -> dict[str, Any]:
+    """Interleaved runs of both; medians of time."""
+    whole = data.n_labels <= peer_labels
+    labels = (
+        np.arange(data.n_labels)
+        if whole
+        else np.sort(np.random.default_rng(0).permutation(data.n_labels)[:SAMPLE])
+    )
+    ours, plain, peers = [], [], []
+    for _ in range(repeats):
+        ours.append(xcray_run(data, C, folder, {}))
+        if whole:
+            plain.append(xcray_run(data, C, folder, {"lam": 0.0}))
+        peers.append(peer_run(data, C, labels))
+    row: dict[str, Any] = {
+        "set": name,
+        "C": C,
+        "labels": data.n_labels,
+        "peer_on_all_labels": whole,
+    }
+    for who, runs in (("xcray", ours), ("xcray_lam0", plain), ("sklearn", peers)):
+        if runs:
+            row[who] = {
+                **runs[-1],
+                "seconds": median(r["seconds"] for r in runs),
+                "ms_a_class": median(r["ms_a_class"] for r in runs),
+            }
+    row["times_faster"] = row["sklearn"]["ms_a_class"] / row["xcray"]["ms_a_class"]
+    print(
+        {
+            k: ({n: round(v, 4) for n, v in x.items()} if isinstance(x, dict) else x)
+            for k, x in row.items()
+        },
+        flush=True,
+    )
+    return row
+
+
+def picture(rows: list[dict[str, Any]], path: Path) -> None:
+    """Milliseconds a class and P@1, side by side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
+    place, names = np.arange(len(rows)), [row["set"] for row in rows]
+    for shift, who in ((-0.2, "xcray"), (0.2, "sklearn")):
+        left.bar(place + shift, [row[who]["ms_a_class"] for row in rows], 0.4, label=who)
+        right.bar(place + shift, [100 * row[who].get("P@1", 0.0) for row in rows], 0.4, label=who)
+    left.set(yscale="log", ylabel="ms a class (one core)", xticks=place)
+    right.set(ylabel="P@1 (%)", xticks=place)
+    for axis in (left, right):
+        axis.set_xticklabels(names, rotation=20)
+        axis.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Compare every set and print the JSON."""
+    chosen = arguments(
+        __doc__ or "",
+        sets={"nargs": "+", "default": SETS},
+        repeats={"type": int, "default": 3},
+        peer_labels={"type": int, "default": 2000},
+    )
+
+    def run(folder: Path) -> dict[str, Any]:
+        rows = []
+        for entry in chosen.sets:
+            name, _, C = entry.partition(":")
+            data = dataset(name, chosen.data, folder)
+            rows.append(
+                compare(name, float(C or 1.0), data, folder, chosen.repeats, chosen.peer_labels)
+            )
+        if chosen.picture:
+            picture(rows, chosen.picture)
+        return {"benchmark": "quality", "sets": rows}
+
+    in_folder(run, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

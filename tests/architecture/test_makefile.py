@@ -1,0 +1,105 @@
+"""The Makefile: what it would do, and that it says so when it can't. Nothing is installed here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VERBS = ("demo", "serve", "test", "check", "bench", "docs", "clean")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with the Makefile and nothing else."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def make(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "LC_ALL": "C",
+    }  # no MAKEFLAGS of a make around us
+    return subprocess.run(
+        ["make", *arguments], cwd=place, capture_output=True, text=True, check=False, env=clean
+    )
+
+
+def test_help_lists_every_verb(clone: Path) -> None:
+    shown = make(clone).stdout
+    assert [
+        line.split()[0] for line in shown.splitlines()[1:-1] if line.split()[0] in VERBS
+    ] == list(VERBS)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "clean"])
+def test_each_verb_makes_the_environment_first(clone: Path, verb: str) -> None:
+    planned = make(clone, "-n", verb).stdout
+    assert planned.index("-m venv --clear .venv") < planned.index("pip install")
+    (clone / ".venv").mkdir()
+    (clone / ".venv" / ".installed").touch()
+    assert (
+        "pip" not in make(clone, "-n", verb).stdout
+    )  # made already, and not older than pyproject.toml
+
+
+def test_tests_come_after_checks(clone: Path) -> None:
+    planned = make(clone, "-n", "test").stdout
+    assert planned.index("ruff check") < planned.index("mypy") < planned.index("pytest")
+    assert (
+        planned.splitlines()[-1].strip() == ".venv/bin/python -m pytest"
+    )  # its closing line is the last one
+
+
+def test_an_old_python_is_refused_with_the_mend(clone: Path) -> None:
+    old = clone / "python3.8"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.8.10" && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    done = make(clone, "check", f"PYTHON={old}")
+    assert done.returncode != 0
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert "Python 3.8.10" in done.stderr
+    assert "make PYTHON=" in done.stderr
+    assert not (clone / ".venv").exists()
+
+
+def test_clean_removes_what_was_made_and_nothing_else(clone: Path) -> None:
+    for name in (
+        "xcray/__pycache__",
+        "tests",
+        "benchmarks",
+        "docs",
+        "build/docs",
+        ".mypy_cache",
+        "data",
+        ".venv/bin",
+    ):
+        (clone / name).mkdir(parents=True)
+    (clone / ".venv" / ".installed").touch()
+    assert make(clone, "clean").returncode == 0
+    left = {path.name for path in clone.iterdir()}
+    assert left == {
+        "Makefile",
+        "pyproject.toml",
+        "xcray",
+        "tests",
+        "benchmarks",
+        "docs",
+        "data",
+        ".venv",
+    }  # not made by make: kept
+    assert not (clone / ".venv" / ".installed").exists()
+    assert list((clone / "xcray").iterdir()) == []
+    (clone / ".venv" / ".made-by-make").touch()
+    assert make(clone, "clean").returncode == 0
+    assert not (clone / ".venv").exists()
+
+
+def test_the_build_server_runs_the_same() -> None:
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+    assert "exec make test" in (ROOT / ".ci" / "run").read_text()

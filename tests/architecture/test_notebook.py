@@ -1,0 +1,83 @@
+"""The quickstart notebook runs from top to bottom and shows what it promises."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The notebook after a run in a folder of its own; the first cell that raises ends the test with its traceback."""
+    place = tmp_path_factory.mktemp("notebook")
+    patch = pytest.MonkeyPatch()
+    for name in (
+        "IPYTHONDIR",
+        "JUPYTER_RUNTIME_DIR",
+        "JUPYTER_CONFIG_DIR",
+        "TMPDIR",
+    ):  # nothing of the person who runs it
+        (place / name.lower()).mkdir()
+        patch.setenv(name, str(place / name.lower()))
+    patch.delenv("MPLBACKEND", raising=False)  # the kernel's own backend draws into the notebook
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=900,
+        startup_timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(place)}},
+    )
+    try:
+        client.execute()
+    finally:
+        patch.undo()
+    assert list((place / "tmpdir").glob("xcray-quickstart-*")) == []  # it cleans up after itself
+    return notebook
+
+
+def outputs(notebook: Any, kind: str) -> list[str]:
+    """What the cells showed as `kind`, printed text among text/plain."""
+    found = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream" and kind == "text/plain":
+                found.append(output.text)
+            found += [output.data[kind]] if kind in output.get("data", {}) else []
+    return found
+
+
+def test_it_is_committed_clean() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+
+
+def test_it_measures(ran: Any) -> None:
+    shown = "\n".join(outputs(ran, "text/plain"))
+    measures = {name: float(value) for name, value in re.findall(r"'(P@\d)': (\d+\.\d)", shown)}
+    assert set(measures) == {"P@1", "P@3", "P@5"}
+    assert 60 < measures["P@1"] <= 100
+    assert measures["P@1"] > measures["P@3"] > measures["P@5"]
+
+
+def test_it_answers_with_words(ran: Any) -> None:
+    shown = "\n".join(outputs(ran, "text/plain"))
+    assert re.search(r"read rows of a csv file into dictionaries\s+csv", shown)
+    assert re.search(r"\+\d\.\d{3}  csv\n", shown)
+    assert "score of 'csv', rank 1" in shown
+
+
+def test_it_draws(ran: Any) -> None:
+    pictures = outputs(ran, "image/png")
+    assert len(pictures) == 1
+    assert base64.b64decode(pictures[0]).startswith(b"\x89PNG")

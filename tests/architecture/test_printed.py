@@ -1,0 +1,434 @@
+"""What pages, NOTES, YAML, hints and error messages print exists: commands with their options and arguments, variables and their
+defaults, figures, alerts, HTTP calls, values of the chart, names of its objects, verbs, modules, paths, codes."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deployment.chart import helm
+from tests.support import missing_tools as without
+from tests.support.live_service import settings_for
+from tests.support.printed import (
+    ROOT,
+    calls,
+    faults,
+    is_value,
+    lines,
+    operations,
+    pages,
+    quoted,
+    sources,
+    values_in,
+)
+from xcray.service.app import create_app
+from xcray.service.settings import Settings
+
+sys.path.insert(0, str(ROOT / "docs"))
+import metrics
+
+PROSE = {name: text for name, text in pages().items() if name.endswith((".md", ".txt"))}
+RULES = yaml.safe_load((ROOT / "helm/xcray/monitoring/rules.yaml").read_text())
+ALERTS = {rule["alert"] for group in RULES["groups"] for rule in group["rules"] if "alert" in rule}
+FOREIGN = (
+    "XCRAY_",
+    "OTEL_",
+    "AWS_",
+    "GOOGLE_",
+    "RAY_",
+    "OPENBLAS_",
+    "POSTGRES_",
+    "PROMETHEUS_",
+    "GRAFANA_",
+)  # variables, no codes
+NO_CODES = {
+    "NULL",
+    "GRANT",
+    "DROP",
+    "BUILT_ON",
+    "README",
+    "LICENSE",
+    "HTTP",
+    "SHA",
+    "SIGTERM",
+    "SIGKILL",
+    "ENOSPC",
+    "HASH",
+    "NAME",
+}
+KINDS = {
+    "deploy": "Deployment",
+    "deployment": "Deployment",
+    "service": "Service",
+    "job": "Job",
+    "secret": "Secret",
+}
+
+
+def found(broken: Iterator[str]) -> list[str]:
+    """What is wrong, once each."""
+    return sorted(set(broken))
+
+
+# commands
+
+
+def test_every_command_of_a_page_is_taken_by_the_parser() -> None:
+    assert (
+        found(
+            f"{name}: {fault}"
+            for name, text in pages().items()
+            for each in lines(text)
+            for fault in faults(each, True)
+        )
+        == []
+    )
+    assert sum(len(lines(text)) for text in pages().values()) > 80
+
+
+def test_every_command_that_is_named_in_a_sentence_or_an_error_exists() -> None:
+    places = {**pages(), **sources("xcray")}
+    assert (
+        found(
+            f"{name}: {fault}"
+            for name, text in places.items()
+            for each in quoted(text)
+            for fault in faults(each)
+        )
+        == []
+    )
+    assert sum(len(quoted(text)) for text in places.values()) > 150
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("xcray store bakcup x", "no bakcup"),
+        ("xcray nothing", "no nothing"),
+        ("xcray labels add|forget", "no forget"),
+        ("xcray store backup x --nothing", "No such option"),
+        ("xcray store backup x y", "'y' is too much"),
+        ("xcray store backup", "is missing"),
+        ("xcray train DIR --out", "requires an argument"),
+        ("xcray path DIR --lam 0.1 0.2 --out X Y", "'Y' is too much"),
+    ],
+)
+def test_the_check_of_commands_finds_what_is_wrong(command: str, fault: str) -> None:
+    assert fault in faults(command, True)[0]
+
+
+@pytest.mark.parametrize(
+    "command", ["xcray store backup x > y", "A=1 xcray serve --no-runner", "xcray labels add|merge"]
+)
+def test_the_check_of_commands_takes_what_is_right(command: str) -> None:
+    assert faults(command) == []
+
+
+def test_every_module_that_is_run_is_there_with_its_options() -> None:
+    def broken() -> Iterator[str]:
+        for name, text in PROSE.items():
+            for module, rest in re.findall(
+                r"python -m ((?:benchmarks|deploy|tests)[\w.]*)([^`\n]*)", text.replace("\\\n", " ")
+            ):
+                path = ROOT / module.replace(".", "/")
+                files = (
+                    [path.with_suffix(".py")]
+                    if path.with_suffix(".py").exists()
+                    else sorted(path.glob("*.py"))
+                )
+                source = "".join(each.read_text() for each in files)
+                if not source:
+                    yield f"{name}: there is no {module}"
+                for option in re.findall(r"(?<=\s)--([a-z-]+)", re.split(r"\s#|\s{3,}", rest)[0]):
+                    if f"--{option}" not in source and not re.search(
+                        rf"\b{option.replace('-', '_')}=", source
+                    ):
+                        yield f"{name}: {module} has no --{option}"
+
+    assert found(broken()) == []
+
+
+def test_every_verb_of_make_is_in_the_makefile() -> None:
+    verbs = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        (name, verb)
+        for name, text in PROSE.items()
+        for verb in re.findall(r"(?:`|^ {4})make ([a-z]+)", text, re.MULTILINE)
+    }
+    assert {each for each in named if each[1] not in verbs} == set()
+    assert {verb for name, verb in named if name == "CONTRIBUTING.md"} >= verbs - {
+        "help",
+        "install",
+    }
+
+
+# variables and their defaults
+
+
+def variables() -> set[str]:
+    """Every XCRAY_ variable that something reads: the service, the program, the image, compose, the tests."""
+    read = [
+        *sources("xcray", "tests").values(),
+        pages()["deploy/compose.yaml"],
+        pages()["deploy/docker/Dockerfile"],
+    ]
+    named = re.findall(r"(?:[\"']|\$\{|^ARG )(XCRAY_[A-Z_]+)", "\n".join(read), re.MULTILINE)
+    return {f"XCRAY_{name.upper()}" for name in Settings.model_fields} | set(named)
+
+
+def test_every_variable_that_is_named_is_read() -> None:
+    known = variables() | {"XCRAY_NAME"}  # that is how docs/security.md says how all are spelled
+    places = {**pages(), **sources("xcray", "benchmarks")}
+    named = {
+        (name, each)
+        for name, text in places.items()
+        for each in re.findall(r"\bXCRAY_[A-Z_]*[A-Z]\b", text)
+    }
+    assert {each for each in named if each[1] not in known} == set()
+    assert len({variable for _, variable in named}) > 60
+
+
+def test_every_default_that_is_told_is_the_default() -> None:
+    def broken() -> Iterator[str]:
+        for name, text in PROSE.items():
+            for variable, told in re.findall(r"`XCRAY_([A-Z_]+)`,? \(?([\d,.]*\d)\)", text):
+                if Settings.model_fields[variable.lower()].default != float(told.replace(",", "")):
+                    yield f"{name}: XCRAY_{variable} is not {told}"
+        units = {"": 1, "MB": 10**6, "GB": 10**9}
+        for setting, told, unit in re.findall(
+            r"\| `([a-z_]+)` ([\d,]+)(?: (MB|GB))?\b", PROSE["docs/security.md"]
+        ):
+            if Settings.model_fields[setting].default != int(told.replace(",", "")) * units[unit]:
+                yield f"docs/security.md: {setting} is not {told} {unit}"
+
+    assert found(broken()) == []
+
+
+# figures and alerts
+
+
+def figures() -> set[str]:
+    """Names of all series: of the service, of Ray's workers, of recorded rules."""
+    names = {
+        rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule
+    }
+    for metric, _ in metrics.figures():
+        ends = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(
+            metric.type, ("",)
+        )
+        names |= {metric.name + end for end in ("", *ends)}
+    inside = re.findall(
+        r"\"(xcray_[a-z_]+)\"", "".join(sources("xcray/execution", "xcray/bulk").values())
+    )
+    return names | {f"ray_{name}{end}" for name in inside for end in ("", "_total")}
+
+
+def test_every_figure_that_is_named_is_registered() -> None:
+    places = {
+        **PROSE,
+        **{
+            name: pages()[name]
+            for name in ("helm/xcray/monitoring/rules.yaml", "helm/xcray/values.yaml")
+        },
+    }
+    series = re.compile(r"(?<![\w/.:-])(?:ray_)?xcray_[a-z_]+(?![\w*(./])")
+    named = {(name, each) for name, text in places.items() for each in series.findall(text)}
+    assert {each for each in named if each[1] not in figures()} == set()
+    assert len({figure for _, figure in named}) > 50
+
+
+def test_every_alert_that_is_named_exists() -> None:
+    kinds = {"RayCluster", "RayJob", "RayService", "RayExecutor"}
+    named = {
+        (name, each)
+        for name, text in PROSE.items()
+        for each in re.findall(r"\b(?:Xcray|Ray)[A-Z][A-Za-z]+\b", text)
+    }
+    assert {each for each in named if each[1] not in ALERTS | kinds} == set()
+    links = {
+        (name, each)
+        for name, text in PROSE.items()
+        for each in re.findall(r"alerts\.md#(\w+)", text)
+    }
+    assert {each for each in links if each[1] not in {alert.lower() for alert in ALERTS}} == set()
+    assert [int(number) for number in re.findall(r"(\d+) alerts", PROSE["README.md"])] == [
+        len(ALERTS)
+    ]
+
+
+# HTTP
+
+
+def test_every_call_is_one_that_the_service_takes(tmp_path: Path) -> None:
+    taken = list(operations(create_app(settings_for(tmp_path / "home")).openapi()))
+    taken += [("GET", re.compile(path)) for path in ("/docs", "/openapi.json", "/")]
+
+    def broken() -> Iterator[str]:
+        for name, text in pages().items():
+            for method, path in calls(text):
+                full = (
+                    f"/v1/models{path}" if path.startswith("/{name}") else path
+                )  # a table of README goes on like this
+                if not any(method == each and pattern.fullmatch(full) for each, pattern in taken):
+                    yield f"{name}: {method} {path}"
+
+    assert found(broken()) == []
+    assert sum(len(calls(text)) for text in pages().values()) > 40
+
+
+# the chart
+
+
+def test_every_value_that_is_named_is_taken_by_the_chart() -> None:
+    named = {
+        (name, each)
+        for name, text in pages().items()
+        for each in values_in(text, plain=name.startswith("helm/"))
+    }
+    assert {each for each in named if not is_value(each[1])} == set()
+    assert len(named) > 300
+    assert is_value("ray.workerGroups.spot.maxReplicas")
+    assert not is_value("ray.autoscaling.enable")
+
+
+def named_objects(text: str) -> set[tuple[str, str]]:
+    """Objects that commands of kubectl name: {("Deployment", "xcray-api")}; those that it creates are the reader's own."""
+    text = "\n".join(
+        line for line in text.splitlines() if "kubectl" in line and " create " not in line
+    )
+    return {
+        (KINDS[kind], name)
+        for kind, name in re.findall(
+            rf"\b({'|'.join(KINDS)})[ /]([a-z][a-z0-9]*(?:-[a-z0-9]+)*)\b", text
+        )
+    }
+
+
+def test_every_object_that_a_page_tells_kubectl_of_is_rendered() -> None:
+    there = {
+        (each["kind"], each["metadata"]["name"])
+        for name in helm.values_files()
+        for each in helm.rendering(name).objects
+    }
+    named = {
+        each
+        for name, text in PROSE.items()
+        if not name.endswith("NOTES.txt")
+        for each in named_objects(text)
+    }
+    assert named >= {("Deployment", "xcray-api"), ("Job", "xcray-migrate"), ("Service", "xcray")}
+    assert named - there == set()
+
+
+def test_every_object_that_notes_tell_kubectl_of_is_rendered() -> None:
+    program = helm.helms().get("helm4")
+    if program is None:
+        without.say("helm 4, for NOTES", "names in NOTES were not compared with what is rendered")
+        return
+    for name, path in helm.values_files().items():
+        words = [
+            program,
+            "install",
+            helm.RELEASE,
+            str(helm.CHART),
+            "--namespace",
+            helm.NAMESPACE,
+            "--dry-run=client",
+            "--values",
+            str(path),
+        ]
+        told = subprocess.run(
+            words, capture_output=True, text=True, timeout=120, check=True
+        ).stdout.partition("\nNOTES:\n")[2]
+        there = {(each["kind"], each["metadata"]["name"]) for each in helm.rendering(name).objects}
+        clusters = {each for kind, each in there if kind == "RayCluster"}
+        operators = {("Service", f"{each}-head-svc") for each in clusters} | {
+            ("Secret", each) for each in clusters
+        }
+        values = path.read_text()
+        readers = {
+            ("Secret", each)
+            for kind, each in named_objects(told)
+            if kind == "Secret" and f": {each}" in values
+        }
+        assert ("Deployment", "xcray-api") in named_objects(told), name
+        assert named_objects(told) - there - operators - readers == set(), name
+
+
+# paths, codes, programs
+
+
+def test_every_path_that_is_named_is_there() -> None:
+    beside = ("", "xcray", "deploy", "helm/xcray", "tests")
+    ours = r"xcray|tests|docs|deploy|helm|benchmarks|notebooks|schedule|execution|solvers|kernels|service|jobs|ci|docker|ray|templates"
+
+    def broken() -> Iterator[str]:
+        for name, text in PROSE.items():
+            named = [
+                *re.findall(rf"`((?:{ours})/[\w./-]+\w)[`:]", text),
+                *re.findall(r"(?:-f|--values) ([\w./-]+/[\w.-]+)", text),
+            ]
+            named += re.findall(
+                r"(?<![\w/])((?:tests|deploy|helm|docs|notebooks|benchmarks)/[\w/-]+\.[a-z]+)\b",
+                text,
+            )
+            for each in named:
+                if not any((ROOT / place / each).exists() for place in beside):
+                    yield f"{name}: {each}"
+            for each in re.findall(r"`(test_\w+\.py)`", text):
+                if not (ROOT / "tests" / each).exists():
+                    yield f"{name}: {each}"
+
+    assert found(broken()) == []
+
+
+def test_every_code_that_is_named_is_given_somewhere() -> None:
+    given = set(re.findall(r"[\"']([A-Z][A-Z0-9_]{2,})[\"']", "".join(sources("xcray").values())))
+    named = {
+        (name, each)
+        for name, text in PROSE.items()
+        for each in re.findall(r"`([A-Z][A-Z_]{3,})`", text)
+    }
+    named = {each for each in named if not each[1].startswith(FOREIGN) and each[1] not in NO_CODES}
+    assert {each for each in named if each[1] not in given} == set()
+    assert len({code for _, code in named}) > 60
+
+
+def test_what_python_of_the_pages_imports_is_there() -> None:
+    notebook = json.loads((ROOT / "notebooks/quickstart.ipynb").read_text())
+    blocks = [
+        ("quickstart.ipynb", "".join(cell["source"]))
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    blocks += [
+        (name, each)
+        for name, text in PROSE.items()
+        for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    ]
+    nodes = [
+        (name, node)
+        for name, block in blocks
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    ours: list[tuple[str, Any]] = [
+        (name, node) for name, node in nodes if (node.module or "").startswith("xcray")
+    ]
+    assert len(ours) >= 2
+    for name, node in ours:
+        for each in node.names:
+            module = importlib.import_module(node.module)
+            assert each.name in getattr(module, "__all__", dir(module)), (
+                f"{name}: {node.module} has no {each.name}"
+            )

@@ -1,0 +1,684 @@
+"""Batch predictions: every form of input, the predictor's own answers, the same bytes whoever works and whatever happens."""
+
+from __future__ import annotations
+
+import bz2
+import copy
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.support.batch_inputs import D, digests, run, sparse, table_of, written
+from tests.support.live_service import text_model
+from xcray.arrays import csr_from
+from xcray.batch import BulkSpec, predict_bulk, read_manifest
+from xcray.batch.lines import plan_lines
+from xcray.data.readers.error_log import DataErrors
+from xcray.errors import Conflict, Corrupt, DataError, InputError, NotFound, ParameterError, Stopped
+from xcray.predict import Predictor
+from xcray.storage.atomic import sha256_file
+from xcray.workers.pool import StopFlag
+
+WORDS = ("rows", "csv", "json", "file", "socket", "write", "listen", "naïve")
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """A model that reads text."""
+    return text_model(tmp_path_factory.mktemp("text") / "model")
+
+
+def svmlight(X, path, base=1):
+    """Rows as svmlight, with a label each."""
+    lines = [
+        "1 " + " ".join(f"{j + base}:{float(v)!r}" for j, v in zip(*X.row(i), strict=True))
+        for i in range(X.n_rows)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def texts(n):
+    """Texts of a few words, one of them empty."""
+    rng = np.random.default_rng(1)
+    return ["" if i == 3 else " ".join(rng.choice(WORDS, 1 + i % 5)) for i in range(n)]
+
+
+def check_answers(found, model, rows, k=3, **among):
+    """The answers are the predictor's, to the bit."""
+    named = Predictor(model).named(Predictor(model).answer(rows, k, **among).top)
+    assert found.column("labels").to_pylist() == [[one.label for one in row] for row in named]
+    assert found.column("scores").to_pylist() == [[one.score for one in row] for row in named]
+
+
+# --- forms of input
+
+
+@pytest.mark.parametrize("groups", [5, 1000])
+def test_sparse_rows_of_parquet(tmp_path, model, groups):
+    X = sparse(40)
+    manifest, found = run(
+        tmp_path, model, written(tmp_path / "in.parquet", table_of(X), row_group_size=groups)
+    )
+    check_answers(found, model, X)
+    assert found.column("row").to_pylist() == list(range(40))
+    assert [(part["first_row"], part["rows"]) for part in manifest["parts"]] == [
+        (0, 7),
+        (7, 7),
+        (14, 7),
+        (21, 7),
+        (28, 7),
+        (35, 5),
+    ]
+    assert (manifest["rows"], manifest["answered"], manifest["skipped"]) == (40, 40, 0)
+    assert manifest["input"][0] | {"bytes": 0} == {
+        "name": "in.parquet",
+        "bytes": 0,
+        "sha256": sha256_file(tmp_path / "in.parquet"),
+        "rows": 40,
+    }
+    assert manifest["model"]["sha256"] == model.sha256
+    assert found.schema.types == [pa.int64(), pa.list_(pa.string()), pa.list_(pa.float64())]
+    assert read_manifest(tmp_path / "out", verify=True) == manifest
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.large_list(pa.float64()), pa.list_(pa.float32(), D), pa.list_(pa.int16())], ids=str
+)
+def test_dense_rows_of_parquet(tmp_path, model, kind):
+    rows = np.round(sparse(20).to_scipy().toarray())
+    column = pa.array([[float(v) for v in row] for row in rows], pa.list_(pa.float64())).cast(kind)
+    _, found = run(tmp_path, model, written(tmp_path / "in.parquet", pa.table({"values": column})))
+    check_answers(found, model, csr_from(rows))
+
+
+def test_texts_of_parquet_and_ids(tmp_path, reader):
+    given = texts(30)
+    columns = {
+        "head": given,
+        "tail": pa.array(["csv"] * 30).dictionary_encode(),
+        "key": [f"k{i}" for i in range(30)],
+    }
+    path = written(tmp_path / "in.parquet", pa.table(columns))
+    _, found = run(tmp_path, reader, path, text_columns=("head", "tail"), id_column="key")
+    check_answers(found, reader, [f"{text} csv" for text in given])
+    assert found.column("id").to_pylist() == columns["key"]
+
+
+def test_a_column_called_text_is_found_and_indices_may_come_in_any_order(tmp_path, model, reader):
+    given, X = texts(9), sparse(9)
+    turned = table_of(csr_from(X))
+    turned = pa.table(
+        {
+            name: [row[::-1] for row in turned.column(name).to_pylist()]
+            for name in ("indices", "values")
+        }
+    )
+    both = written(
+        tmp_path / "in.parquet", turned.append_column("text", pa.array(given, pa.large_string()))
+    )
+    check_answers(run(tmp_path, reader, both, "a")[1], reader, given)
+    check_answers(run(tmp_path, model, both, "b")[1], model, X)
+
+
+def test_a_directory_of_parquet_files_is_one_input(tmp_path, model):
+    X, folder = sparse(25), tmp_path / "in"
+    folder.mkdir()
+    table = table_of(X, key=np.arange(25, dtype=np.uint8))
+    written(folder / "b.parquet", table.slice(10))
+    written(folder / "a.parquet", table.slice(0, 10))
+    written(folder / "_old.parquet", table)
+    manifest, found = run(tmp_path, model, folder, id_column="key")
+    check_answers(found, model, X)
+    assert found.column("id").to_pylist() == list(range(25))
+    assert [part["first_row"] for part in manifest["parts"]] == [0, 7, 10, 17, 24]
+    _, again = run(tmp_path, model, folder, "numbered")
+    assert again.column("row").to_pylist() == list(range(25))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
+def test_svmlight_lines_with_comments_byte_order_mark_and_compression(tmp_path, model, suffix):
+    X = sparse(30)
+    lines = svmlight(X, tmp_path / "plain").read_text().splitlines()
+    lines[5:5] = ["# a comment", "#"]
+    data = b"\xef\xbb\xbf" + "\r\n".join(["# head", *lines, "", " "]).encode()
+    path = tmp_path / f"in.svmlight{suffix}"
+    path.write_bytes({"": lambda x: x, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix](data))
+    manifest, found = run(tmp_path, model, path)
+    check_answers(found, model, X)
+    assert found.column("row").to_pylist() == list(range(30))
+    assert manifest["input"][0]["sha256"] == sha256_file(path)
+    assert not list((tmp_path / "out.run").glob("input*"))
+
+
+def test_xc_zero_based_svmlight_and_rows_without_labels(tmp_path, model):
+    X = sparse(20)
+    plain = svmlight(X, tmp_path / "in.svm", base=0)
+    check_answers(run(tmp_path, model, plain, "a", zero_based=True)[1], model, X)
+    xc = tmp_path / "in.txt"
+    xc.write_text(f"20 {D} 4\n" + plain.read_text())
+    check_answers(run(tmp_path, model, xc, "b", format="xc")[1], model, X)
+    bare = tmp_path / "bare.txt"
+    bare.write_text(
+        "".join(
+            line[1:] for line in svmlight(X, tmp_path / "one").read_text().splitlines(True)
+        ).replace(" \n", "1 \n")
+    )
+    check_answers(run(tmp_path, model, bare, "c", format="svmlight")[1], model, X)
+
+
+def test_json_lines_of_each_form_and_lines_of_text(tmp_path, model, reader):
+    X, given, path = sparse(20), texts(20), tmp_path / "in.jsonl"
+    path.write_text(
+        "\n\n".join(json.dumps({"text": text, "key": i}) for i, text in enumerate(given)) + "\n"
+    )
+    _, found = run(tmp_path, reader, path, "a", id_column="key")
+    check_answers(found, reader, given)
+    assert found.column("id").to_pylist() == [str(i) for i in range(20)]
+    rows = table_of(X).to_pylist()
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    check_answers(run(tmp_path, model, path, "b")[1], model, X)
+    path.write_text(
+        "\n".join(json.dumps({"values": row}) for row in X.to_scipy().toarray().tolist())
+    )
+    check_answers(run(tmp_path, model, path, "c")[1], model, X)
+    path.write_text("\n".join(given))
+    check_answers(run(tmp_path, reader, path, "d", format="text")[1], reader, given)
+
+
+def test_no_rows_of_parquet_are_an_empty_answer_with_its_columns(tmp_path, model):
+    manifest, found = run(
+        tmp_path, model, written(tmp_path / "in.parquet", table_of(sparse(5)).slice(0, 0))
+    )
+    assert (manifest["rows"], len(manifest["parts"]), found.num_rows) == (0, 1, 0)
+    assert found.column_names == ["row", "labels", "scores"]
+
+
+# --- what is asked
+
+
+def test_allow_deny_sets_and_certificate(tmp_path, model):
+    X = sparse(10)
+    path = written(tmp_path / "in.parquet", table_of(X))
+    sets = {"files": ["csv", "json"]}
+    _, found = run(
+        tmp_path,
+        model,
+        path,
+        allow=("set:files", "io"),
+        deny=("json",),
+        label_sets=sets,
+        certificate=True,
+    )
+    check_answers(found, model, X, allow=["csv", "io"])
+    assert found.column("exact").to_pylist() == [True] * 10
+    assert found.schema.field("bound_gap").type == pa.float64()
+    with pytest.raises(NotFound, match="no such"):
+        run(tmp_path, model, path, "b", allow=("no such",))
+
+
+def test_probabilities_need_a_calibrated_model(tmp_path, model):
+    path = written(tmp_path / "in.parquet", table_of(sparse(4)))
+    with pytest.raises(InputError, match="calibrate"):
+        run(tmp_path, model, path, probabilities=True)
+
+
+def test_a_part_is_as_large_as_its_answers_allow(model):
+    from xcray.batch.plan import rows_of_part
+
+    assert [rows_of_part(n, 5) for n in (1, 10**5, 10**6, 10**9)] == [4096, 4096, 15625, 65536]
+    assert rows_of_part(10**9, 1000) == 4194
+    assert [rows_of_part(10**6, 5, wanted) for wanted in (1, 500, 10**6)] == [10, 500, 10**6]
+    assert (
+        rows_of_part(10**6, 10_000, 10**6) == 1677
+    )  # an answer of ten thousand million labels would not fit in memory
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"format": "csv"}, "one of parquet"),
+        ({"k": 0}, "from 1"),
+        ({"k": True}, "from 1"),
+        ({"pool": "cloud"}, "serial, threads, ray"),
+        ({"on_error": "cry"}, "fail, skip"),
+        ({"indices_column": "i"}, "values_column"),
+        ({"text_columns": ("a",), "values_column": "v"}, "not both"),
+        ({"text_columns": ()}, "at least one"),
+        ({"allow": "csv"}, "list of label names"),
+        ({"label_sets": {"a": "b"}}, "label_sets"),
+        ({"input": "rows.dat"}, "does not tell"),
+        ({"input": "a.svm", "id_column": "key"}, "has no columns"),
+        ({"secret": 1}, "unknown key"),
+        ({"model": None}, "needs `model`"),
+    ],
+)
+def test_a_spec_is_checked_when_it_is_made(asked, words):
+    with pytest.raises(ParameterError, match=words):
+        BulkSpec.from_dict({"model": "m", "input": "a.parquet", **asked})
+
+
+def test_a_spec_is_json_and_back():
+    spec = BulkSpec("m", "a.jsonl.gz", allow=("a", 1), text_columns=("t",), label_sets={"s": ["x"]})
+    assert BulkSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == BulkSpec.from_dict(
+        spec.as_dict()
+    )
+    assert spec.format == "jsonl"
+
+
+# --- bad rows
+
+BAD = {
+    "null list": ({"indices": [[0], None, [1]], "values": [[1.0], [1.0], [1.0]]}, "NULL_VALUE"),
+    "null entry": ({"indices": [[0], [1], [1]], "values": [[1.0], [None], [1.0]]}, "NULL_VALUE"),
+    "unequal": ({"indices": [[0], [1, 2], [1]], "values": [[1.0], [1.0], [1.0]]}, "ROW_LENGTHS"),
+    "too large": ({"indices": [[0], [D], [1]], "values": [[1.0], [1.0], [1.0]]}, "INDEX_RANGE"),
+    "negative": ({"indices": [[0], [-1], [1]], "values": [[1.0], [1.0], [1.0]]}, "INDEX_RANGE"),
+    "twice": (
+        {"indices": [[0], [2, 1, 2], [1]], "values": [[1.0], [1.0, 2.0, 3.0], [1.0]]},
+        "DUP_INDEX",
+    ),
+    "nan": ({"indices": [[0], [1], [1]], "values": [[1.0], [float("nan")], [1.0]]}, "NOT_FINITE"),
+    "beyond float32": (
+        {"indices": [[0], [1], [1]], "values": [[1.0], [1e39], [1.0]]},
+        "NOT_FINITE",
+    ),
+    "short": ({"values": [[1.0] * D, [1.0], [1.0] * D]}, "DIM"),
+    "dense null": ({"values": [[1.0] * D, None, [1.0] * D]}, "NULL_VALUE"),
+    "dense inf": (
+        {"values": [[1.0] * D, [1.0] * (D - 1) + [float("inf")], [1.0] * D]},
+        "NOT_FINITE",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(BAD))
+def test_a_bad_row_of_parquet_is_named_or_skipped_and_counted(tmp_path, model, case):
+    columns, code = BAD[case]
+    types = {"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float64())}
+    table = pa.table({name: pa.array(values, types[name]) for name, values in columns.items()})
+    path = written(tmp_path / "in.parquet", table)
+    with pytest.raises(DataError, match="row 1: ") as raised:
+        run(tmp_path, model, path)
+    assert raised.value.code == code
+    manifest, found = run(tmp_path, model, path, "skipping", on_error="skip")
+    assert found.column("row").to_pylist() == [0, 2]
+    assert (manifest["rows"], manifest["answered"], manifest["skipped"]) == (3, 2, 1)
+    assert [(reason["code"], reason["row"]) for reason in manifest["skipped_reasons"]] == [
+        (code, 1)
+    ]
+    check_answers(found, model, rows_of(table.take([0, 2])))
+
+
+def rows_of(table):
+    """Rows of a sound table, made one by one."""
+    X = np.zeros((table.num_rows, D), np.float32)
+    for i, row in enumerate(table.to_pylist()):
+        X[i, row.get("indices", range(D))] = row["values"]
+    return csr_from(X)
+
+
+def test_bad_rows_of_many_slices_are_counted_and_the_first_twenty_told(tmp_path, model):
+    X = sparse(5000)
+    table = table_of(X)
+    broken = [
+        None if i % 50 == 7 else row for i, row in enumerate(table.column("indices").to_pylist())
+    ]
+    table = table.set_column(0, "indices", pa.array(broken, pa.list_(pa.int64())))
+    path = written(tmp_path / "in.parquet", table)
+    manifest, found = run(tmp_path, model, path, on_error="skip", part_rows=3000)
+    assert found.column("row").to_pylist() == [i for i in range(5000) if i % 50 != 7]
+    assert [part["skipped"] for part in manifest["parts"]] == [60, 40]
+    assert [reason["row"] for reason in manifest["skipped_reasons"]] == [
+        7 + 50 * i for i in range(20)
+    ]
+    with pytest.raises(DataError, match="row 7: ") as raised:
+        run(tmp_path, model, path, "b")
+    assert len(raised.value.errors) == 1  # a part ends with row 6, the next with row 13
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "line_number"),
+    [
+        ("1 3:x", "SVM_BAD_VALUE", 9),
+        ("1 9:1.0", "SVM_INDEX_RANGE", 9),
+        ("1 3:nan", "SVM_NOT_FINITE", 9),
+        ("1 2:1 2:1", "SVM_DUP_INDEX", 9),
+        ("\n1 3:oops", "SVM_BAD_VALUE", 10),
+    ],
+)
+def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path, model, line, code, line_number):
+    X = sparse(30)
+    lines = svmlight(X, tmp_path / "plain").read_text().splitlines()
+    lines[8] = line
+    path = tmp_path / "in.svm"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError) as raised:
+        run(tmp_path, model, path)
+    assert (line_number, code) in [(error.line, error.code) for error in raised.value.errors]
+    _, found = run(tmp_path, model, path, "skipping", on_error="skip")
+    good = [i for i in range(30) if i != 8]
+    assert found.column("row").to_pylist() == good
+    check_answers(found, model, csr_from(X.to_scipy()[good]))
+
+
+def test_bad_lines_of_json_and_text(tmp_path, reader):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(
+        b'{"text": "csv", "n": 1}\n{"text": 7}\n{"txt": "a"}\n\n{"text": "a", "text": "b"}\n\xff\n[1]\n{"text": "json"}\n'
+    )
+    manifest, found = run(tmp_path, reader, path, on_error="skip")
+    check_answers(found, reader, ["csv", "json"])
+    assert found.column("row").to_pylist() == [0, 6]
+    reasons = [(reason["line"], reason["code"]) for reason in manifest["skipped_reasons"]]
+    assert reasons == [
+        (2, "FIELD_TYPE"),
+        (3, "FIELD_MISSING"),
+        (5, "JSON_DUP_KEY"),
+        (6, "ENCODING"),
+        (7, "FIELD_TYPE"),
+    ]
+    path.write_bytes(b"csv\n\xfe\n\njson")
+    manifest, found = run(tmp_path, reader, path, "b", format="text", on_error="skip")
+    check_answers(found, reader, ["csv", "", "json"])
+    assert (found.column("row").to_pylist(), manifest["skipped"]) == ([0, 2, 3], 1)
+    nulls = written(tmp_path / "in.parquet", pa.table({"text": ["csv", None]}))
+    with pytest.raises(DataError, match="row 1: the text is null"):
+        run(tmp_path, reader, nulls, "c")
+
+
+@pytest.mark.parametrize(
+    ("content", "format", "code"),
+    [
+        (b"not parquet at all", "parquet", "FORMAT_MISMATCH"),
+        (b"PAR1 and then nothing PAR1", "parquet", "PARQUET_INVALID"),
+        (b"", "svmlight", "EMPTY_FILE"),
+        (b"\n# nothing\n", "svmlight", "EMPTY_FILE"),
+        (b"3 6 4\n1 1:1\n", "svmlight", "FORMAT_MISMATCH"),
+        (b"3 6 4\n1 1:1\n", "xc", "XC_ROW_COUNT"),
+        (b"1 7 4\n1 1:1\n", "xc", "DIM_MISMATCH"),
+        (b"\x1f\x8b\x08 packed", "svmlight", "COMPRESSED"),
+        (b'{"a": 1}\n', "jsonl", "FIELD_MISSING"),
+        (b"nope\n", "jsonl", "JSON_INVALID"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path, model, content, format, code):
+    path = tmp_path / "in"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as raised:
+        run(tmp_path, model, path, format=format)
+    assert raised.value.code == code
+    assert not (tmp_path / "out").exists()
+
+
+def test_columns_of_other_types_and_a_model_that_reads_no_text(tmp_path, model):
+    path = written(
+        tmp_path / "in.parquet", pa.table({"values": [1.0], "text": ["a"], "indices": [["a"]]})
+    )
+    with pytest.raises(DataError, match="column 'indices' is list"):
+        run(tmp_path, model, path, "a")
+    with pytest.raises(DataError, match="no column 'w'"):
+        run(tmp_path, model, path, "b", values_column="w")
+    with pytest.raises(InputError, match="no text pipeline"):
+        run(tmp_path, model, path, "c", text_columns=("text",))
+    with pytest.raises(NotFound):
+        run(tmp_path, model, tmp_path / "nowhere.parquet", "d")
+
+
+def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(
+    tmp_path, model, monkeypatch
+):
+    """With blocks of a few bytes every line lies across one."""
+    X = sparse(50)
+    path = svmlight(X, tmp_path / "in.svm")
+    spec = BulkSpec(str(model.path), str(path), part_rows=7)
+    whole = plan_lines(spec, False, D, tmp_path / "aside")
+    for block in (32, 61, 200):
+        monkeypatch.setattr("xcray.data.readers.blocks.BLOCK", block)
+        monkeypatch.setattr("xcray.data.readers.blocks.HEAD", block)
+        plan = plan_lines(spec, False, D, tmp_path / "aside")
+        data = path.read_bytes()
+        for chunk in plan.chunks:
+            piece = data[chunk.offset : chunk.offset + chunk.n_bytes]
+            assert piece.endswith(b"\n")
+            assert piece.count(b"\n") == chunk.n_rows
+            assert data[: chunk.offset].count(b"\n") == chunk.first_row == chunk.line - 1
+        assert sum(chunk.n_rows for chunk in plan.chunks) == 50
+    assert [chunk.n_rows for chunk in whole.chunks] == [7] * 7 + [1]
+
+
+def test_a_file_of_very_many_lines_keeps_a_bounded_number_of_places(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("xcray.batch.lines.MOST_MARKS", 8)
+    path = svmlight(sparse(100), tmp_path / "in.svm")
+    plan = plan_lines(
+        BulkSpec(str(model.path), str(path), part_rows=1), False, D, tmp_path / "aside"
+    )
+    assert 4 <= len(plan.chunks) <= 9
+    data, row = path.read_bytes(), 0
+    for chunk in plan.chunks:
+        assert (chunk.first_row, data[: chunk.offset].count(b"\n")) == (row, row)
+        row += chunk.n_rows
+    assert row == 100
+
+
+# --- the same bytes, whatever happens
+
+
+@pytest.fixture
+def big(tmp_path):
+    """An input of some parts."""
+    return written(tmp_path / "in.parquet", table_of(sparse(120)), row_group_size=32)
+
+
+def test_pool_and_workers_change_no_byte(tmp_path, model, big):
+    found = [
+        digests(run(tmp_path, model, big, name, **how)[0])
+        for name, how in {
+            "a": {},
+            "b": {"pool": "threads", "workers": 1},
+            "c": {"pool": "threads", "workers": 3},
+        }.items()
+    ]
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 18
+
+
+def test_answers_do_not_depend_on_where_the_input_is_cut(tmp_path, model, big):
+    tables = [run(tmp_path, model, big, f"cut{size}", part_rows=size)[1] for size in (5, 32, 1000)]
+    assert tables[0].equals(tables[1])
+    assert tables[0].equals(tables[2])
+
+
+def stopped_after(parts, tmp_path, model, big, run_dir):
+    """A run that is stopped when so many parts are done."""
+    flag = StopFlag()
+
+    def progress(step):
+        if step.done >= parts * 7:
+            flag.set()
+
+    spec = BulkSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7)
+    with pytest.raises(Stopped):
+        predict_bulk(spec, run_dir=run_dir, out=tmp_path / "out", progress=progress, stop=flag)
+
+
+def test_a_stopped_run_goes_on_where_it_was_and_damaged_parts_are_made_again(tmp_path, model, big):
+    whole, _ = run(tmp_path, model, big, "whole")
+    stopped_after(10, tmp_path, model, big, tmp_path / "out.run")
+    assert not (tmp_path / "out").exists()
+    kept = sorted((tmp_path / "out.run").glob("part-*.parquet"))
+    assert 10 <= len(kept) < 18
+    kept[0].write_bytes(kept[0].read_bytes()[:-1])
+    kept[1].rename(kept[1].with_name("part-99999-" + "0" * 32 + ".parquet"))
+    manifest, _ = run(tmp_path, model, big)
+    assert digests(manifest) == digests(whole)
+    assert manifest["report"]["rows_kept"] == 7 * (len(kept) - 2)
+    assert len(manifest["report"]["damaged_parts"]) == 2
+
+
+def test_another_question_may_not_use_the_same_run_directory(tmp_path, model, big):
+    stopped_after(2, tmp_path, model, big, tmp_path / "out.run")
+    with pytest.raises(Conflict, match="other k"):
+        run(tmp_path, model, big, k=2)
+    written(big, table_of(sparse(120, seed=9)))
+    with pytest.raises(Conflict, match="other files"):
+        run(tmp_path, model, big)
+
+
+def test_an_output_is_never_overwritten_and_a_changed_one_is_found(tmp_path, model, big):
+    run(tmp_path, model, big)
+    with pytest.raises(Conflict, match="exists already"):
+        run(tmp_path, model, big)
+    part = tmp_path / "out" / "part-00003.parquet"
+    part.write_bytes(part.read_bytes()[:-4] + b"ABCD")
+    with pytest.raises(Corrupt, match=r"part-00003.parquet"):
+        read_manifest(tmp_path / "out", verify=True)
+
+
+def test_an_input_that_changes_meanwhile_is_refused(tmp_path, model, big):
+    spec = BulkSpec(str(model.path), str(big), pool="serial", part_rows=7)
+
+    def progress(step):
+        if step.phase == "PUBLISHING":
+            os.utime(big, ns=(1, 1))
+
+    with pytest.raises(InputError, match="was changed"):
+        predict_bulk(spec, run_dir=tmp_path / "run", out=tmp_path / "out", progress=progress)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_that_publish_the_same_work_agree(tmp_path, model, big):
+    """The slower one finds the output of the quicker one and says what that says; another's output is a conflict."""
+    spec, out = (
+        BulkSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7),
+        tmp_path / "out",
+    )
+    quick = []
+
+    def check():
+        if not quick:
+            quick.append(predict_bulk(spec, run_dir=tmp_path / "quick", out=out))
+
+    slow = predict_bulk(spec, run_dir=tmp_path / "slow", out=out, check=check)
+    assert slow.manifest == quick[0].manifest
+
+    def other():
+        (tmp_path / "third").mkdir()
+        (tmp_path / "third" / "file").touch()
+
+    with pytest.raises(Conflict, match="third exists"):
+        predict_bulk(spec, run_dir=tmp_path / "run", out=tmp_path / "third", check=other)
+
+
+def test_kill_minus_nine_of_the_whole_process_loses_no_finished_part(tmp_path, model, big):
+    whole, _ = run(tmp_path, model, big, "whole")
+    code = f"""
+import sys, time
+from pathlib import Path
+from xcray.batch import BulkSpec, predict_bulk
+def progress(step):
+    print(step.done, flush=True)
+    time.sleep(600 if step.done >= 112 else 0.02)  # whoever is to kill it may be late
+spec = BulkSpec({str(model.path)!r}, {str(big)!r}, pool="serial", k=3, part_rows=7)
+predict_bulk(spec, run_dir=Path({str(tmp_path / "out.run")!r}), out=Path({str(tmp_path / "out")!r}), progress=progress)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= 70:
+                os.kill(process.pid, signal.SIGKILL)
+                break
+    assert process.returncode == -signal.SIGKILL
+    manifest, _ = run(tmp_path, model, big)
+    assert manifest["report"]["rows_kept"] >= 70
+    assert digests(manifest) == digests(whole)
+
+
+def test_a_stop_is_heard_within_a_part(tmp_path, model, monkeypatch):
+    """One part of many slices: the flag set at its first slice ends it long before the last."""
+    monkeypatch.setattr("xcray.batch.chunk_task.STEP", 1)
+    path, flag, seen = written(tmp_path / "in.parquet", table_of(sparse(2000))), StopFlag(), []
+    whole = Predictor.answer
+
+    def answer(self, *rows, **how):
+        seen.append(1)
+        flag.set()
+        return whole(self, *rows, **how)
+
+    monkeypatch.setattr(Predictor, "answer", answer)
+    spec = BulkSpec(str(model.path), str(path), pool="serial", part_rows=2000)
+    with pytest.raises(Stopped):
+        predict_bulk(spec, run_dir=tmp_path / "run", out=tmp_path / "out", stop=flag)
+    assert len(seen) == 1
+
+
+def test_memory_is_bounded_by_slices_not_by_the_file(tmp_path, model, monkeypatch):
+    """What a worker holds at once are slices of the file: no table of a whole part is made of the input."""
+    from xcray.batch import parquet
+
+    sizes = []
+    whole = parquet._rows
+
+    def rows(batch, *rest):
+        sizes.append(batch.num_rows)
+        return whole(batch, *rest)
+
+    monkeypatch.setattr(parquet, "_rows", rows)
+    monkeypatch.setattr(parquet, "SLICE", 16)
+    run(tmp_path, model, written(tmp_path / "in.parquet", table_of(sparse(500))), part_rows=500)
+    assert max(sizes) == 16
+    assert sum(sizes) == 500
+
+
+def test_a_row_group_is_decoded_once_a_worker_not_once_a_part(tmp_path, model, monkeypatch):
+    """Parts in any order, as several workers get them: rows stay right, and a file is opened again only to go back."""
+    from xcray.batch.parquet import Cursor, plan_parquet
+
+    X = sparse(100)
+    path = written(tmp_path / "in.parquet", table_of(X), row_group_size=40)
+    plan = plan_parquet(BulkSpec(str(model.path), str(path), part_rows=7), False)
+    opened, whole = [], Cursor._open
+    monkeypatch.setattr(
+        Cursor, "_open", lambda self, *given: (opened.append(given[2]), whole(self, *given))[1]
+    )
+    monkeypatch.setattr("xcray.batch.parquet.SLICE", 3)
+    cursor = Cursor()
+    ranges = [(0, 7), (14, 21), (21, 28), (35, 42), (7, 14), (90, 100), (98, 99), (0, 100)]
+    for first, stop in ranges:
+        found = list(cursor.read(plan.files[0], plan.form, first, stop, D))
+        rows = [row for _, batch in found for row in batch.to_pylist()]
+        assert rows == table_of(X).slice(first, stop - first).to_pylist()
+        assert [start for start, _ in found][:1] == [first]
+    assert opened == [0, 7, 90, 98, 0]
+
+
+def test_errors_travel_between_processes_with_all_they_know():
+    """A worker's error is raised in the driver: the same class, message, place and hint."""
+    first = DataError("A", "is bad", file="f", line=3, value="v", hint="mend it")
+    for error in (
+        first,
+        DataErrors([first, DataError("B", "too")]),
+        ParameterError("k is 0", hint="more", limit=1),
+    ):
+        found = copy.copy(error)  # what unpickling does
+        assert type(found) is type(error)
+        assert (str(found), found.as_dict()) == (str(error), error.as_dict())
+
+
+def test_progress_counts_rows(tmp_path, model, big):
+    steps = []
+    spec = BulkSpec(str(model.path), str(big), pool="threads", workers=2, part_rows=50)
+    predict_bulk(spec, run_dir=tmp_path / "run", out=tmp_path / "out", progress=steps.append)
+    assert [step.phase for step in steps][:: len(steps) - 1] == ["LOADING", "PUBLISHING"]
+    assert {step.total for step in steps if step.phase == "PREDICTING"} == {120}
+    assert max(step.done for step in steps if step.phase == "PREDICTING") == 120
+    assert steps[-2].rate > 0

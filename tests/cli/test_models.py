@@ -1,0 +1,104 @@
+"""Splits, shadows, load and unload by the command line and the client, against a served app."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.live_service import TEXTS, publish, serving, settings_for
+from xcray.cli.main import main
+from xcray.cli.models.models import shown, weights_of
+from xcray.client import Client
+from xcray.errors import InputError
+from xcray.service.app import create_app
+from xcray.service.app_state import Rooms
+
+
+class Place(NamedTuple):
+    """A served app with three versions of docs."""
+
+    url: str
+    rooms: Rooms
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    home = tmp_path_factory.mktemp("models") / "home"
+    app = create_app(settings_for(home))
+    rooms: Rooms = app.state.rooms
+    for version in (1, 2, 3):
+        publish(rooms.registry, "docs", home / "staged", seed=version)
+    with serving(app) as url:
+        yield Place(url, rooms)
+
+
+def run(place: Place, *arguments: Any) -> int:
+    """A command of `xcray models`."""
+    return main(["models", *(str(each) for each in arguments), "--server", place.url])
+
+
+def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run(place, "alias", "docs", "prod", "--split", "1=0.9,2=0.1", "--shadow", 3, "--share", 1)
+        == 0
+    )
+    assert "docs@prod is version 1:90%+2:10% (3)" in capsys.readouterr().out
+    with Client(place.url) as client:
+        for _ in range(4):
+            client.predict("docs@prod", list(TEXTS))
+        place.rooms.shadows.settle()
+        told = client.models.shadow("docs", "prod")
+        assert told["shadow"] == {"version": 3, "weight": 1.0}
+        assert sum(pair["rows"] for pair in told["pairs"]) == 4 * len(TEXTS)
+        assert client.models.get("docs")["splits"]["prod"]["split"][1] == {
+            "version": 2,
+            "weight": 0.1,
+        }
+    assert run(place, "shadow", "docs", "prod") == 0
+    assert "overlap %" in capsys.readouterr().out
+    assert run(place, "shadow", "docs", "prod", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["alias"] == "prod"
+    assert run(place, "list") == 0
+    assert "prod=1:90%+2:10% (3)" in capsys.readouterr().out
+    assert run(place, "alias", "docs", "prod", 2) == 0
+    assert "docs@prod is version 2\n" in capsys.readouterr().out
+    assert run(place, "alias", "docs", "prod", "--split", "1=0.9,2=0.2") != 0
+    assert "sum to 1.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), (1, "--split", "1=1"), ("--split", "1"), ("--split", "a=b"), ("--split", "1=0.5,1=0.5")],
+)
+def test_what_is_no_split_is_refused(
+    place: Place, arguments: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(place, "alias", "docs", "other", *arguments) == 2
+    assert capsys.readouterr().err
+
+
+def test_load_and_unload(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(place, "load", "docs:1") == 0
+    assert "version 1 is loaded and held" in capsys.readouterr().out
+    with Client(place.url) as client:
+        assert client.models.get("docs")["states"][0] == {
+            "version": 1,
+            "state": "LOADED",
+            "reason": None,
+        }
+        assert run(place, "unload", "docs") == 0
+        assert {state["state"] for state in client.models.get("docs")["states"]} == {"AVAILABLE"}
+    assert run(place, "load", "nothing") != 0
+    assert "there is no model" in capsys.readouterr().err
+
+
+def test_what_leads_where_in_words() -> None:
+    split = [{"version": 3, "weight": 0.995}, {"version": 4, "weight": 0.005}]
+    assert shown({"splits": {"a": {"split": split, "shadow": None}}}, "a", 3) == "3:99.5%+4:0.5%"
+    assert shown({}, "a", 3) == "3"
+    assert weights_of("3=0.9,4=0.1") == {3: 0.9, 4: 0.1}
+    with pytest.raises(InputError, match="write versions and weights"):
+        weights_of("3:0.9")

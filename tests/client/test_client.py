@@ -1,0 +1,449 @@
+"""The Python client against the real service: every noun, every kind of error, lost answers, broken streams."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.support.live_service import LABELS, TEXTS, plain_model, serving, settings_for, text_model
+from xcray import errors
+from xcray.client import Client
+from xcray.client.connection import KINDS
+from xcray.errors import (
+    Conflict,
+    Corrupt,
+    InputError,
+    NotFound,
+    ParameterError,
+    Refused,
+    Unavailable,
+    XcrayError,
+)
+from xcray.jobs.states import FAILED, SUCCEEDED
+from xcray.model.model import Model
+from xcray.predict import Predictor
+from xcray.service.app import create_app
+from xcray.service.app_state import Rooms
+
+LINES = "".join(
+    json.dumps({"text": text, "labels": [label]}) + "\n"
+    for text, label in zip(TEXTS * 5, LABELS * 5, strict=True)
+)
+
+
+class Place:
+    """A served app with a client."""
+
+    def __init__(self, rooms: Rooms, client: Client) -> None:
+        self.rooms = rooms
+        self.client = client
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    home = tmp_path_factory.mktemp("client") / "home"
+    app = create_app(settings_for(home))
+    rooms: Rooms = app.state.rooms
+    text_model(home / "a")
+    plain_model(home / "b")
+    rooms.registry.publish("text", home / "a")
+    rooms.registry.publish("vector", home / "b")
+    rooms.store.add_dataset("ready", str(home / "nowhere"))
+    with serving(app) as url, Client(url) as client:
+        yield Place(rooms, client)
+
+
+def test_data_sets_and_jobs_go_there_and_back(place: Place, tmp_path: Path) -> None:
+    client, file = place.client, tmp_path / "docs.jsonl"
+    file.write_text(LINES)
+    made = client.datasets.upload(file, name="docs", format="jsonl", test=file)
+    found = client.datasets.wait(made["id"], seconds=120)
+    assert (found["status"], found["stats"]["splits"]["test"]["n_rows"]) == ("READY", 20)
+    assert next(one["id"] for one in client.datasets.list()) == found["id"]
+    asked: dict[str, Any] = {
+        "dataset": found["id"],
+        "model": "docs",
+        "params": {"C": 2.0},
+        "name": "my job",
+        "priority": 1,
+        "calibrate": True,
+    }
+    job = client.jobs.submit(**asked, idempotency_key="abc")
+    assert job["spec"]["calibrate"] is True
+    assert client.jobs.submit(**asked, idempotency_key="abc") == job
+    assert (job["name"], job["status"], client.jobs.get(job["id"])) == ("my job", "PENDING", job)
+    with pytest.raises(Conflict) as other:
+        client.jobs.submit(dataset=found["id"], model="docs", idempotency_key="abc")
+    assert other.value.code == "IDEMPOTENCY_MISMATCH"
+    assert client.jobs.stop(job["id"])["status"] == "STOPPED"
+    assert [one["id"] for one in client.jobs.list(status="STOPPED")] == [job["id"]]
+    assert client.jobs.resume(job["id"])["status"] == "PENDING"
+    assert client.jobs.logs(job["id"]) == ""
+    with pytest.raises(Conflict) as running:
+        client.jobs.delete(job["id"])
+    assert running.value.details["state"] == "PENDING"
+    client.jobs.stop(job["id"])
+    client.jobs.delete(job["id"])
+    client.datasets.delete(found["id"])
+    with pytest.raises(NotFound):
+        client.datasets.get(found["id"])
+
+
+def test_lists_go_on_over_pages(place: Place) -> None:
+    made = [place.client.jobs.submit(dataset="ready", model="m")["id"] for _ in range(53)]
+    assert [job["id"] for job in place.client.jobs.list()][:53] == made[::-1]
+    for job_id in made:
+        place.client.jobs.stop(job_id)
+
+
+def test_a_bad_file_is_told_as_an_error_with_its_line(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "bad.svm"
+    file.write_text("0 1:1\n0 2:x\n")
+    made = place.client.datasets.upload(file, name="bad", format="svmlight")
+    with pytest.raises(InputError) as caught:
+        place.client.datasets.wait(made["id"], seconds=120)
+    assert (caught.value.code, caught.value.details["line"]) == ("SVM_BAD_VALUE", 2)
+    with pytest.raises(NotFound):
+        place.client.datasets.upload(tmp_path / "none", name="bad", format="svmlight")
+
+
+def test_predictions_are_the_predictors_own(place: Place) -> None:
+    texts = ["read rows of a csv file", "socket", ""]
+    predictor = Predictor(Model.open(place.rooms.registry.resolve("text")))
+    expected = predictor.named(predictor.predict(texts, 3))
+    for model in ("text", "text:1", "text@latest"):
+        found = place.client.predict(model, texts, top_k=3)
+        pairs = [
+            list(zip(one["labels"], one["scores"], strict=True)) for one in found["predictions"]
+        ]
+        assert pairs == [[(one.label, one.score) for one in row] for row in expected]
+        assert found["model"] == {"name": "text", "version": 1, "sha256": predictor.model.sha256}
+    why = place.client.explain("text", texts[0], label="csv", top=3)
+    own = predictor.explain(texts[0], "csv", 3)
+    assert (why["score"], why["rank"], why["rest"], why["gap_to_top"]) == (
+        own.score,
+        own.rank,
+        own.rest,
+        own.gap_to_top,
+    )
+    assert [part["feature"] for part in why["contributions"]] == [
+        part.feature for part in own.contributions
+    ]
+
+
+def test_sparse_rows(place: Place) -> None:
+    predictor = Predictor(Model.open(place.rooms.registry.resolve("vector")))
+    dense = np.zeros((1, 6), np.float32)
+    dense[0, [4, 1]] = 0.25, -1.5
+    found = place.client.predict("vector", [{"indices": [4, 1], "values": [0.25, -1.5]}], top_k=4)[
+        "predictions"
+    ][0]
+    assert found["scores"] == predictor.predict(dense, 4).scores[0].tolist()
+
+
+def test_models(place: Place) -> None:
+    models = place.client.models
+    assert [model["name"] for model in models.list()] == ["text", "vector"]
+    assert models.set_alias("text", "prod", 1)["aliases"] == {"latest": 1, "prod": 1}
+    assert models.get("text")["latest"] == models.version("text", 1)
+    assert models.card("text", 1).startswith("# Model card")
+    with pytest.raises(Conflict, match="prod"):
+        models.delete_version("text", 1)
+    models.delete_alias("text", "prod")
+    assert place.client.health()["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "code"),
+    [
+        (lambda c: c.models.get("nobody"), NotFound, "NOT_FOUND"),
+        (lambda c: c.predict("text", []), InputError, "INSTANCES"),
+        (lambda c: c.predict("vector", ["a"]), InputError, "NO_TEXT"),
+        (lambda c: c.predict("text", ["a"], top_k=0), InputError, "K_RANGE"),
+        (lambda c: c.jobs.submit(dataset="ready", model="No"), ParameterError, "BAD_NAME"),
+        (lambda c: c.jobs.submit(dataset="ready", model="m", nope=1), InputError, "UNKNOWN_FIELD"),
+        (lambda c: c.datasets.register("/etc", name="x"), errors.Refused, "FORBIDDEN"),
+        (lambda c: c.jobs.get("../../x"), NotFound, "NO_SUCH_PATH"),
+        (lambda c: c.jobs.get(".."), InputError, "BAD_NAME"),
+        (lambda c: c.models.version("text", 77), NotFound, "NOT_FOUND"),
+    ],
+)
+def test_problems_are_raised_as_their_class(
+    place: Place, ask: Callable[[Client], object], kind: type[XcrayError], code: str
+) -> None:
+    with pytest.raises(XcrayError) as caught:
+        ask(place.client)
+    assert (type(caught.value), caught.value.code) == (kind, code)
+
+
+def test_every_class_of_errors_can_be_raised() -> None:
+    named = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, XcrayError)
+    }
+    assert set(KINDS) == named
+
+
+def test_events_are_heard_once_each_until_the_end(place: Place) -> None:
+    store = place.rooms.store
+    job = place.client.jobs.submit(dataset="ready", model="m", priority=100)
+    heard: list[tuple[int, str]] = []
+
+    def run() -> None:
+        claimed = store.claim("test", lease_seconds=60)
+        assert claimed is not None
+        assert claimed.id == job["id"]
+        for done in range(20):
+            store.append(
+                claimed.id,
+                claimed.attempt,
+                "progress",
+                {"phase": "TRAINING", "done": done, "total": 20},
+            )
+            time.sleep(0.01)
+        store.finish(claimed.id, claimed.attempt, FAILED, reason="TEST", message="as wished")
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    ended = place.client.jobs.wait(
+        job["id"], on_event=lambda event: heard.append((event["seq"], event["kind"]))
+    )
+    runner.join()
+    assert (ended["status"], ended["reason"]) == ("FAILED", "TEST")
+    assert [kind for _, kind in heard].count("progress") == 20
+    assert [seq for seq, _ in heard] == sorted({seq for seq, _ in heard})
+    assert [(event["seq"], event["kind"]) for event in place.client.jobs.events(job["id"])] == heard
+
+
+# What the network does, by a transport that does it.
+
+
+def played(
+    *answers: Callable[[httpx.Request], httpx.Response],
+) -> tuple[Client, list[httpx.Request]]:
+    """A client to which the answers are given one after the other, and the requests it made."""
+    asked: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return answers[min(len(asked), len(answers)) - 1](request)
+
+    return Client("http://xcray.test", transport=httpx.MockTransport(handle), key="secret"), asked
+
+
+def lost(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadError("connection reset", request=request)
+
+
+def busy(_: httpx.Request) -> httpx.Response:
+    problem = {"kind": "Unavailable", "code": "BUSY", "detail": "later", "status": 503}
+    return httpx.Response(503, json=problem, headers={"Retry-After": "0"})
+
+
+def job_made(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(201, json={"id": "job_1"})
+
+
+def test_a_lost_answer_is_asked_for_again_with_the_same_key() -> None:
+    client, asked = played(lost, busy, job_made)
+    assert client.jobs.submit(dataset="d", model="m")["id"] == "job_1"
+    assert len({request.headers["idempotency-key"] for request in asked}) == 1
+    assert len({request.content for request in asked}) == 1
+    assert len(asked) == 3
+    assert asked[0].headers["authorization"] == "Bearer secret"
+
+
+def test_all_that_makes_something_bears_a_key_of_its_own(tmp_path: Path) -> None:
+    """So that a lost answer, asked for again, does not make it twice."""
+    file = tmp_path / "rows.svm"
+    file.write_text("1 1:1\n")
+    seen = set()
+    for calls, make in (
+        (2, lambda client: client.datasets.upload(file, name="a", format="svmlight")),
+        (1, lambda client: client.datasets.build("a", "pydocs")),
+        (1, lambda client: client.datasets.register("/data/a", name="a")),
+        (1, lambda client: client.jobs.submit(dataset="d", model="m")),
+        (2, lambda client: client.jobs.predict("m", format="svmlight", file=file)),
+    ):
+        client, asked = played(lost, busy, job_made, lost, busy, job_made)
+        make(client)
+        keys = [request.headers["idempotency-key"] for request in asked]
+        assert len(keys) == 3 * calls
+        assert [len(set(keys[part : part + 3])) for part in range(0, len(keys), 3)] == [1] * calls
+        seen |= set(keys)
+    assert len(seen) == 7
+
+
+def test_a_deletion_whose_answer_was_lost_is_done() -> None:
+    def gone(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(
+            404, json={"kind": "NotFound", "code": "NOT_FOUND", "detail": "there is no job"}
+        )
+
+    client, asked = played(lost, gone)
+    client.jobs.delete("job_1")
+    assert len(asked) == 2
+    client, asked = played(gone)
+    with pytest.raises(NotFound):
+        client.jobs.delete("job_1")
+    client, asked = played(busy, gone)  # nothing was lost: it was never there
+    with pytest.raises(NotFound):
+        client.jobs.delete("job_1")
+
+
+def test_the_service_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never before that, and not all at the same moment; who would have to wait too long hears it at once."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+
+    def later(
+        status: int, seconds: int, **problem: Any
+    ) -> Callable[[httpx.Request], httpx.Response]:
+        return lambda _: httpx.Response(status, headers={"Retry-After": f"{seconds}"}, **problem)
+
+    limited = {"kind": "Unavailable", "code": "RATE_LIMIT", "detail": "too often"}
+    for _ in range(20):
+        client, _asked = played(
+            later(429, 7, json=limited),
+            later(503, 3, text="a proxy"),
+            later(429, 2, text="a proxy"),
+            job_made,
+        )
+        assert client.jobs.submit(dataset="d", model="m")["id"] == "job_1"
+    by_try = [waited[place::3] for place in range(3)]
+    for told, waits in zip((7, 3, 2), by_try, strict=True):
+        assert told < min(waits) < max(waits) < told + 2
+        assert len(set(waits)) > 10
+    client, asked = played(later(429, 61, json=limited))
+    with pytest.raises(Unavailable) as caught:
+        client.jobs.submit(dataset="d", model="m")
+    assert (len(asked), caught.value.details["retry_after"]) == (1, 61)
+    refused = {"kind": "Refused", "code": "QUOTA", "detail": "100 of your jobs wait already"}
+    client, asked = played(later(429, 1, json=refused))
+    with pytest.raises(Refused):
+        client.jobs.submit(dataset="d", model="m")
+    assert len(asked) == 1
+
+
+def test_jobs_are_listed_by_what_they_are(place: Place) -> None:
+    client = place.client
+    ids = [
+        client.jobs.submit(
+            dataset="ready", model=f"list{n % 2}", name=f"listed {n}", timeout_seconds=60
+        )["id"]
+        for n in range(6)
+    ]
+    client.jobs.stop(ids[2])
+    assert [job["id"] for job in client.jobs.list(model="list0", page=2)] == [
+        ids[4],
+        ids[2],
+        ids[0],
+    ]
+    assert [job["id"] for job in client.jobs.list(model="list0", status=["STOPPED", "FAILED"])] == [
+        ids[2]
+    ]
+    assert [job["timeout_seconds"] for job in client.jobs.list(name="listed 3", kind="train")] == [
+        60
+    ]
+    assert list(client.jobs.list(created_before="2000-01-01T00:00:00Z")) == []
+    for job_id in ids:
+        client.jobs.stop(job_id)
+
+
+def test_a_log_is_followed_to_its_end(place: Place) -> None:
+    job = place.client.jobs.submit(dataset="ready", model="followed")
+    log = place.rooms.home.log(job["id"])
+    log.write_text("one\ntwo\nthree\n")
+    pieces = place.client.jobs.follow_logs(job["id"], tail=2, pause=0.01)
+    assert next(pieces) == "two\nthree\n"
+    with open(log, "a") as out:
+        out.write("four\n")
+    assert next(pieces) == "four\n"
+    with open(log, "a") as out:
+        out.write("five\n")
+    place.client.jobs.stop(job["id"])
+    assert list(pieces) == ["five\n"]
+
+
+def test_nobody_there() -> None:
+    with (
+        pytest.raises(Unavailable, match="xcray serve"),
+        Client("http://127.0.0.1:9", retries=0) as client,
+    ):
+        client.health()
+    for url in ("127.0.0.1:8000", "ftp://x", "http://", "x"):
+        with pytest.raises(InputError, match="not a URL"):
+            Client(url)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (
+            httpx.Response(502, text="<html>Bad Gateway</html>", headers={"Retry-After": "61"}),
+            Unavailable,
+        ),
+        (httpx.Response(403, json=["no"]), InputError),
+        (httpx.Response(500, json={"kind": "excerpt", "code": "X", "detail": "y"}), XcrayError),
+        (
+            httpx.Response(
+                503, json={"kind": "Corrupt", "code": "CORRUPT", "detail": "y", "message": "z"}
+            ),
+            Corrupt,
+        ),
+    ],
+)
+def test_answers_of_others_are_errors_too(answer: httpx.Response, kind: type[XcrayError]) -> None:
+    client, _ = played(lambda _: answer)
+    with pytest.raises(XcrayError) as caught:
+        client.datasets.build("a", "pydocs")
+    assert type(caught.value) is kind
+
+
+def test_a_broken_stream_is_taken_up_after_the_last_event() -> None:
+    def part(*blocks: str) -> Callable[[httpx.Request], httpx.Response]:
+        headers = {"Content-Type": "text/event-stream"}
+        return lambda _: httpx.Response(
+            200, text="retry: 1000\n\n" + "".join(blocks), headers=headers
+        )
+
+    def event(seq: int) -> str:
+        return f'id: {seq}\nevent: progress\ndata: {{"time": "t", "done": {seq}}}\n\n'
+
+    client, asked = played(
+        part(event(1), ": alive\n\n", event(2), "id: 3\nevent: progress\nda"),
+        lost,
+        busy,
+        part(event(3)),
+        lambda _: httpx.Response(204),
+    )
+    found: list[Any] = list(client.jobs.events("job_1"))
+    assert [one["data"] for one in found] == [{"done": 1}, {"done": 2}, {"done": 3}]
+    assert [request.headers["last-event-id"] for request in asked] == ["0", "2", "2", "2", "3"]
+
+
+def test_success_has_a_result(place: Place) -> None:
+    store = place.rooms.store
+    job = place.client.jobs.submit(dataset="ready", model="m", priority=100)
+    claimed = store.claim("test", lease_seconds=60)
+    assert claimed is not None
+    store.finish(
+        claimed.id,
+        claimed.attempt,
+        SUCCEEDED,
+        result={"model": "m", "version": 1, "measures": {"P@1": 0.5}},
+    )
+    assert place.client.jobs.wait(job["id"])["result"] == {
+        "model": "m",
+        "version": 1,
+        "measures": {"P@1": 0.5},
+    }

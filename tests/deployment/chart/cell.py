@@ -1,0 +1,269 @@
+"""What a kubelet does for a pod, as far as one machine can: private mounts, network and processes, and a read-only root.
+
+Run inside `unshare --mount --net --pid --fork --kill-child --mount-proc`, as root, `python -m tests.deployment.chart.cell PLAN.json` mounts
+the pod's volumes, makes all else read-only, runs the init containers, then the container, asks it what the plan says, ends it by
+SIGTERM, and prints one JSON object. Containers run as the pod's user, without capabilities and without a way to more.
+(Not imitated: the seccomp profile RuntimeDefault, limits of resources, the network policies.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+KEPT: Final = Path("/run/kept")
+START_SECONDS: Final = 120
+CALL_SECONDS: Final = 30
+
+
+def main(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Play a plan, see `tests.deployment.chart.pod`; what happened."""
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "address", "add", f"{plan['ip']}/32", "dev", "lo")
+    sources = mount_all(plan)
+    for port, socket_file in plan["forward"].items():
+        forward(
+            plan["ip"],
+            int(port),
+            str(Path(sources[str(Path(socket_file).parent)], Path(socket_file).name)),
+        )
+    told: dict[str, Any] = {"init": []}
+    for container in plan["init"]:
+        done = subprocess.run(
+            as_user(plan, container),
+            env=container["env"],
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+        )
+        told["init"].append(
+            {
+                "name": container["name"],
+                "status": done.returncode,
+                "said": done.stdout + done.stderr,
+            }
+        )
+        if done.returncode:
+            return told
+    with open("/tmp/said", "wb") as said:
+        process = subprocess.Popen(
+            as_user(plan, plan["main"]), env=plan["main"]["env"], stdout=said, stderr=said
+        )
+    try:
+        told["started"] = wait_until(plan, process, plan["probe"])
+        if told["started"]:
+            told["beside"] = [start_beside(plan, each) for each in plan["beside"]]
+            told["answers"] = [ask(plan, each) for each in plan["asks"]]
+            told["programs"] = [program(plan, each) for each in plan["programs"]]
+            told["ending"] = end(plan, process)
+    finally:
+        process.kill()
+        process.wait()
+    told["said"] = Path("/tmp/said").read_text(errors="replace")[-20_000:]
+    return told
+
+
+def run(*command: str) -> None:
+    """Run a command of the system. Raises CalledProcessError, with what it said on standard error."""
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def mount_all(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Volumes at their places, folders that this checkout needs reachable for the pod's user, all else read-only. Where the folders
+    of the plan are to be found now, also those that a mount hides."""
+    run("mount", "--make-rprivate", "/")
+    run("mount", "-t", "tmpfs", "-o", "mode=0755", "kept", "/run")
+    known = [
+        *plan["keep"],
+        *plan["mounts"].values(),
+        *(str(Path(each).parent) for each in plan["forward"].values()),
+    ]
+    sources = {path: keep(path, number) for number, path in enumerate(known)}
+    for cover in plan["cover"]:  # folders that nobody else may enter, or that a volume hides
+        run("mount", "-t", "tmpfs", "-o", "mode=1777", "cover", cover)
+    run("mount", "-t", "tmpfs", "-o", "mode=0755", "volumes", "/var/lib")
+    for path in plan["keep"]:
+        if any(Path(path).is_relative_to(cover) for cover in plan["cover"]):
+            place(sources[path], path)
+    for where, path in plan["mounts"].items():
+        place(sources[path], where)
+    writable = {"/tmp", *(where for where in plan["writable"])}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        where = line.split()[4].replace("\\040", " ")
+        if (
+            where not in writable
+            and not where.startswith(("/proc", "/dev", "/sys"))
+            and os.path.ismount(where)
+        ):  # else covered
+            run("mount", "-o", "remount,bind,ro", where)
+    return sources
+
+
+def keep(path: str, number: int) -> str:
+    """A second place of a folder or file, where no cover hides it."""
+    kept = KEPT / str(number)
+    make_point(kept, Path(path).is_dir())
+    run("mount", "--bind", path, str(kept))
+    return str(kept)
+
+
+def place(source: str, where: str) -> None:
+    """Mount what was kept at its place."""
+    make_point(Path(where), Path(source).is_dir())
+    run("mount", "--bind", source, where)
+
+
+def make_point(where: Path, folder: bool) -> None:
+    """Something to mount on."""
+    (where if folder else where.parent).mkdir(parents=True, exist_ok=True)
+    if not folder:
+        where.touch()
+
+
+def forward(ip: str, port: int, socket_file: str) -> None:
+    """Let programs in here reach a socket of the file system, of a database out there, by an address and a port."""
+    listener = socket.create_server((ip, port))
+
+    def pass_on(source: socket.socket, goal: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # either side has ended
+            while received := source.recv(65_536):
+                goal.sendall(received)
+            goal.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        while True:
+            client, _ = listener.accept()
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(socket_file)
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=pass_on, args=pair, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+def as_user(plan: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
+    """A container's command as its user: the group of the volumes, no capability, no way to get one."""
+    ids = [f"--reuid={plan['uid']}", f"--regid={plan['gid']}", f"--groups={plan['groups']}"]
+    return [
+        "setpriv",
+        *ids,
+        "--no-new-privs",
+        "--bounding-set=-all",
+        "--inh-caps=-all",
+        "--",
+        *container["command"],
+    ]
+
+
+def start_beside(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
+    """Start a container of another pod, which lives as long as we do; whether its startup probe passes."""
+    said = f"/tmp/{container['name']}"
+    with open(said, "wb") as file:
+        process = subprocess.Popen(
+            as_user(plan, container), env=container["env"], stdout=file, stderr=file
+        )
+    started = wait_until(plan, process, container["probe"])
+    return {
+        "name": container["name"],
+        "started": started,
+        "ready": ask(plan, {**container["probe"], "path": "/readyz"}),
+        "said": Path(said).read_text(errors="replace")[-5000:],
+    }
+
+
+def wait_until(
+    plan: Mapping[str, Any], process: subprocess.Popen[bytes], probe: Mapping[str, Any]
+) -> bool:
+    """Whether the startup probe passes before the container ends."""
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if ask(plan, probe)["status"] == 200:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def ask(plan: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """One request to the pod's address, as a kubelet sends it: its Host is that address, where the plan does not say another."""
+    connection = connection_to(plan, wanted.get("port", plan["port"]))
+    try:
+        connection.request("GET", wanted["path"], headers=wanted.get("headers", {}))
+        answer = connection.getresponse()
+        return {
+            **wanted,
+            "status": answer.status,
+            "text": answer.read().decode(errors="replace")[:2000],
+        }
+    except OSError as error:
+        return {**wanted, "status": 0, "text": str(error)}
+    finally:
+        connection.close()
+
+
+def connection_to(plan: Mapping[str, Any], port: int) -> http.client.HTTPConnection:
+    """By the probe's scheme; kubelets look at no certificate."""
+    if plan["scheme"] == "HTTP":
+        return http.client.HTTPConnection(plan["ip"], port, timeout=CALL_SECONDS)
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    return http.client.HTTPSConnection(plan["ip"], port, timeout=CALL_SECONDS, context=trusting)
+
+
+def program(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
+    """Another container beside it, as the one of `helm test`; status None when it did not end in time."""
+    try:
+        done = subprocess.run(
+            as_user(plan, container),
+            env=container["env"],
+            capture_output=True,
+            text=True,
+            timeout=plan["program_seconds"],
+        )
+    except subprocess.TimeoutExpired:
+        return {
+            "name": container["name"],
+            "status": None,
+            "said": f"not done within {plan['program_seconds']} s",
+        }
+    return {"name": container["name"], "status": done.returncode, "said": done.stdout + done.stderr}
+
+
+def end(plan: Mapping[str, Any], process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """SIGTERM; what readiness and a request say meanwhile, how long it takes, with which status it ends."""
+    began = time.monotonic()
+    process.terminate()
+    ready = alive = 0
+    while process.poll() is None and time.monotonic() - began < plan["grace"]:
+        if ready != 503:
+            ready = ask(plan, {"path": "/readyz"})["status"]
+            alive = ask(plan, {"path": "/healthz"})["status"]
+        time.sleep(0.1)
+    return {
+        "ready": ready,
+        "alive": alive,
+        "seconds": time.monotonic() - began,
+        "status": process.poll(),
+    }
+
+
+def whole(arguments: Sequence[str]) -> None:
+    """Read the plan, play it, print what happened."""
+    with open(arguments[0]) as file:
+        plan = json.load(file)
+    print(json.dumps(main(plan)), flush=True)
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    whole(sys.argv[1:])

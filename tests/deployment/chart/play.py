@@ -1,0 +1,118 @@
+"""python -m tests.deployment.chart.play: the rendered pods in earnest: a data set is built, a model trained and asked.
+
+Mode all-in-one: one pod on SQLite. Mode cluster: pods of API and runner on one home and a private PostgreSQL, migrated by the
+hook's container. They are started as a kubelet does; all but the seconds of draining is as the manifests say. See
+`tests.deployment.chart.cell` for what is not imitated. Needs root, helm, and for mode cluster PostgreSQL's programs. Exit status: 0 all went
+well; 1 not, with what the pods said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.deployment.chart.helm import template_values
+from tests.deployment.chart.pod import IP, may_play, plan_of, play, runnable
+from tests.support.postgres import private_postgres
+from xcray.jobs.store.tokens import new_token
+
+COMMON = {
+    "api": {"drainSeconds": 6, "graceSeconds": 5},
+    "auth": {"existingSecret": "admin"},
+    "settings": {"job_nice": 0},
+}
+VALUES: dict[str, dict[str, Any]] = {
+    "all-in-one": COMMON,
+    "cluster": {**COMMON, "mode": "cluster", "store": {"existingSecret": "store"}},
+}
+
+
+def plan(mode: str, folder: Path, labels: int, store: Any) -> dict[str, Any]:
+    """What is played in a mode. store: a PostgreSQL for mode cluster."""
+    objects = {
+        (each["kind"], each["metadata"]["name"]): each["spec"]
+        for each in template_values(VALUES[mode])
+        if "spec" in each
+    }
+    secrets = {"admin": {"key": new_token().token}}
+    api = objects["Deployment", "xcray-api"]["template"]["spec"]
+    if store is not None:
+        secrets["store"] = {
+            "url": store.database().replace(f"127.0.0.1:{store.port}", f"{IP}:5432")
+        }
+    found = plan_of(api, secrets, folder, [{"path": "/readyz"}])
+    if store is not None:
+        migrate = objects["Job", "xcray-migrate"]["template"]["spec"]["containers"][0]
+        runner = objects["Deployment", "xcray-runner"]["template"]["spec"]["containers"][0]
+        found["forward"] = {"5432": str(store.socket)}
+        found["init"].insert(0, runnable(migrate, secrets))
+        found["beside"] = [
+            {**runnable(runner, secrets), "probe": {"path": "/healthz", "port": 8001}}
+        ]
+    found["program_seconds"] = 900  # kernels are compiled: the pods have no cache of them
+    journey = runnable(
+        {"name": "journey", "command": ["python", "-m", "tests.deployment.chart.journey"]}, secrets
+    )
+    journey["env"] |= {
+        "URL": f"http://{IP}:8000",
+        "KEY_FILE": "/run/secrets/xcray-admin/key",
+        "LABELS": str(labels),
+        "HOME": "/tmp",
+    }
+    found["programs"] = [
+        runnable(objects["Pod", "xcray-test"]["containers"][0], secrets) | {"name": "helm test"},
+        journey,
+    ]
+    found["programs"][0]["env"]["URL"] = f"http://{IP}:8000"
+    return found
+
+
+def main(given: list[str]) -> int:
+    """Play both modes, or one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.deployment.chart.play", description=__doc__
+    )
+    parser.add_argument(
+        "--mode",
+        choices=sorted(VALUES),
+        action="append",
+        help="again for several; both where none is named",
+    )
+    parser.add_argument("--labels", type=int, default=200)
+    options = parser.parse_args(given)
+    if not may_play():
+        print("this machine lets us make no namespaces of our own: run it as root")
+        return 1
+    told: dict[str, Any] = {}
+    for mode in options.mode or sorted(VALUES):
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as held:
+            store = held.enter_context(private_postgres()) if mode == "cluster" else None
+            began = time.monotonic()
+            said = play(plan(mode, Path(folder), options.labels, store), Path(folder))
+            passed = bool(said.get("programs")) and all(
+                each["status"] == 0 for each in said["programs"]
+            )
+            if not passed or said["ending"]["status"] != 0:
+                print(json.dumps(said, indent=1))
+                return 1
+            figures = json.loads(said["programs"][1]["said"].splitlines()[-1])
+            told[mode] = {
+                **figures,
+                "ending_s": said["ending"]["seconds"],
+                "all_s": time.monotonic() - began,
+            }
+            print(
+                f"{mode}: trained in {figures['train_s']:.1f} s, {told[mode]['all_s']:.1f} s in all, ended with 0"
+            )
+    print(json.dumps(told))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

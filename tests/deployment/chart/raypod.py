@@ -1,0 +1,141 @@
+"""python -m tests.deployment.chart.raypod [--seconds N]: play the head of the rendered Ray cluster as a pod, on this machine.
+
+The head of the production values is started by the command that KubeRay builds, as the pod's user, without capabilities, with a
+read-only root and the volumes of its template. Then: is it well; does the dashboard refuse strangers and admit the token; how long
+does SIGTERM take. Takes 1.5 GB of memory and, on a quiet machine, half a minute. Ends with one JSON line; exit status 0: all as
+promised, 1: not. Needs root, for namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.deployment.chart.helm import plain, rendering
+from tests.deployment.chart.operator import start_words
+from tests.deployment.chart.pod import IP, ROOT, SPACE, environment, make_volume, may_play, who_sees
+from tests.deployment.chart.templates import cluster_spec, head_pod, index
+
+TOKEN = "0123456789abcdef" * 4
+AGENT, DASHBOARD, METRICS = 52365, 8265, 8080
+STORE = "postgresql://nobody@127.0.0.1/nothing"
+
+
+def plan(folder: Path) -> dict[str, Any]:
+    """What `tests.deployment.chart.cell` is to play."""
+    objects = rendering("production").objects
+    thing = index(objects)["RayCluster", "xcray-ray"]
+    pod = plain(head_pod(thing)["spec"])
+    spec = cluster_spec(thing)
+    assert spec is not None
+    main, security = pod["containers"][0], pod["securityContext"]
+    secrets = {
+        "xcray-ray-token": {"auth_token": TOKEN},
+        "xcray-postgres": {"url": STORE},
+        "xcray-s3": {},
+    }
+    mounted = [
+        each
+        for each in pod["volumes"]
+        if each["name"] in {mount["name"] for mount in main["volumeMounts"]}
+    ]
+    volumes = {
+        each["name"]: make_volume(each, secrets, folder, security["fsGroup"]) for each in mounted
+    }
+    mounts = {
+        each["mountPath"]: str(volumes[each["name"]])
+        for each in main["volumeMounts"]
+        if each["mountPath"] != "/tmp"
+    }
+    # 1 GiB is what the sample of a machine may have; in a pod Ray finds its own address
+    words = [
+        "--object-store-memory=100000000" if word.startswith("--object-store-memory=") else word
+        for word in start_words(spec["headGroupSpec"], True)
+    ]
+    line = " ".join(["ray", "start", *words, "--no-monitor", f"--node-ip-address={IP}"])
+    around = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    opens = {"Authorization": f"Bearer {TOKEN}"}
+    return {
+        "ip": IP,
+        "port": AGENT,
+        "scheme": "HTTP",
+        **who_sees(security),
+        "mounts": mounts,
+        "writable": list(mounts),
+        "init": [],
+        "main": {
+            "name": "ray-head",
+            "command": ["/bin/bash", "-c", "--", f"ulimit -n 4096; {line}"],
+            "env": around | environment(main, secrets),
+        },
+        "beside": [],
+        "programs": [],
+        "forward": {},
+        "probe": {"path": main["startupProbe"]["httpGet"]["path"]},
+        "asks": [
+            {"path": "/api/version", "port": DASHBOARD, "wanted": 401},
+            {"path": "/api/jobs/", "port": DASHBOARD, "wanted": 401},
+            {"path": "/api/version", "port": DASHBOARD, "headers": opens, "wanted": 200},
+            {
+                "path": "/api/jobs/",
+                "port": DASHBOARD,
+                "headers": {"Authorization": "Bearer " + "f" * 64},
+                "wanted": 403,
+            },
+            {"path": "/metrics", "port": METRICS, "wanted": 200},
+            {"path": "/api/healthz", "wanted": 200},
+        ],
+        "grace": pod["terminationGracePeriodSeconds"],
+    }
+
+
+def main(given: list[str]) -> int:
+    """Play it and say what was found."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.deployment.chart.raypod", description=__doc__
+    )
+    parser.add_argument("--seconds", type=int, default=300, help="longest time for all of it")
+    seconds: int = parser.parse_args(given).seconds
+    if not may_play():
+        print("this machine allows no namespaces with mounts of their own: nothing was played")
+        return 1
+    with tempfile.TemporaryDirectory(prefix="xr-") as scratch:
+        file = Path(scratch) / "plan.json"
+        file.write_text(json.dumps(plan(Path(scratch))))
+        command = [*SPACE, sys.executable, "-m", "tests.deployment.chart.cell", str(file)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    if done.returncode:
+        print(done.stderr[-4000:])
+        return 1
+    told = json.loads(done.stdout)
+    answers = [
+        {key: each[key] for key in ("port", "path", "status", "wanted") if key in each}
+        for each in told.get("answers", [])
+    ]
+    well = told["started"] and all(each["status"] == each["wanted"] for each in answers)
+    ending = told.get("ending", {})
+    if not well:
+        print(told["said"][-3000:])
+    print(
+        json.dumps(
+            {
+                "started": told["started"],
+                "answers": answers,
+                "ended_after": round(ending.get("seconds", -1), 1),
+                "well": well,
+            }
+        )
+    )
+    return 0 if well and ending["status"] is not None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,444 @@
+"""python -m tests.deployment.chart.real --binaries DIR: the chart in a real control plane: installed, upgraded, rolled back, uninstalled.
+
+DIR holds etcd and kube-apiserver, and better also kube-controller-manager and kube-scheduler (kubebuilder's and Kubernetes' own
+releases have them). Nodes and kubelets are said, see `tests.deployment.chart.hollow`; all else is the cluster's: admission, validation,
+defaults, garbage collection, rollouts, Jobs, binding of volumes and pods. A server older than the chart asks for (1.27) is told
+the same in the versions that it has, see OLDER. Ends in one JSON line. Exit status: 0 all went well; 1 not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tests.deployment.chart import ground
+from tests.deployment.chart.controlplane import ControlPlane, root_of
+from tests.deployment.chart.helm import (
+    APIS,
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    TOOLS,
+    Objects,
+    helms,
+    read,
+    run,
+    values_files,
+)
+from tests.deployment.chart.hollow import Hollow
+from tests.deployment.chart.templates import as_pod, pods
+
+SECONDS: Final = 300  # for one command of helm, and for what the cluster is waited for
+MODERN: Final = (1, 27)
+OLDER: Final = {  # in the templates, for a server before MODERN: versions of that time, without the two newest fields
+    "apiVersion: policy/v1\n": "apiVersion: policy/v1beta1\n",
+    "apiVersion: autoscaling/v2\n": "apiVersion: autoscaling/v2beta2\n",
+    "  unhealthyPodEvictionPolicy: AlwaysAllow\n": "",
+    '(set $rule "matchLabelKeys" (list "pod-template-hash"))': "$rule",
+}
+# What a file is upgraded to: none to one that claims the home with other access modes or of another class, which can't change.
+AFTER: Final = {
+    "minimal": "serving",
+    "serving": "production",
+    "production": "autoscaled",
+    "autoscaled": "kueue",
+    "kueue": "serving",
+}
+KEPT: Final = {("PersistentVolumeClaim", "xcray-home"), ("Secret", "xcray-admin-key")}
+
+
+class Fault(Exception):
+    """The cluster did, or kept, something else than the chart means."""
+
+
+class Journey:
+    """What is done in a cluster, by one helm; `counts` tells how much."""
+
+    def __init__(self, plane: ControlPlane, helm: str, chart: Path, folder: Path) -> None:
+        self.plane = plane
+        self.helm = helm
+        self.chart = chart
+        self.folder = folder
+        self.counts: Counter[str] = Counter()
+        # Without a controller manager no Deployment is ever available.
+        self.waits = ["--wait"] * ("kube-controller-manager" in plane.has) + [
+            "--timeout",
+            f"{SECONDS}s",
+        ]
+
+    def tell(self, *words: str) -> str:
+        """What helm says to a command about the release. Raises Fault."""
+        command = [
+            helms()[self.helm],
+            *words,
+            "--namespace",
+            NAMESPACE,
+            "--kubeconfig",
+            self.plane.kubeconfig,
+        ]
+        env = {"HOME": str(self.folder), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=env)
+        if done.returncode:
+            raise Fault(f"{self.helm} {' '.join(words)}: {done.stderr.strip()}")
+        self.counts[words[0]] += 1
+        return done.stdout
+
+    def leg(self, name: str, after: str) -> None:
+        """One file of values from install to uninstall, with an upgrade to another on the way. Raises Fault."""
+        self.dry(name)
+        self.tell(
+            "install", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits
+        )
+        self.held(f"{name} installed")
+        self.pods(name)
+        before = self.generations()
+        self.upgrade(name)
+        if (now := self.generations()) != before:
+            raise Fault(
+                f"{name}: an upgrade that changes nothing changed {sorted(dict(set(now.items()) - set(before.items())))}"
+            )
+        self.tell("test", RELEASE, *self.waits[-2:])
+        old = {key_of(each) for each in self.manifest()}
+        self.upgrade(after)
+        self.held(f"{name}, upgraded to {after}")
+        gone = old - {key_of(each) for each in self.manifest()}
+        if stay := {key for key in gone - KEPT if self.there(*key)}:
+            raise Fault(f"{name}, upgraded to {after}: {sorted(stay)} are still there")
+        if (
+            gone & KEPT
+        ):  # kept, but no more of the release: Helm 3 and 4 roll back over that no more; an upgrade takes it up
+            self.upgrade(name)
+        else:
+            self.tell("rollback", RELEASE, "1", *self.waits)
+        self.held(f"{name}, upgraded to {after} and back")
+        self.tell("uninstall", RELEASE, *self.waits)
+        self.cleared()
+
+    def upgrade(self, name: str) -> None:
+        """To a file of values."""
+        self.tell(
+            "upgrade", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits
+        )
+
+    def rendered(self, name: str) -> Objects:
+        """All that a file of values makes, hooks and tests too, as this cluster is told it."""
+        words = [
+            "template",
+            RELEASE,
+            str(self.chart),
+            "--namespace",
+            NAMESPACE,
+            "--values",
+            str(values_files()[name]),
+        ]
+        words += ["--kube-version", ".".join(map(str, self.plane.version))]
+        return read(
+            run(
+                helms()[self.helm],
+                *words,
+                *(word for api in APIS for word in ("--api-versions", api)),
+            )
+        )
+
+    def dry(self, name: str) -> None:
+        """Every object is taken, strictly, and without a warning."""
+        for thing in self.rendered(name):
+            answer = self.plane.take(thing, NAMESPACE)
+            if answer.status_code not in (200, 201) or "warning" in answer.headers:
+                raise Fault(
+                    f"{name}: {key_of(thing)}: {answer.headers.get('warning', answer.text)[:1500]}"
+                )
+            self.counts["objects taken"] += 1
+
+    def manifest(self) -> Objects:
+        """What helm says it has put there."""
+        return read(self.tell("get", "manifest", RELEASE))
+
+    def there(self, kind: str, name: str) -> dict[str, Any] | None:
+        """An object of the namespace, as the server keeps it; None when it is not there."""
+        answer = self.plane.ask("GET", self.at(kind, name))
+        return None if answer.status_code == 404 else answer.raise_for_status().json()
+
+    def at(self, kind: str, name: str) -> str:
+        """Where an object of the namespace is; of a kind that was asked for before."""
+        api = next(api for (api, its) in self.plane.words if its == kind)
+        return f"{root_of(api)}/namespaces/{NAMESPACE}/{self.plane.many(api, kind)}/{name}"
+
+    def held(self, when: str) -> None:
+        """The server keeps every field as it was sent; one that it does not know would be lost."""
+        for thing in self.manifest():
+            self.plane.many(thing["apiVersion"], thing["kind"])
+            kept = self.there(*key_of(thing))
+            if kept is None:
+                raise Fault(f"{when}: there is no {key_of(thing)}")
+            if lost := list(lacking(thing, kept)):
+                raise Fault(f"{when}: {key_of(thing)} lost {lost}")
+            self.counts["objects kept"] += 1
+
+    def pods(self, name: str) -> None:
+        """Every pod of the release, KubeRay's too, is admitted as it is, and finds a node."""
+        made = {}
+        for at, owner in enumerate(pods(self.rendered(name))):
+            pod = as_pod(owner.pod, f"{owner.pod['metadata']['name'][:40]}-{at}")
+            pod["metadata"] = {
+                "name": f"checked-{at}",
+                "labels": {**pod["metadata"].get("labels", {}), "checked": "yes"},
+            }
+            answer = self.plane.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+            if answer.status_code != 201 or "warning" in answer.headers:
+                raise Fault(
+                    f"{name}: pod of {owner.name}: {answer.headers.get('warning', answer.text)[:1500]}"
+                )
+            if (was := security(pod)) != (now := security(answer.json())):
+                raise Fault(
+                    f"{name}: pod of {owner.name} was sent with {was}, came back with {now}"
+                )
+            made[pod["metadata"]["name"]] = owner.name
+            self.counts["pods admitted"] += 1
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
+        def listed(**query: str) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = (
+                self.plane.ask("GET", path, **query).raise_for_status().json()["items"]
+            )
+            return found
+
+        if "kube-scheduler" in self.plane.has:
+            away = f"{name}: pods without a node"
+            self.wait(
+                away,
+                lambda: [told(each, made) for each in listed() if not each["spec"].get("nodeName")],
+            )
+            self.counts["pods placed"] += len(made)
+        self.plane.ask("DELETE", path, labelSelector="checked=yes").raise_for_status()
+        self.wait(
+            f"{name}: pods that do not go",
+            lambda: [each["metadata"]["name"] for each in listed(labelSelector="checked=yes")],
+        )
+
+    def generations(self) -> dict[tuple[str, str], int]:
+        """How often the wanted state of each object has changed; of those that count it."""
+        found = {key_of(each): self.there(*key_of(each)) for each in self.manifest()}
+        return {
+            key: each["metadata"]["generation"]
+            for key, each in found.items()
+            if each and "generation" in each["metadata"]
+        }
+
+    def cleared(self) -> None:
+        """After uninstalling there is what is kept on purpose, and nothing else of ours. What was kept is then taken away."""
+        kinds = {
+            (api, kind)
+            for api, kind in self.plane.words
+            if kind not in ("Event", "Endpoints", "EndpointSlice")
+        }
+        kinds |= {("v1", "Pod"), ("apps/v1", "ReplicaSet"), ("batch/v1", "Job")}
+
+        def left() -> list[tuple[str, str]]:
+            found = []
+            for api, kind in sorted(kinds):
+                answer = self.plane.ask(
+                    "GET", f"{root_of(api)}/namespaces/{NAMESPACE}/{self.plane.many(api, kind)}"
+                )
+                items = answer.json()["items"] if answer.status_code == 200 else []
+                found += [
+                    (kind, each["metadata"]["name"])
+                    for each in items
+                    if each["metadata"]["name"].startswith(RELEASE)
+                ]
+            return [each for each in found if each[1] not in (*ground.SECRETS, ground.CLAIM)]
+
+        self.wait("what uninstalling left behind", lambda: sorted(set(left()) - KEPT))
+        for kind, name in left():
+            self.plane.ask("DELETE", self.at(kind, name)).raise_for_status()
+            self.counts["kept on purpose"] += 1
+        self.wait("what was kept, and deleted", left)
+
+    def wait(self, what: str, left: Callable[[], list[Any]]) -> None:
+        """Until nothing is left. Raises Fault with what is after SECONDS."""
+        deadline = time.monotonic() + SECONDS
+        while found := left():
+            if time.monotonic() > deadline:
+                raise Fault(f"{what}: {found}")
+            time.sleep(0.2)
+
+
+def controls(plane: ControlPlane) -> int:
+    """What the server must refuse, or the rest shows nothing: how many it did. Raises Fault."""
+    at = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    safe = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    spec = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
+
+    def pod(**changed: Any) -> dict[str, Any]:
+        one = {
+            "name": "c",
+            "image": "c",
+            "securityContext": {**safe, **changed.pop("container", {})},
+        }
+        made = {
+            "securityContext": {**spec, **changed.pop("pod", {})},
+            "containers": [one],
+            **changed,
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "control"}, "spec": made}
+
+    if (answer := plane.ask("POST", at, pod(), dryRun="All")).status_code != 201:
+        raise Fault(f"the server refuses a pod that breaks no rule: {answer.text}")
+    breaks = {
+        "root": pod(pod={"runAsUser": 0, "runAsNonRoot": False}),
+        "privileged": pod(container={"privileged": True, "allowPrivilegeEscalation": True}),
+        "may gain privileges": pod(container={"allowPrivilegeEscalation": True}),
+        "has a capability": pod(
+            container={"capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]}}
+        ),
+        "unconfined": pod(pod={"seccompProfile": {"type": "Unconfined"}}),
+        "the host's network": pod(hostNetwork=True),
+        "the host's files": pod(volumes=[{"name": "v", "hostPath": {"path": "/"}}]),
+    }
+    for what, broken in breaks.items():
+        if plane.ask("POST", at, broken, dryRun="All").status_code != 403:
+            raise Fault(f"the server takes a pod that breaks the rules: {what}")
+    return len(breaks)
+
+
+def older(folder: Path) -> Path:
+    """The chart for a server that is older than it asks for, see OLDER."""
+    chart = folder / CHART.name
+    shutil.copytree(CHART, chart)
+    named = chart / "Chart.yaml"
+    named.write_text(
+        "".join(
+            line
+            for line in named.read_text().splitlines(keepends=True)
+            if not line.startswith("kubeVersion:")
+        )
+    )
+    for template in [*(chart / "templates").rglob("*.yaml"), *(chart / "templates").rglob("*.tpl")]:
+        text = template.read_text()
+        for new, old in OLDER.items():
+            text = text.replace(new, old)
+        template.write_text(text)
+    return chart
+
+
+def key_of(thing: dict[str, Any]) -> tuple[str, str]:
+    """Kind and name."""
+    return thing["kind"], thing["metadata"]["name"]
+
+
+def told(pod: dict[str, Any], made: dict[str, str]) -> str:
+    """A pod and why it has no node."""
+    name = pod["metadata"]["name"]
+    return f"{name} of {made.get(name, 'a controller')}: {[each.get('message') for each in pod['status'].get('conditions', [])]}"
+
+
+def security(pod: dict[str, Any]) -> dict[str, Any]:
+    """What a pod says of its security."""
+    spec = pod["spec"]
+    inside = [*spec.get("initContainers", []), *spec["containers"]]
+    return {
+        "pod": spec.get("securityContext"),
+        **{each["name"]: each.get("securityContext") for each in inside},
+    }
+
+
+def lacking(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """Where the server does not keep what was sent. Empty values count as absent, as Kubernetes has it."""
+    if isinstance(sent, dict) and isinstance(kept, dict):
+        for name, each in sent.items():
+            if each not in (None, "", [], {}) or kept.get(name):
+                yield from (
+                    lacking(each, kept[name], f"{path}.{name}")
+                    if name in kept
+                    else [f"{path}.{name}"]
+                )
+    elif isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
+        for one, other in zip(ordered(sent), ordered(kept), strict=True):
+            yield from lacking(one, other, f"{path}[]")
+    elif sent != kept and (isinstance(sent, dict | list) or amount(sent) != amount(kept)):
+        yield path
+
+
+def ordered(values: list[Any]) -> list[Any]:
+    """By name where each has one: the order of such lists is the server's."""
+    named = all(isinstance(each, dict) and "name" in each for each in values)
+    return sorted(values, key=lambda each: str(each["name"])) if named else values
+
+
+def amount(value: Any) -> float | str:
+    """A quantity of Kubernetes as a number; what is none as it is written."""
+    found = re.fullmatch(r"([0-9.]+)(m|k|[KMGTP]i?)?", str(value))
+    if found is None:
+        return str(value)
+    size = {
+        "m": 1e-3,
+        "k": 1e3,
+        **{f"{each}i": 1024.0 ** (at + 1) for at, each in enumerate("KMGTP")},
+    }
+    size |= {each: 1000.0 ** (at + 1) for at, each in enumerate("KMGTP")}
+    return float(found[1]) * size.get(found[2], 1.0)
+
+
+def main(given: list[str]) -> int:
+    """Both helms, each file of values."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.deployment.chart.real", description=__doc__
+    )
+    programs = Path(os.environ.get("XCRAY_CONTROL_PLANE", TOOLS))
+    parser.add_argument("--binaries", type=Path, default=programs, help="where the programs are")
+    parser.add_argument(
+        "--helm",
+        choices=sorted(helms()),
+        action="append",
+        help="again for several; all that are here by default",
+    )
+    parser.add_argument(
+        "--values",
+        choices=sorted(values_files()),
+        action="append",
+        help="the same, of helm/xcray/ci",
+    )
+    options = parser.parse_args(given)
+    names = options.values or sorted(values_files())
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        began = time.monotonic()
+        with ControlPlane(options.binaries, folder) as plane:
+            ground.lay(plane)
+            chart = CHART if plane.version >= MODERN else older(folder)
+            with Hollow(plane) as hollow:
+                figures = {
+                    "kubernetes": ".".join(map(str, plane.version)),
+                    "programs": sorted(plane.has),
+                }
+                figures |= {
+                    "started_s": round(time.monotonic() - began, 1),
+                    "pods refused": controls(plane),
+                }
+                print(json.dumps(figures), flush=True)
+                for helm in options.helm or sorted(helms()):
+                    journey = Journey(plane, helm, chart, folder)
+                    for each in names:
+                        journey.leg(each, AFTER[each])
+                        print(f"{helm}, {each}: {dict(journey.counts)}", flush=True)
+                    figures[helm] = dict(journey.counts)
+                if hollow.faults:
+                    raise Fault(f"what was said of pods was refused: {hollow.faults[:3]}")
+    print(json.dumps({**figures, "all_s": round(time.monotonic() - began, 1)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,284 @@
+"""What manifests are held against: the schemas of Kubernetes, and those of KubeRay's custom resources.
+
+Schemas of Kubernetes come with the package kubernetes-validate, for each version; "strict": unknown fields are errors. KubeRay's
+are not this project's to copy: they are read from XCRAY_KUBERAY_CRDS, or ../shared/kuberay-crds, as an API server reads them
+(defaults first, then unknown fields are errors). Where they lack, FIELDS below names all that the chart may use, by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonschema
+import kubernetes_validate
+from jsonschema import Draft202012Validator
+from kubernetes_validate.utils import schema_contents
+from referencing import Registry, Resource
+
+from tests.deployment.chart.helm import ROOT, plain
+from tests.support.missing_tools import say
+
+KUBERNETES = ("1.27", "1.30", kubernetes_validate.latest_version())
+CRDS = {
+    "RayCluster": "rayclusters.v1.json",
+    "RayJob": "rayjobs.v1.json",
+    "RayService": "rayservices.v1.json",
+}
+OTHERS = {  # kinds of other projects, whose schemas nobody here has: their group and version
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "ServiceMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1",
+    "LocalQueue": "kueue.x-k8s.io/v1beta1",
+}
+
+
+def faults(validator: Draft202012Validator, value: Any) -> list[str]:
+    """Every way in which a value is not what the schema says."""
+    return [
+        f"{'.'.join(str(step) for step in each.absolute_path)}: {each.message[:300]}"
+        for each in validator.iter_errors(value)
+    ]
+
+
+@functools.cache
+def _definitions(folder: str) -> Registry[Any]:
+    return (
+        Resource.from_contents(
+            schema_contents(f"kubernetes-json-schema/{folder}/_definitions.json", folder)
+        )
+        @ Registry()
+    )
+
+
+@functools.cache
+def kubernetes_schema(version: str, api: str, kind: str) -> Draft202012Validator | None:
+    """The strict schema of a kind in a version of Kubernetes like 1.30; None where that version has no such kind."""
+    full = max(
+        each
+        for each in kubernetes_validate.utils.all_versions()
+        if each.startswith(f"{version.removesuffix('.0')}.")
+    )
+    group, _, number = api.rpartition("/")
+    folder = f"v{full}-local-strict"
+    name = (
+        f"{kind.lower()}-{group.split('.')[0]}-{number}.json"
+        if group
+        else f"{kind.lower()}-{number}.json"
+    )
+    try:
+        schema = schema_contents(f"kubernetes-json-schema/{folder}/{name}", version)
+    except FileNotFoundError:
+        return None
+    return Draft202012Validator(
+        schema, registry=Resource.from_contents(schema) @ _definitions(folder)
+    )
+
+
+def check_kubernetes(version: str, thing: dict[str, Any]) -> list[str]:
+    """Faults of an object of Kubernetes itself."""
+    schema = kubernetes_schema(version, thing["apiVersion"], thing["kind"])
+    if schema is None:
+        return [f"Kubernetes {version} has no {thing['kind']} of {thing['apiVersion']}"]
+    return faults(schema, thing)
+
+
+class Crd(NamedTuple):
+    """The schema of a custom resource: as it is, for defaults, and made strict."""
+
+    original: dict[str, Any]
+    validator: Draft202012Validator
+
+
+def crd_folder() -> Path | None:
+    """Where KubeRay's schemas are."""
+    named = os.environ.get("XCRAY_KUBERAY_CRDS")
+    folder = Path(named) if named else ROOT.parent / "shared" / "kuberay-crds"
+    return folder if all((folder / name).is_file() for name in CRDS.values()) else None
+
+
+@functools.cache
+def crd(kind: str) -> Crd | None:
+    """KubeRay's schema of a kind; None where they lack."""
+    folder = crd_folder()
+    if folder is None:
+        say(
+            "KubeRay's schemas (XCRAY_KUBERAY_CRDS)",
+            "RayCluster, RayJob and RayService were held against a list of fields in tests/deployment/chart",
+        )
+        return None
+    original = json.loads((folder / CRDS[kind]).read_text())["openAPIV3Schema"]
+    return Crd(original, Draft202012Validator(strict(original, top=True)))
+
+
+def strict(schema: Any, top: bool = False) -> Any:
+    """An OpenAPI schema as JSON Schema, in which fields that are not named are errors unless it says to keep them."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {
+        k: v
+        for k, v in schema.items()
+        if not k.startswith("x-kubernetes-")
+        and k not in ("description", "format", "nullable", "default")
+    }
+    out = {
+        k: v if k in ("enum", "required") else strict(v)
+        for k, v in kept.items()
+        if k != "properties"
+    }
+    if "properties" in schema:
+        out["properties"] = {name: strict(each) for name, each in schema["properties"].items()}
+        if (
+            not schema.get("x-kubernetes-preserve-unknown-fields")
+            and "additionalProperties" not in schema
+        ):
+            out["additionalProperties"] = False
+    if schema.get("x-kubernetes-int-or-string"):
+        out.pop("type", None)
+        out["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    if schema.get("nullable") and "type" in out:
+        out["type"] = [out["type"], "null"]
+    if top:
+        out["properties"] = {
+            **out["properties"],
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+        }
+    return out
+
+
+def with_defaults(schema: dict[str, Any], value: Any) -> Any:
+    """A value as the API server completes it before it validates."""
+    if isinstance(value, dict):
+        for name, each in schema.get("properties", {}).items():
+            if name not in value and "default" in each:
+                value[name] = plain(each["default"])
+            if name in value:
+                value[name] = with_defaults(each, value[name])
+        more = schema.get("additionalProperties")
+        if isinstance(more, dict):
+            return {
+                name: each if name in schema.get("properties", {}) else with_defaults(more, each)
+                for name, each in value.items()
+            }
+    elif isinstance(value, list) and "items" in schema:
+        return [with_defaults(schema["items"], each) for each in value]
+    return value
+
+
+def check_custom(thing: dict[str, Any]) -> list[str]:
+    """Faults of a RayCluster, RayJob or RayService."""
+    schema = crd(thing["kind"])
+    if schema is None:
+        return unknown_fields(thing)
+    return faults(schema.validator, with_defaults(schema.original, plain(thing)))
+
+
+# Fields of KubeRay v1.7.0 that the chart uses, with their types: what is checked where the real schemas lack. ... is not looked
+# into (pod templates are validated as pods of Kubernetes).
+_TEXT, _YES, _NUMBER = str, bool, int
+_GROUP: dict[str, Any] = {"rayStartParams": {"*": _TEXT}, "template": ..., "labels": {"*": _TEXT}}
+_CLUSTER: dict[str, Any] = {
+    "rayVersion": _TEXT,
+    "authOptions": {"mode": ("token", "disabled"), "secretName": _TEXT},
+    "upgradeStrategy": {"type": ("Recreate", "None")},
+    "gcsFaultToleranceOptions": {
+        "redisAddress": _TEXT,
+        "redisUsername": {"value": _TEXT},
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": _TEXT, "key": _TEXT}}},
+        "externalStorageNamespace": _TEXT,
+    },
+    "enableInTreeAutoscaling": _YES,
+    "autoscalerOptions": {
+        "version": ("v1", "v2"),
+        "idleTimeoutSeconds": _NUMBER,
+        "upscalingMode": ("Default", "Aggressive", "Conservative"),
+        "imagePullPolicy": _TEXT,
+        "env": ...,
+        "resources": ...,
+        "securityContext": ...,
+        "volumeMounts": ...,
+    },
+    "headGroupSpec": {**_GROUP, "serviceType": _TEXT, "enableIngress": _YES},
+    "workerGroupSpecs": [
+        {
+            **_GROUP,
+            "groupName": _TEXT,
+            "replicas": _NUMBER,
+            "minReplicas": _NUMBER,
+            "maxReplicas": _NUMBER,
+            "priority": _NUMBER,
+            "idleTimeoutSeconds": _NUMBER,
+        }
+    ],
+}
+FIELDS: dict[str, Any] = {
+    "RayCluster": _CLUSTER,
+    "RayJob": {
+        "entrypoint": _TEXT,
+        "submissionMode": ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"),
+        "entrypointNumCpus": _NUMBER,
+        "shutdownAfterJobFinishes": _YES,
+        "ttlSecondsAfterFinished": _NUMBER,
+        "backoffLimit": _NUMBER,
+        "activeDeadlineSeconds": _NUMBER,
+        "rayClusterSpec": _CLUSTER,
+    },
+    "RayService": {
+        "serveConfigV2": _TEXT,
+        "excludeHeadPodFromServeSvc": _YES,
+        "rayClusterConfig": _CLUSTER,
+    },
+}
+
+
+def unknown_fields(thing: dict[str, Any]) -> list[str]:
+    """Faults against the list."""
+    if set(thing) - {"apiVersion", "kind", "metadata", "spec"}:
+        return [f"unknown fields {sorted(thing)}"]
+    return _differs("spec", FIELDS[thing["kind"]], thing["spec"])
+
+
+def _differs(path: str, wanted: Any, value: Any) -> list[str]:
+    if wanted is ...:
+        return []
+    if isinstance(wanted, dict):
+        if not isinstance(value, dict):
+            return [f"{path}: {value!r} is no object"]
+        unknown = [
+            f"{path}.{name}: unknown" for name in value if name not in wanted and "*" not in wanted
+        ]
+        known = [
+            (name, wanted.get(name, wanted.get("*")))
+            for name in value
+            if name in wanted or "*" in wanted
+        ]
+        return unknown + [
+            fault for name, each in known for fault in _differs(f"{path}.{name}", each, value[name])
+        ]
+    if isinstance(wanted, list):
+        if not isinstance(value, list):
+            return [f"{path}: {value!r} is no list"]
+        return [
+            fault
+            for at, each in enumerate(value)
+            for fault in _differs(f"{path}[{at}]", wanted[0], each)
+        ]
+    if isinstance(wanted, tuple):
+        return [] if value in wanted else [f"{path}: {value!r} is none of {wanted}"]
+    return [] if type(value) is wanted else [f"{path}: {value!r} is no {wanted.__name__}"]
+
+
+def values_schema(chart: Path) -> Draft202012Validator:
+    """The chart's own schema of its values, by the draft it names."""
+    schema = json.loads((chart / "values.schema.json").read_text())
+    kind = jsonschema.validators.validator_for(schema)
+    kind.check_schema(schema)
+    return kind(schema)

@@ -1,0 +1,203 @@
+"""Every pod that a release makes, as a plain Pod: of Deployments, Jobs, hooks, tests, and of Ray's nodes as KubeRay builds them.
+
+What KubeRay 1.7 does to a template is told here as far as the checks depend on it: labels that can't be overridden, the autoscaler
+beside the head, the init container that waits for the head, the job that cleans Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tests.deployment.chart.helm import NAMESPACE, Objects, plain
+
+CLUSTER_SPECS = {
+    "RayCluster": (),
+    "RayJob": ("rayClusterSpec",),
+    "RayService": ("rayClusterConfig",),
+}
+AUTOSCALER = "autoscaler"
+WAIT_RESOURCES = {"cpu": "200m", "memory": "256Mi"}
+
+
+class Owner(NamedTuple):
+    """A pod and what it comes from."""
+
+    name: str  # of the owner, with its kind: Deployment/xcray-api
+    pod: dict[str, Any]
+    role: str  # api, runner, head, worker ...: the component's label
+    hook: bool  # whether helm makes and deletes it
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """All containers of a pod, those first that run first."""
+    return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+
+
+def cluster_spec(thing: dict[str, Any]) -> dict[str, Any] | None:
+    """The spec of the Ray cluster in a custom resource of KubeRay; None of anything else."""
+    if thing["kind"] not in CLUSTER_SPECS:
+        return None
+    spec = thing["spec"]
+    for step in CLUSTER_SPECS[thing["kind"]]:
+        spec = spec[step]
+    found: dict[str, Any] = spec
+    return found
+
+
+def cluster_name(thing: dict[str, Any]) -> str:
+    """The RayCluster's name: KubeRay adds five characters to those of RayJob and RayService."""
+    name: str = thing["metadata"]["name"]
+    return name if thing["kind"] == "RayCluster" else f"{name}-abcde"
+
+
+def as_pod(template: dict[str, Any], name: str) -> dict[str, Any]:
+    """A pod of a template."""
+    metadata = {"name": name, "namespace": NAMESPACE, **plain(template.get("metadata", {}))}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": plain(template["spec"]),
+    }
+
+
+def ray_labels(thing: dict[str, Any], node: str, group: str) -> dict[str, str]:
+    """What KubeRay puts on a pod, whatever its template says."""
+    return {
+        "ray.io/cluster": cluster_name(thing),
+        "ray.io/node-type": node,
+        "ray.io/group": group,
+        "ray.io/is-ray-node": "yes",
+    }
+
+
+def head_pod(thing: dict[str, Any]) -> dict[str, Any]:
+    """The head as KubeRay makes it: with in-tree autoscaling there is a second container, made of `autoscalerOptions`."""
+    spec = cluster_spec(thing)
+    assert spec is not None
+    pod = as_pod(spec["headGroupSpec"]["template"], f"{cluster_name(thing)}-head")
+    pod["metadata"]["labels"] |= ray_labels(thing, "head", "headgroup")
+    _authenticate(thing, spec, pod["spec"]["containers"][0])
+    if spec.get("enableInTreeAutoscaling"):
+        options = plain(spec["autoscalerOptions"])
+        kept = {
+            name: options[name]
+            for name in ("imagePullPolicy", "env", "resources", "securityContext", "volumeMounts")
+            if name in options
+        }
+        words = "ray kuberay-autoscaler --cluster-name $(RAY_CLUSTER_NAME) --cluster-namespace $(RAY_CLUSTER_NAMESPACE)"
+        started = {"command": ["/bin/bash", "-c", "--"], "args": [words]}
+        beside = {
+            "name": AUTOSCALER,
+            "image": pod["spec"]["containers"][0]["image"],
+            **started,
+            **kept,
+        }
+        pod["spec"]["containers"].append(beside)
+        pod["spec"]["restartPolicy"] = "Never"
+    return pod
+
+
+def worker_pods(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One pod of each group. Its first container is preceded by one that waits for the head, with the same security and mounts."""
+    spec = cluster_spec(thing)
+    assert spec is not None
+    for group in spec["workerGroupSpecs"]:
+        pod = as_pod(group["template"], f"{cluster_name(thing)}-{group['groupName']}-worker-abcde")
+        pod["metadata"].setdefault("labels", {}).update(
+            ray_labels(thing, "worker", group["groupName"])
+        )
+        pod["metadata"]["labels"] |= group.get("labels", {})
+        first = pod["spec"]["containers"][0]
+        _authenticate(thing, spec, first)
+        taken = {
+            name: plain(first[name])
+            for name in ("image", "imagePullPolicy", "env", "volumeMounts", "securityContext")
+            if name in first
+        }
+        wait = {
+            "name": "wait-gcs-ready",
+            "resources": {"requests": WAIT_RESOURCES, "limits": WAIT_RESOURCES},
+            **taken,
+        }
+        pod["spec"].setdefault("initContainers", []).append(wait)
+        yield pod
+
+
+def cleanup_pod(thing: dict[str, Any]) -> dict[str, Any] | None:
+    """The pod that empties Redis when a cluster with GCS fault tolerance is deleted: the head's template, with one container."""
+    spec = cluster_spec(thing)
+    assert spec is not None
+    if "gcsFaultToleranceOptions" not in spec:
+        return None
+    pod = head_pod(thing)
+    pod["metadata"]["name"] = f"{cluster_name(thing)}-redis-cleanup"
+    pod["metadata"]["labels"]["ray.io/node-type"] = "redis-cleanup"
+    pod["spec"]["containers"] = pod["spec"]["containers"][:1]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        pod["spec"]["containers"][0].pop(probe, None)
+    pod["spec"]["restartPolicy"] = "Never"
+    return pod
+
+
+def _authenticate(thing: dict[str, Any], spec: dict[str, Any], container: dict[str, Any]) -> None:
+    """The token comes as a variable from the Secret that is named, else from KubeRay's, called as the cluster."""
+    secret = {
+        "name": spec["authOptions"].get("secretName", cluster_name(thing)),
+        "key": "auth_token",
+    }
+    token = {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": secret}}
+    container.setdefault("env", []).extend([{"name": "RAY_AUTH_MODE", "value": "token"}, token])
+
+
+def _template_of(thing: dict[str, Any]) -> dict[str, Any] | None:
+    """The pod template of an object of Kubernetes; None where it has none."""
+    if thing["kind"] == "Pod":
+        return thing
+    if thing["kind"] == "CronJob":
+        found = thing["spec"]["jobTemplate"]["spec"]["template"]
+    else:
+        found = (
+            thing["spec"].get("template")
+            if thing["kind"] in ("Deployment", "StatefulSet", "DaemonSet", "Job", "ReplicaSet")
+            else None
+        )
+    return found
+
+
+def pods(objects: Objects) -> list[Owner]:
+    """Every pod of a release."""
+    out: list[Owner] = []
+    for thing in objects:
+        name = f"{thing['kind']}/{thing['metadata']['name']}"
+        hook = "helm.sh/hook" in thing["metadata"].get("annotations", {})
+        if thing["kind"] in CLUSTER_SPECS:
+            made = [
+                head_pod(thing),
+                *worker_pods(thing),
+                *([each] if (each := cleanup_pod(thing)) else []),
+            ]
+        else:
+            template = _template_of(thing)
+            made = [as_pod(template, thing["metadata"]["name"])] if template else []
+        out += [
+            Owner(
+                name,
+                pod,
+                pod["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""),
+                hook,
+            )
+            for pod in made
+        ]
+    return out
+
+
+def index(objects: Objects) -> dict[tuple[str, str], dict[str, Any]]:
+    """Objects by kind and name; two of one name are an error."""
+    out: dict[tuple[str, str], dict[str, Any]] = {}
+    for thing in objects:
+        key = (thing["kind"], thing["metadata"]["name"])
+        assert key not in out, f"two objects {key}"
+        out[key] = thing
+    return out

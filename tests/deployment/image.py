@@ -1,0 +1,471 @@
+"""The image, built and run for real: `python -m tests.deployment.image`; steps go to stderr, the last line of stdout is one JSON object.
+
+    --base NAME|TAR   base image: a name that can be pulled or is there, or a root file system with Python 3.11 and its venv module
+                      [without: python:3.11-slim-bookworm by docker; else a stand-in is made by mmdebstrap from Debian bookworm]
+    --skip STEP,...   steps to leave out: facts, doctor, first, processor, signals, train, cluster, demo, make
+    --folder DIR      where images and containers are kept [a temporary folder, removed at the end]; --keep leaves it
+    --image NAME      test this image, which is there already, in place of building one
+    --cpu NAME        XCRAY_CPU, for what processor kernels are compiled
+    --tests FILES     what `make test` runs, after the checks [four files, two minutes]; '' is all
+
+It takes docker, where an engine answers; else buildah and podman as root, without any daemon (Debian: buildah podman runc netavark
+aardvark-dns catatonit mmdebstrap). Containers run as they should in production: read-only root file system, no capabilities, no new
+privileges, no network, a volume and a /tmp. `make` runs the two commands of the README in the base image plus make, as the image
+has none, on a machine as poor as CONTRIBUTING promises to do with: a plain user whose HOME is not theirs to write, umask 077,
+blanks and an umlaut in the path, no git, no PostgreSQL, no ip; pip has a network, the demo and the tests have none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+PYTHON: Final = "docker.io/library/python:3.11-slim-bookworm"
+CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
+ISOLATED: Final = (
+    "--read-only",
+    "--cap-drop",
+    "ALL",
+    "--security-opt",
+    "no-new-privileges",
+    "--network",
+    "none",
+    "--init",
+)
+ROOM: Final = ("--tmpfs", "/tmp:mode=1777,size=3g", "--shm-size", "1g")
+CONFIGURATION: Final = """[containers]
+default_ulimits = ["nofile=20000:20000", "nproc=30000:30000"]
+[network]
+network_backend = "netavark"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "runc"
+"""
+PART: Final = "tests/deployment/test_image.py tests/unit/predict/test_predict.py tests/unit/solvers/test_ppdsparse.py tests/cli/test_cli.py"  # of the suite, for `make test`
+STRANGER: Final = """ARG PYTHON_IMAGE
+FROM ${PYTHON_IMAGE}
+RUN apt-get update && apt-get install --yes --no-install-recommends make
+"""
+STRANGE: Final = "12345:12345"  # a user without a name
+HOME: Final = "/home/Jörg Müller/x cray"
+
+
+def say(text: str) -> None:
+    """One line about a step."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+class Engine:
+    """Docker, or buildah and podman with a store of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.docker = shutil.which("docker") is not None and self._answers(["docker", "version"])
+        self.folder = folder
+        self.environment = dict(os.environ)
+        self.store: list[str] = []
+        if self.docker:
+            return
+        missing = [name for name in ("buildah", "podman", "runc") if shutil.which(name) is None]
+        if missing or os.getuid() != 0:
+            raise SystemExit(
+                f"no engine: docker does not answer, and {', '.join(missing) or 'root'} lacks (see --help)"
+            )
+        say("docker does not answer: buildah and podman are used")
+        (folder / "containers.conf").write_text(CONFIGURATION)
+        self.environment["CONTAINERS_CONF"] = str(folder / "containers.conf")
+        self.store = [
+            "--root",
+            str(folder / "root"),
+            "--runroot",
+            str(folder / "run"),
+            "--storage-driver",
+            "overlay",
+        ]
+
+    @staticmethod
+    def _answers(command: list[str]) -> bool:
+        return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
+
+    def __call__(
+        self, *arguments: str, seconds: float = 900, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """A command of the engine; its output. Ends the program when it fails, unless `check` is False."""
+        command = ["docker"] if self.docker else ["podman", *self.store]
+        ran = subprocess.run(
+            [*command, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        if check and ran.returncode:
+            raise SystemExit(
+                f"{' '.join(arguments[:6])} ... ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-4000:]}"
+            )
+        return ran
+
+    def inside(
+        self, image: str, *command: str, options: Sequence[str] = (), seconds: float = 900
+    ) -> str:
+        """Run a command in a container of its own; what it printed."""
+        return self(
+            "run", "--rm", *self.limits(), *options, image, *command, seconds=seconds
+        ).stdout
+
+    def limits(self) -> list[str]:
+        """Options of `run`: how containers are shut in, what they may write, and the script with the questions."""
+        closed = [
+            *ISOLATED,
+            *(() if self.docker else ("--read-only-tmpfs=false",)),
+        ]  # podman's read-only lets /run and /var/tmp open
+        return [
+            *closed,
+            *ROOM,
+            "-v",
+            "/var/lib/xcray",
+            "-v",
+            f"{ROOT / 'tests/deployment/image_inside.py'}:/inside.py:ro",
+        ]
+
+    def build(
+        self,
+        context: Path,
+        image: str,
+        arguments: dict[str, str],
+        file: str = "deploy/docker/Dockerfile",
+    ) -> None:
+        """Build the image."""
+        told = [
+            word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")
+        ]
+        command = (
+            ["docker", "build"]
+            if self.docker
+            else ["buildah", *self.store, "bud", "--layers", "--format", "docker"]
+        )
+        if not self.docker:
+            command += ["--isolation", "chroot", "--network", "host", "--pull-never", *mounts()]
+        with open(self.folder / "build.log", "a") as log:
+            ran = subprocess.run(
+                [*command, *told, "-t", image, "-f", file, "."],
+                env=self.environment,
+                cwd=context,
+                stdout=log,
+                stderr=log,
+                timeout=3600,
+                check=False,
+            )
+        if ran.returncode:
+            raise SystemExit(
+                f"the build failed:\n{(self.folder / 'build.log').read_text()[-4000:]}"
+            )
+
+
+def mounts() -> list[str]:
+    """What building needs of this machine where the network has certificates of its own."""
+    wanted = [path for path in (CERTIFICATES.parent, Path("/etc/pip.conf")) if path.exists()]
+    return [word for path in wanted for word in ("-v", f"{path}:{path}:ro")]
+
+
+def base_image(engine: Engine, base: str | None) -> str:
+    """The name of the base image, fetched or made."""
+    if base is not None and not Path(base).is_file():
+        return base
+    if engine.docker and base is None:
+        return PYTHON
+    if engine("image", "exists", PYTHON, check=False).returncode == 0:
+        return PYTHON
+    tar = Path(base) if base else made_base(engine.folder / "base.tar")
+    say(f"{tar.name} stands for {PYTHON}")
+    engine("import", str(tar), PYTHON)
+    return PYTHON
+
+
+def made_base(tar: Path) -> Path:
+    """Debian bookworm with its Python 3.11: what python:3.11-slim-bookworm is, but for where Python lies."""
+    if shutil.which("mmdebstrap") is None:
+        raise SystemExit(
+            "no base image: registries are not asked without docker, and mmdebstrap lacks; give --base"
+        )
+    command = [
+        "mmdebstrap",
+        "--variant=minbase",
+        "--include=python3,python3-venv,ca-certificates",
+        "bookworm",
+        str(tar),
+    ]
+    say(" ".join(command))
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    if ran.returncode:
+        raise SystemExit(ran.stderr[-3000:])
+    return tar
+
+
+def checkout(target: Path) -> Path:
+    """The files of the checkout that git knows, as they are now, whatever else lies about."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+# the steps: each gives figures, and raises SystemExit when what it saw is not good enough
+
+
+def expect(condition: bool, problem: str) -> None:
+    """End with the problem unless the condition holds."""
+    if not condition:
+        raise SystemExit(f"not good: {problem}")
+
+
+def facts(engine: Engine, image: str) -> dict[str, Any]:
+    """Who runs and what may be written; what the image says of itself; its layers by size."""
+    found: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "facts"))
+    expect(
+        (found["uid"], found["gid"], found["capabilities"]) == (10001, 10001, 0),
+        f"it runs with {found}",
+    )
+    expect(
+        not found["writable"] and not found["setuid"],
+        f"writable {found['writable']}, setuid {found['setuid']}",
+    )
+    expect(not found["tools"], f"tools are left: {found['tools']}")
+    expect(found["kernels"] > 200, f"{found['kernels']} kernels are baked")
+    told = json.loads(engine("image", "inspect", image).stdout)[0]
+    labels = told["Config"]["Labels"]
+    expect(labels["org.opencontainers.image.title"] == "xcray", f"labels {labels}")
+    history = engine(
+        "history", "--format", "{{.Size}}|{{.CreatedBy}}", "--no-trunc", image
+    ).stdout.splitlines()
+    layers = [line for line in history if not line.startswith("0B") and not line.startswith("0 B")]
+    found["layers"] = [
+        f"{size} {by[:90]}" for size, _, by in (line.partition("|") for line in layers)
+    ]
+    found["size_mb"] = round(told["Size"] / 1e6)
+    return found
+
+
+def doctor(engine: Engine, image: str) -> dict[str, Any]:
+    """`xcray doctor` finds nothing to mend."""
+    told = json.loads(engine.inside(image, "xcray", "doctor", "--json"))
+    expect(told["ok"], f"doctor says {told}")
+    return {"doctor": {each["name"]: each["status"] for each in told["checks"]}}
+
+
+def first(engine: Engine, image: str) -> dict[str, Any]:
+    """How soon a container answers."""
+    found: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "first"))
+    expect(found["compiled_here"] == [], f"kernels were compiled: {found['compiled_here']}")
+    return found
+
+
+def processor(engine: Engine, image: str) -> dict[str, Any]:
+    """What kernels for one level of processors cost."""
+    return dict(json.loads(engine.inside(image, "python", "/inside.py", "processor", seconds=1800)))
+
+
+def service(
+    engine: Engine, image: str, work: Callable[[str], dict[str, Any]], without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A container that serves while `work` is done with its name, and is stopped; seconds and exit code of the stop.
+
+    without: options of `Engine.limits` that are left out."""
+    name = engine(
+        "run", "--detach", *(option for option in engine.limits() if option not in without), image
+    ).stdout.strip()
+    try:
+        deadline = time.monotonic() + 120
+        started = time.monotonic()
+        while engine("exec", name, "xcray", "health", check=False).returncode:
+            expect(
+                time.monotonic() < deadline,
+                f"no health: {engine('logs', name, check=False).stderr[-3000:]}",
+            )
+            time.sleep(0.2)
+        found = {"seconds_to_health": round(time.monotonic() - started, 1), **work(name)}
+        started = time.monotonic()
+        engine("stop", "--time", "60", name)
+        found["seconds_to_stop"] = round(time.monotonic() - started, 1)
+        found["exit_code"] = int(json.loads(engine("inspect", name).stdout)[0]["State"]["ExitCode"])
+        expect(found["exit_code"] in (0, 143), f"it ended with {found['exit_code']}")
+        return found
+    finally:
+        engine("rm", "--force", "--volumes", name, check=False)
+
+
+def signals(engine: Engine, image: str) -> dict[str, Any]:
+    """As process 1, without an init, it answers and SIGTERM ends it well; `train` has an init."""
+
+    def nothing(name: str) -> dict[str, Any]:
+        told = engine("exec", name, "xcray", "health", "--ready", "--json").stdout
+        return {"ready": json.loads(told)["ok"]}
+
+    return {"service": service(engine, image, nothing, without=("--init",))}
+
+
+def train(engine: Engine, image: str) -> dict[str, Any]:
+    """Trainings on threads and on Ray in the container; the same model; no kernel compiled, no process left uncollected."""
+
+    def work(name: str) -> dict[str, Any]:
+        out = dict(
+            json.loads(engine("exec", name, "python", "/inside.py", "trained", seconds=900).stdout)
+        )
+        return {**out, **json.loads(engine("exec", name, "python", "/inside.py", "zombies").stdout)}
+
+    found = service(engine, image, work)
+    expect(
+        found["threads"]["status"] == found["ray"]["status"] == "SUCCEEDED", f"trainings: {found}"
+    )
+    expect(found["threads"]["sha256"] == found["ray"]["sha256"], f"the models differ: {found}")
+    expect(found["zombies"] == 0 and found["compiled_here"] == [], f"left over: {found}")
+    return {"trained": found}
+
+
+def cluster(engine: Engine, image: str) -> dict[str, Any]:
+    """A head of Ray in the container: health, dashboard, token; xcray by Ray Serve; programs that a login shell finds."""
+    random = "python -c 'import secrets; print(secrets.token_hex(), end=str())'"
+    start = f"umask 077; {random} > $RAY_AUTH_TOKEN_PATH; exec ray start --head --block"
+    told = ["--env", "RAY_AUTH_MODE=token", "--env", "RAY_AUTH_TOKEN_PATH=/tmp/token"]
+    command = ["sh", "-c", f"{start} --port=6379 --num-cpus=2 --object-store-memory=200000000"]
+    name = engine("run", "--detach", *engine.limits(), *told, image, *command).stdout.strip()
+    try:
+        ran = engine("exec", name, "python", "/inside.py", "cluster", seconds=1800, check=False)
+        expect(
+            ran.returncode == 0,
+            f"{ran.stderr[-3000:]}\n{engine('logs', name, check=False).stdout[-2000:]}",
+        )
+        found: dict[str, Any] = json.loads(ran.stdout)
+    finally:
+        engine("rm", "--force", "--volumes", name, check=False)
+    expect(
+        found["nodes"] == ["ALIVE"]
+        and found["serve"][0] == "200"
+        and min(found["dashboard"].values()) > 0,
+        f"cluster: {found}",
+    )
+    expect(
+        found["login_shell"] == [f"/opt/xcray/bin/{each}" for each in ("xcray", "ray", "python")],
+        f"cluster: {found}",
+    )
+    return {"cluster": found}
+
+
+def demo(engine: Engine, image: str) -> dict[str, Any]:
+    """`xcray demo`, which is what `make demo` runs: a training on Ray through REST, five questions."""
+    started = time.monotonic()
+    told = json.loads(engine.inside(image, "xcray", "demo", "--json", seconds=1800))
+    measures = (told["job"]["result"] or {}).get("measures", {})
+    expect(len(told["answers"]) == 5, f"answers {told['answers']}")
+    return {"demo": {"seconds": round(time.monotonic() - started), "P@1": measures.get("P@1")}}
+
+
+def make(engine: Engine, image: str, tests: str = PART) -> dict[str, Any]:
+    """`make demo` and `make test` on a poor machine, on a checkout of its own, as a stranger has it: see the top of this file."""
+    del image
+    with tempfile.TemporaryDirectory(dir=engine.folder) as folder:
+        clone, machine = checkout(Path(folder) / "clone"), "xcray-stranger:test"
+        (Path(folder) / "Dockerfile").write_text(STRANGER)
+        engine.build(Path(folder), machine, {"PYTHON_IMAGE": PYTHON}, "Dockerfile")
+        here = ["-v", f"{clone}:{HOME}", "-w", HOME, "--shm-size", "1g", "--init"]
+        engine("run", "--rm", *here, machine, "chown", "-R", STRANGE, ".")
+        poor = ["--user", STRANGE, "--env", "HOME=/root", *here]
+        out: dict[str, Any] = {}
+        for name, network, words in (
+            ("make install", ["--network", "host", *mounts()], "make install"),
+            ("make demo", ["--network", "none"], "make demo"),
+            ("make test", ["--network", "none"], f"make test ARGS='-q {tests}'"),
+        ):
+            started = time.monotonic()
+            say(f"{words} in {PYTHON}")
+            ran = engine(
+                "run",
+                "--rm",
+                *network,
+                *poor,
+                machine,
+                "sh",
+                "-c",
+                f"umask 077; {words}",
+                seconds=9000,
+                check=False,
+            )
+            expect(
+                ran.returncode == 0,
+                f"{words} ended with {ran.returncode}:\n{ran.stdout[-9000:]}{ran.stderr[-2000:]}",
+            )
+            out[name] = {
+                "seconds": round(time.monotonic() - started),
+                "last": ran.stdout.strip().splitlines()[-1][:200],
+            }
+        engine(
+            "run", "--rm", *here, machine, "chown", "-R", f"{os.getuid()}:{os.getgid()}", "."
+        )  # so that it can be removed
+    return {**out, "of the suite": tests or "all"}
+
+
+STEPS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
+    each.__name__: each
+    for each in (facts, doctor, first, processor, signals, train, cluster, demo, make)
+}
+
+
+def main() -> None:
+    """Build, run all steps, print one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=True
+    )
+    parser.add_argument("--base")
+    parser.add_argument("--skip", default="")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--image")
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--cpu", default="x86-64-v3")
+    parser.add_argument("--tests", default=PART)
+    chosen = parser.parse_args()
+    folder = (chosen.folder or Path(tempfile.mkdtemp(prefix="xcray-image-"))).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    engine, image = Engine(folder), chosen.image or "xcray:test"
+    found: dict[str, Any] = {
+        "benchmark": "image",
+        "engine": "docker" if engine.docker else "buildah and podman",
+    }
+    try:
+        if chosen.image is None:
+            arguments = {"PYTHON_IMAGE": base_image(engine, chosen.base), "XCRAY_CPU": chosen.cpu}
+            started = time.monotonic()
+            say(f"building {image} (log: {folder / 'build.log'})")
+            with tempfile.TemporaryDirectory(dir=folder) as context:
+                engine.build(checkout(Path(context)), image, arguments)
+            found["build_seconds"] = round(time.monotonic() - started)
+        for name, step in STEPS.items():
+            if name not in chosen.skip.split(","):
+                say(f"{name}: {(step.__doc__ or '').splitlines()[0]}")
+                result = make(engine, image, chosen.tests) if step is make else step(engine, image)
+                say(json.dumps(result))
+                found |= result
+    finally:
+        if not chosen.keep and chosen.folder is None:
+            if not engine.docker:
+                engine("rmi", "--all", "--force", check=False)
+            shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""What `python -m tests.deployment.image` runs in a container, where only xcray is: `python image_inside.py WHAT` prints one JSON object."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+TOOLS = ("cc", "gcc", "g++", "ld", "as", "make", "pip", "pip3", "curl", "wget", "git", "sudo")
+OUTSIDE = ("/proc", "/sys", "/dev", "/tmp", "/var/lib/xcray", "/run/secrets")
+ANSWER = """
+import sys, time
+from pathlib import Path
+started = time.perf_counter()
+from xcray.service.loading import open_predictor
+predictor = open_predictor(Path(sys.argv[1]))
+predictor.predict([[1.0] * predictor.model.n_features], 5)
+print(time.perf_counter() - started)
+"""
+SERVE = """
+import time
+from urllib.request import urlopen
+from ray import serve
+from xcray.service.ray_serve import application
+started = time.perf_counter()
+serve.start(http_options={"host": "127.0.0.1", "port": 8000})
+serve.run(application({"home": "/tmp/served", "insecure_dev": True, "disk_reserve_bytes": 0}), name="xcray", route_prefix="/")
+with urlopen("http://127.0.0.1:8000/healthz", timeout=30) as answer:
+    print(answer.status)
+print(round(time.perf_counter() - started, 1))
+serve.shutdown()
+"""
+TRAIN = """
+import sys, time
+from pathlib import Path
+from xcray.training import TrainSpec, train
+for turn in ("first", "again"):
+    started = time.perf_counter()
+    place = Path(sys.argv[2]) / turn
+    result = train(TrainSpec(sys.argv[1], workers=1), run_dir=place / "run", out=place / "out")
+    print(time.perf_counter() - started, result.sha256)
+"""
+
+
+def facts() -> dict[str, Any]:
+    """Who runs, what it may do and where it may write, what is there and what is not, and what takes room."""
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if ":\t" in line
+    )
+    special, writable = [], []
+    for folder, folders, files in os.walk("/"):
+        folders[:] = [name for name in folders if os.path.join(folder, name) not in OUTSIDE]
+        if os.access(folder, os.W_OK):
+            writable.append(folder)
+        for name in files:
+            mode = os.lstat(os.path.join(folder, name)).st_mode
+            if stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID):
+                special.append(os.path.join(folder, name))
+    prefix = Path(sys.prefix)
+    packages = next(prefix.glob("lib/python3.*/site-packages"))
+    sizes = {path.name: size_of(path) for path in packages.iterdir()}
+    return {
+        "uid": os.getuid(),
+        "gid": os.getgid(),
+        "capabilities": int(status["CapEff"], 16),
+        "no_new_privileges": status["NoNewPrivs"].strip() == "1",
+        "writable": writable,
+        "setuid": special,
+        "tools": [name for name in TOOLS if shutil.which(name)],
+        "kernels": sum(1 for _ in (prefix / "kernels").glob("*/*.nbi")),
+        "components": len(json.loads((prefix / "sbom.cdx.json").read_text())["components"]),
+        "packages_mb": {
+            name: round(size / 1e6)
+            for name, size in sorted(sizes.items(), key=lambda each: -each[1])[:14]
+        },
+        "kernels_mb": round(size_of(prefix / "kernels") / 1e6),
+        "bytecode_mb": round(sum(path.stat().st_size for path in prefix.rglob("*.pyc")) / 1e6),
+        "all_mb": round(size_of(prefix) / 1e6),
+    }
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(each.lstat().st_size for each in files if not each.is_dir())
+
+
+def first() -> dict[str, Any]:
+    """Seconds of a fresh process until its first answer: with the baked kernels, again, and without them."""
+    from xcray.cli.setup.compile_kernels import made_up
+
+    model = made_up(Path("/tmp/first-model"), 3000, "identity")
+    shutil.rmtree(os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)  # as a container begins
+    out = {}
+    for name, environment in (
+        ("links_made", {}),
+        ("baked", {}),
+        ("compiled", {"XCRAY_KERNELS": "", "NUMBA_CACHE_DIR": "/tmp/without"}),
+    ):
+        told = answered([sys.executable, "-c", ANSWER, str(model)], environment)
+        out[name] = round(float(told[0]), 2)
+    return {"seconds_to_first_answer": out, "compiled_here": missed()}
+
+
+def processor() -> dict[str, Any]:
+    """Seconds of the same training with the image's kernels, and with kernels for this very processor."""
+    from xcray.data.build import BuildOptions, build
+
+    build(
+        "synthetic",
+        {},
+        Path("/tmp/rows"),
+        BuildOptions.from_dict({"synthetic": {"rows": 20_000, "features": 5000, "labels": 500}}),
+    )
+    native = {"XCRAY_KERNELS": "", "NUMBA_CACHE_DIR": "/tmp/native"}
+    out = {}
+    for name, environment, gone in (
+        ("image", {}, ()),
+        ("native", native, ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")),
+    ):
+        lines = answered(
+            [sys.executable, "-c", TRAIN, "/tmp/rows", f"/tmp/trained-{name}"], environment, gone
+        )
+        out[name] = [round(float(line.split()[0]), 2) for line in lines]
+        out[f"{name}_model"] = lines[-1].split()[1][:12]
+    return {"seconds_of_training": out}
+
+
+def answered(
+    command: list[str], environment: dict[str, str], gone: tuple[str, ...] = ()
+) -> list[str]:
+    """The lines of a process that must end well."""
+    around = {name: value for name, value in os.environ.items() if name not in gone}
+    ran = subprocess.run(
+        command,
+        env={**around, **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    if ran.returncode:
+        raise SystemExit(ran.stderr)
+    return ran.stdout.splitlines()
+
+
+def missed() -> list[str]:
+    """Kernels that had to be compiled in this container."""
+    from xcray.kernels import missed as found
+
+    return found()
+
+
+def zombies() -> dict[str, Any]:
+    """Processes of this container: how many, and how many that ended and nobody collected."""
+    states = [state_of(path) for path in Path("/proc").glob("[0-9]*")]
+    return {
+        "processes": len([each for each in states if each]),
+        "zombies": states.count("Z"),
+        "compiled_here": missed(),
+    }
+
+
+def cluster() -> dict[str, Any]:
+    """A head of Ray as compose has it: health, the pages of its dashboard, xcray by Ray Serve; what a login shell finds."""
+    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+    wait_for(
+        "http://127.0.0.1:8265/api/gcs_healthz", "http://127.0.0.1:52365/api/local_raylet_healthz"
+    )
+    page = asked("http://127.0.0.1:8265/", token)
+    scripts = re.findall(r'(?:src|href)="\.?/?([^"]+\.(?:js|css))"', page)
+    sizes = {
+        name.rpartition("/")[2]: len(asked(f"http://127.0.0.1:8265/{name}", token))
+        for name in scripts
+    }
+    nodes = json.loads(asked("http://127.0.0.1:8265/api/v0/nodes", token))["data"]["result"][
+        "result"
+    ]
+    told = answered([sys.executable, "-c", SERVE], {"RAY_ADDRESS": "127.0.0.1:6379"}, ())[-2:]
+    found = answered(["bash", "--login", "-c", "command -v xcray ray python"], {}, ())
+    return {
+        "dashboard": sizes,
+        "nodes": [each["state"] for each in nodes],
+        "serve": told,
+        "login_shell": found,
+    }
+
+
+def wait_for(*urls: str, seconds: float = 600) -> None:
+    """Until all of them answer 200."""
+    deadline = time.monotonic() + seconds
+    for url in urls:
+        while True:
+            try:
+                with urlopen(url, timeout=10):
+                    break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.3)
+
+
+def asked(url: str, token: Path) -> str:
+    """The body of a page that asks for Ray's token."""
+    with urlopen(
+        Request(url, headers={"Authorization": f"Bearer {token.read_text()}"}), timeout=60
+    ) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def state_of(path: Path) -> str:
+    """The letter of a process's state; nothing when it has gone."""
+    try:
+        return (path / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def trained() -> dict[str, Any]:
+    """A small data set trained by the service on 127.0.0.1, on threads and on Ray; the same model, and an answer."""
+    from xcray.client import Client
+
+    out: dict[str, Any] = {}
+    with Client("http://127.0.0.1:8000") as client:
+        synthetic = {"rows": 3000, "features": 800, "labels": 100}
+        data = client.datasets.wait(
+            client.datasets.build("small", "synthetic", options={"synthetic": synthetic})["id"]
+        )
+        for pool in ("threads", "ray"):
+            started = time.monotonic()
+            job = client.jobs.wait(
+                client.jobs.submit(dataset=data["id"], model=f"small-{pool}", name=pool, pool=pool)[
+                    "id"
+                ]
+            )
+            out[pool] = {"status": job["status"], "seconds": round(time.monotonic() - started, 1)}
+            out[pool]["sha256"] = (
+                client.models.version(f"small-{pool}", 1)["sha256"][:12]
+                if job["status"] == "SUCCEEDED"
+                else ""
+            )
+        started = time.monotonic()
+        reply = client.predict(
+            "small-ray", [{"indices": [1, 2, 3], "values": [1.0, 1.0, 1.0]}], top_k=3
+        )
+        out["answer"] = {
+            "labels": reply["predictions"][0]["labels"],
+            "seconds": round(time.monotonic() - started, 2),
+        }
+    return out
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(
+            {each.__name__: each for each in (facts, first, processor, zombies, trained, cluster)}[
+                sys.argv[1]
+            ]()
+        )
+    )

@@ -1,0 +1,258 @@
+"""Who reaches whom: the release's network policies, evaluated over its pods and over strangers, are exactly the list below.
+
+Every pair of ends and every port that anything listens on is tried; a path that is not in the list must be closed, one that is must
+be open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.deployment.chart.helm import helms, rendering, template_values, values_files
+from tests.deployment.chart.network import Peer, policies_of, reaches
+from tests.deployment.chart.templates import Owner, pods
+
+FILES = sorted(values_files())
+API, RUNNER, GCS, DASHBOARD, CLIENT, METRICS, AGENT = 8000, 8001, 6379, 8265, 10001, 8080, 52365
+AUTOSCALER_METRICS, DASHBOARD_METRICS, SERVE, SSH = 44217, 44227, 8000, 22
+PORTS = (
+    API,
+    RUNNER,
+    GCS,
+    DASHBOARD,
+    CLIENT,
+    METRICS,
+    AGENT,
+    AUTOSCALER_METRICS,
+    DASHBOARD_METRICS,
+    SSH,
+)
+ASKS_KUBERNETES = {
+    "ray-head",
+    "rayjob-head",
+    "rayservice-head",
+}  # its port is the same, and where it is was not said
+FIGURES = (METRICS, AUTOSCALER_METRICS, DASHBOARD_METRICS)
+
+NEIGHBOUR = Peer("neighbour", {"app": "notebook"})  # another pod of the same namespace
+STRANGER = Peer("stranger", {"app": "anything"}, "elsewhere")
+IMPOSTOR = Peer(
+    "impostor",
+    {"app.kubernetes.io/component": "api", "app.kubernetes.io/name": "xcray"},
+    "elsewhere",
+)
+INGRESS = Peer("ingress", {"app": "controller"}, "ingress-nginx")
+PROMETHEUS = Peer("prometheus", {"app": "prometheus"}, "monitoring")
+OPERATOR = Peer("operator", {"app.kubernetes.io/name": "kuberay-operator"}, "kuberay")
+DNS = Peer("dns", {"k8s-app": "kube-dns"}, "kube-system")
+DATABASES = Peer("databases", {"app": "any"}, "databases")
+INTERNET = Peer("internet", {}, None)
+OUTSIDE = (NEIGHBOUR, STRANGER, IMPOSTOR, INGRESS, PROMETHEUS, OPERATOR, DNS, DATABASES, INTERNET)
+
+
+def peer(owner: Owner) -> Peer:
+    """A pod of the release. The one by which KubeRay cleans Redis has all labels of the head but one."""
+    labels = owner.pod["metadata"]["labels"]
+    cleans = labels.get("ray.io/node-type") == "redis-cleanup"
+    return Peer(owner.role.replace("head", "cleanup") if cleans else owner.role, labels)
+
+
+def inside(name: str) -> dict[str, Peer]:
+    """One pod of each role."""
+    return {found.name: found for found in map(peer, pods(rendering(name).objects))}
+
+
+def into(roles: set[str], ingress: bool) -> Iterator[tuple[str, str, int]]:
+    """Every path into pods of the release that must be open; all others must be closed."""
+    askers = (
+        {*roles, "neighbour"}
+        - {"migrations"}
+        - {role for role in roles if role.startswith("ray")}
+        - {"api", "runner"}
+    )
+    yield from (
+        (asker, "api", API) for asker in askers
+    )  # `sameNamespace`; the others have no way out to it
+    if ingress:
+        yield "ingress", "api", API
+    yield "prometheus", "api", API
+    if "runner" in roles:
+        yield "prometheus", "runner", RUNNER
+    for part in ("ray", "rayjob", "rayservice"):
+        head, worker, cleanup = f"{part}-head", f"{part}-worker", f"{part}-cleanup"
+        if head not in roles:
+            continue
+        family = [role for role in (head, worker, cleanup) if role in roles]
+        yield from (
+            (source, target, port) for source in family for target in family for port in PORTS
+        )
+        yield from (
+            ("prometheus", target, port)
+            for target in family
+            if target != worker
+            for port in FIGURES
+        )
+        yield "prometheus", worker, METRICS
+        if part == "ray":
+            yield from (
+                (asker, head, port) for asker in ("api", "runner") for port in (GCS, DASHBOARD)
+            )
+        else:
+            yield "operator", head, DASHBOARD
+        if part == "rayservice":
+            yield "neighbour", worker, SERVE
+            yield "ingress", worker, SERVE
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_paths_into_the_release_are_the_list(name: str) -> None:
+    objects = rendering(name).objects
+    policies, ends = policies_of(objects), inside(name)
+    wanted = set(into(set(ends), any(each["kind"] == "Ingress" for each in objects)))
+    sources = [*ends.values(), *OUTSIDE]
+    found = {
+        (source.name, target.name, port)
+        for target in ends.values()
+        for source in sources
+        for port in PORTS
+        if reaches(policies, source, target, port)
+    }
+    assert found == wanted
+
+
+def test_nobody_but_its_own_pods_reaches_ray() -> None:
+    """Said once more, plainly, for who reaches Ray runs what he likes."""
+    policies, ends = policies_of(rendering("production").objects), inside("production")
+    strangers = (
+        NEIGHBOUR,
+        STRANGER,
+        IMPOSTOR,
+        INGRESS,
+        OPERATOR,
+        DNS,
+        DATABASES,
+        INTERNET,
+        ends["migrations"],
+        ends["test"],
+    )
+    for target in (ends["ray-head"], ends["ray-worker"]):
+        assert not [
+            (each.name, port)
+            for each in strangers
+            for port in {*PORTS, *range(1, 65536, 997)}
+            if reaches(policies, each, target, port)
+        ]
+    assert not any(
+        reaches(policies, ends[role], ends["ray-worker"], port)
+        for role in ("api", "runner")
+        for port in PORTS
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_paths_out_of_the_release_are_few(name: str) -> None:
+    policies, ends = policies_of(rendering(name).objects), inside(name)
+    for role, pod in ends.items():
+        assert reaches(policies, pod, DNS, 53, "UDP"), role
+        assert reaches(policies, pod, DNS, 53), role
+        assert not reaches(policies, pod, DNS, 8443), role
+        for target in (STRANGER, INTERNET, NEIGHBOUR):
+            opened = {
+                port
+                for port in (22, 25, 53, 80, 8080, 8443, 3306, 9000)
+                if reaches(policies, pod, target, port)
+            }
+            assert opened == set(), f"{role} -> {target.name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "port", "roles"),
+    [
+        ("minimal", 5432, set()),
+        ("production", 5432, {"api", "runner", "migrations", "ray-head", "ray-cleanup"}),
+        ("serving", 5432, {"api", "migrations"}),
+        ("kueue", 5432, {"api", "runner", "migrations", "ray-head"}),
+        ("autoscaled", 5432, {"api", "runner", "migrations", "ray-head", "rayservice-worker"}),
+        ("production", 6379, {"ray-head", "ray-cleanup"}),
+    ],
+)
+def test_databases_are_reached_by_those_who_need_them(
+    name: str, port: int, roles: set[str]
+) -> None:
+    policies, ends = policies_of(rendering(name).objects), inside(name)
+    assert {role for role, pod in ends.items() if reaches(policies, pod, DATABASES, port)} == roles
+
+
+def test_object_storage_is_reached_by_those_who_need_it() -> None:
+    for name, roles in (
+        ("minimal", set()),
+        ("serving", {"api"}),
+        ("kueue", set()),
+        (
+            "production",
+            {"api", "runner", "ray-head", "ray-cleanup"},
+        ),  # kubeApiTo is one address there
+        (
+            "autoscaled",
+            {"api", "runner", "ray-head", "rayjob-head", "rayservice-worker"} | ASKS_KUBERNETES,
+        ),
+    ):
+        policies, ends = policies_of(rendering(name).objects), inside(name)
+        assert {
+            role for role, pod in ends.items() if reaches(policies, pod, INTERNET, 443)
+        } == roles, name
+
+
+def test_policies_can_be_left_to_the_operator_of_the_cluster() -> None:
+    for _ in helms():
+        objects = template_values({"networkPolicy": {"enabled": False}})
+        assert policies_of(objects) == []
+
+
+def test_the_reader_of_policies_reads_them_as_kubernetes_does() -> None:
+    target = Peer("a", {"app": "a"})
+    deny = {"spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
+    rule = {
+        "spec": {
+            "podSelector": {"matchLabels": {"app": "a"}},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"ports": [{"port": "http"}]}],
+        }
+    }
+    pair = {
+        "from": [
+            {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}},
+                "podSelector": {"matchLabels": {"app": "b"}},
+            }
+        ]
+    }
+    both = {"spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [pair]}}
+    assert reaches([], STRANGER, target, 1)  # no policy: open
+    assert not reaches([deny], STRANGER, target, 1)
+    assert reaches([deny, rule], STRANGER, target, 80, names={"http": 80})
+    assert not reaches([deny, rule], STRANGER, target, 81, names={"http": 80})
+    assert not reaches([deny, rule], STRANGER, target, 80, "UDP", names={"http": 80})
+    assert reaches(
+        [both], Peer("b", {"app": "b"}, "elsewhere"), target, 1
+    )  # both selectors of one peer must match
+    assert not reaches([both], Peer("b", {"app": "b"}), target, 1)
+    assert not reaches([both], STRANGER, target, 1)
+    out = {
+        "spec": {
+            "podSelector": {},
+            "policyTypes": ["Egress"],
+            "egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}],
+        }
+    }
+    assert not reaches([out], target, INTERNET, 443)
+    everywhere = {
+        "spec": {
+            "podSelector": {},
+            "policyTypes": ["Egress"],
+            "egress": [{"ports": [{"port": 400, "endPort": 500}]}],
+        }
+    }
+    assert reaches([everywhere], target, INTERNET, 443)

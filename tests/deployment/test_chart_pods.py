@@ -1,0 +1,268 @@
+"""The rendered pods, played: what the chart writes is what the program takes, as the pod's user, with nothing but volumes to write.
+
+The environment, commands, volumes and probes are those of the manifests; only the seconds of draining are fewer.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deployment.chart.helm import (
+    NAMESPACE,
+    Objects,
+    helms,
+    rendering,
+    template_values,
+    values_files,
+)
+from tests.deployment.chart.pod import IP, environment, may_play, plan_of, play, runnable
+from tests.support.missing_tools import say
+from xcray.jobs.store.tokens import given_token, new_token
+from xcray.service.settings import Settings, check_address
+
+OTHERS = {"XCRAY_KEY_FILE"}  # variables of xcray's that are no settings of the service
+WITHOUT = "the settings of all pods were read by the program, but no pod was played"
+URL = "postgresql://xcray@postgres/xcray"
+
+
+def pods(objects: Objects) -> dict[str, dict[str, Any]]:
+    """The pods of Deployments, Jobs and tests, by kind and name."""
+    found = {
+        f"{each['kind']}/{each['metadata']['name']}": each["spec"]
+        for each in objects
+        if each["kind"] in ("Pod", "Deployment", "Job")
+    }
+    return {name: spec.get("template", {}).get("spec", spec) for name, spec in found.items()}
+
+
+def secrets_of(objects: Objects, key: str, store: str = URL) -> dict[str, dict[str, str]]:
+    """All Secrets that pods name, with a key of ours and a store; others hold nothing."""
+    named: dict[str, dict[str, str]] = {}
+    for spec in pods(objects).values():
+        for container in (*spec.get("initContainers", []), *spec["containers"]):
+            for each in container.get("env", []):
+                if ref := each.get("valueFrom", {}).get("secretKeyRef"):
+                    named.setdefault(ref["name"], {})[ref["key"]] = (
+                        store if each["name"] == "XCRAY_STORE" else "unused"
+                    )
+            for each in container.get("envFrom", []):
+                named.setdefault(each["secretRef"]["name"], {})
+        for volume in spec.get("volumes", []):
+            if "secret" in volume:
+                names = [item["key"] for item in volume["secret"].get("items", [])]
+                named.setdefault(volume["secret"]["secretName"], {}).update(
+                    dict.fromkeys(names, key)
+                )
+    return named
+
+
+@pytest.mark.parametrize("name", sorted(values_files()))
+def test_every_variable_is_a_setting_that_the_program_takes(name: str) -> None:
+    objects = rendering(name).objects
+    secrets = secrets_of(objects, new_token().token)
+    seen = 0
+    for pod, spec in pods(objects).items():
+        for container in (*spec.get("initContainers", []), *spec["containers"]):
+            found = {
+                k: v
+                for k, v in environment(container, secrets).items()
+                if k.startswith("XCRAY_") and k not in OTHERS
+            }
+            names = {k.removeprefix("XCRAY_").lower() for k in found}
+            assert names <= set(Settings.model_fields), (
+                f"{pod}: {names - set(Settings.model_fields)} are no settings"
+            )
+            settings = read_settings(found)
+            seen += len(names)
+            if container["name"] in ("api", "runner"):
+                address = settings.host if container["name"] == "api" else settings.runner_host
+                check_address(settings.model_copy(update={"host": address}), has_keys=lambda: True)
+                assert {IP, "xcray", f"xcray.{NAMESPACE}.svc"} <= settings.hosts
+                assert settings.jobs_outlive is False
+                assert (
+                    settings.shares_store or len(pods(objects)) == 2
+                )  # the API, and the pod of `helm test`
+    assert seen > 10
+
+
+def read_settings(variables: dict[str, str]) -> Settings:
+    """As the program reads them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XCRAY_HOME")
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        return Settings()
+
+
+@pytest.mark.parametrize(
+    ("resources", "cores"),
+    [
+        ({"requests": {"cpu": "1500m"}}, "2"),
+        ({"requests": {"cpu": "100m"}}, "1"),
+        ({"requests": {"cpu": 0.5}}, "1"),
+        ({"requests": {"cpu": 3}, "limits": {"cpu": "7500m"}}, "8"),
+    ],
+)
+def test_pods_count_on_the_cores_that_they_ask_for(resources: dict[str, Any], cores: str) -> None:
+    if not helms():
+        say(
+            "helm, for values of one's own",
+            "how cores are counted was seen for the values of ci alone",
+        )
+        return
+    pod = pods(template_values({"api": {"resources": resources}}))["Deployment/xcray-api"]
+    assert environment(pod["containers"][0], {})["PYTHON_CPU_COUNT"] == cores
+
+
+def hasten(spec: dict[str, Any]) -> None:
+    """Fewer seconds of draining, and no model that is waited for: it would have to be trained first."""
+    variables = spec["containers"][0]["env"]
+    variables[:] = [each for each in variables if each["name"] != "XCRAY_PRELOAD"]
+    for each in variables:
+        if each["name"] in ("XCRAY_DRAIN_SECONDS", "XCRAY_GRACE_SECONDS"):
+            each["value"] = "1"
+
+
+def asked(key: str, host: str, metrics: int = 401) -> list[dict[str, Any]]:
+    """Questions, each with the status that its answer must have. metrics: of a stranger who asks for figures."""
+    opens = {"Authorization": f"Bearer {key}"}
+    return [
+        {"path": "/readyz", "wanted": 200},  # Host is the pod's address, as of a kubelet
+        {"path": "/healthz", "headers": {"Host": host}, "wanted": 200},
+        {"path": "/healthz", "headers": {"Host": "elsewhere.example"}, "wanted": 400},
+        {"path": "/v1/models", "wanted": 401},
+        {"path": "/v1/models", "headers": opens, "wanted": 200},
+        {"path": "/metrics", "wanted": metrics},
+        {
+            "path": "/metrics",
+            "headers": opens,
+            "wanted": 200,
+        },  # as Prometheus asks: by address, with the key
+    ]
+
+
+def hold(told: dict[str, Any]) -> None:
+    """What holds of every pod of the API that was played."""
+    assert [each["status"] for each in told["init"]] == [0] * len(told["init"]), told["init"]
+    assert told["started"], told["said"]
+    assert [(each["path"], each["status"]) for each in told["answers"]] == [
+        (each["path"], each["wanted"]) for each in told["answers"]
+    ]
+    assert all(each["status"] == 0 for each in told["programs"]), told["programs"]
+    ending = told["ending"]
+    assert (ending["status"], ending["ready"], ending["alive"]) == (0, 503, 200), told["said"]
+
+
+def helm_test(objects: Objects, secrets: dict[str, dict[str, str]], port: int) -> dict[str, Any]:
+    """The container of `helm test`, which finds the API without DNS and without a Service."""
+    container = runnable(pods(objects)["Pod/xcray-test"]["containers"][0], secrets)
+    assert container["env"]["URL"] == f"http://xcray.{NAMESPACE}.svc:80"
+    container["env"]["URL"] = f"http://{IP}:{port}"
+    return container
+
+
+def test_the_pod_of_mode_all_in_one(tmp_path: Path) -> None:
+    objects, source = rendering("minimal")
+    if not may_play():
+        say("namespaces of one's own", WITHOUT)
+        return
+    made = next(each for each in objects if each["kind"] == "Secret")
+    key = (
+        new_token().token
+        if source == "committed"
+        else base64.b64decode(made["data"]["key"]).decode()
+    )
+    assert given_token(key).token == key  # what the chart makes up is a key
+    secrets = {made["metadata"]["name"]: {"key": key}}
+    spec = pods(objects)["Deployment/xcray-api"]
+    hasten(spec)
+    plan = plan_of(spec, secrets, tmp_path, asked(key, f"xcray.{NAMESPACE}.svc.cluster.local:80"))
+    plan["programs"] = [helm_test(objects, secrets, plan["port"])]
+    hold(play(plan, tmp_path))
+    assert {path.name for path in (tmp_path / "home").iterdir()} >= {
+        "xcray.db",
+        "datasets",
+        "models",
+        "runs",
+        "logs",
+    }
+
+
+def test_a_pod_that_speaks_tls_itself(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if not (may_play() and helms() and openssl):
+        say("namespaces of one's own, helm or openssl", "no pod that speaks TLS itself was played")
+        return
+    made = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=xcray",
+    ]
+    files = {"tls.key": tmp_path / "made.key", "tls.crt": tmp_path / "made.crt"}
+    command = [openssl, *made, "-keyout", str(files["tls.key"]), "-out", str(files["tls.crt"])]
+    subprocess.run(command, check=True, capture_output=True)
+    objects = template_values(
+        {"api": {"tls": {"existingSecret": "cert"}}, "auth": {"existingSecret": "admin"}}
+    )
+    key = new_token().token
+    secrets = {
+        "admin": {"key": key},
+        "cert": {name: path.read_text() for name, path in files.items()},
+    }
+    spec = pods(objects)["Deployment/xcray-api"]
+    hasten(spec)
+    plan = plan_of(spec, secrets, tmp_path, asked(key, f"xcray.{NAMESPACE}.svc:443"))
+    assert plan["scheme"] == "HTTPS"
+    container = runnable(pods(objects)["Pod/xcray-test"]["containers"][0], secrets)
+    assert container["env"]["URL"] == f"https://xcray.{NAMESPACE}.svc:443"
+    container["env"]["URL"] = f"https://{IP}:{plan['port']}"
+    plan["programs"] = [container]
+    hold(play(plan, tmp_path))
+
+
+def test_the_pods_of_mode_cluster_on_postgresql(tmp_path: Path, postgres: Any) -> None:
+    objects, _ = rendering("production")
+    if not may_play():
+        say("namespaces of one's own", WITHOUT)
+        return
+    key, store = (
+        new_token().token,
+        postgres.database().replace(f"127.0.0.1:{postgres.port}", f"{IP}:5432"),
+    )
+    secrets = secrets_of(objects, key, store)
+    found = pods(objects)
+    api, runner = found["Deployment/xcray-api"], found["Deployment/xcray-runner"]
+    hasten(api)
+    plan = plan_of(
+        api, secrets, tmp_path, asked(key, "xcray.example.org", 200)
+    )  # figures are open here
+    plan["forward"] = {"5432": str(postgres.socket)}
+    plan["init"] = [
+        runnable(found["Job/xcray-migrate"]["containers"][0], secrets),
+        *plan["init"],
+        *plan["init"],
+    ]  # twice: the key stays
+    beside = runnable(runner["containers"][0], secrets)
+    plan["beside"] = [{**beside, "probe": {"path": "/healthz", "port": 8001}}]
+    told = play(plan, tmp_path)
+    hold(told)
+    assert [each["name"] for each in told["init"]] == ["migrate", "admin-key", "admin-key"]
+    assert [re.search(r"new +(\w+)", each["said"])[1] for each in told["init"][1:]] == ["yes", "no"]  # type: ignore[index]
+    assert [(each["started"], each["ready"]["status"]) for each in told["beside"]] == [
+        (True, 200)
+    ], told["beside"]

@@ -1,0 +1,433 @@
+"""The Ray half of the chart: what KubeRay's operator will make of it, what Ray and xcray understand of what it says."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import mmap
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import typer
+import yaml
+from ray.scripts.scripts import start as ray_start
+
+from tests.deployment.chart.helm import NAMESPACE, helms, rendering, template_values, values_files
+from tests.deployment.chart.operator import bytes_of, faults, start_words
+from tests.deployment.chart.templates import (
+    CLUSTER_SPECS,
+    cluster_name,
+    cluster_spec,
+    containers,
+    head_pod,
+    index,
+    pods,
+    worker_pods,
+)
+from xcray.cli.main import app
+from xcray.service.settings import Settings
+from xcray.workers.ray.session import own_environment
+
+FILES = sorted(values_files())
+WITH_RAY = [name for name in FILES if name in ("production", "autoscaled", "kueue")]
+NO_SETTINGS = {
+    "XCRAY_KEY_FILE",
+    "XCRAY_RAY_NODE_SECONDS",
+    "XCRAY_RAY_START_SECONDS",
+}  # variables of the client, and of drivers
+
+
+def clusters(name: str) -> list[dict[str, Any]]:
+    """The custom resources of KubeRay in a values file."""
+    return [thing for thing in rendering(name).objects if thing["kind"] in CLUSTER_SPECS]
+
+
+def spec_of(thing: dict[str, Any]) -> dict[str, Any]:
+    """The spec of its cluster."""
+    spec = cluster_spec(thing)
+    assert spec is not None
+    return spec
+
+
+def variables(container: dict[str, Any]) -> dict[str, str | None]:
+    """Its environment; None where a value comes from elsewhere."""
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
+# What the operator says
+
+
+@pytest.mark.parametrize("name", WITH_RAY)
+def test_the_operator_has_nothing_against_it(name: str) -> None:
+    assert {
+        each["metadata"]["name"]: given for each in clusters(name) if (given := faults(each))
+    } == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (("metadata", "name"), "x" * 54, "more than 53"),
+        (("metadata", "name"), "1st", "DNS-1035"),
+        (("spec", "rayVersion"), "2.51.0", "a token needs"),
+        (("spec", "rayVersion"), "2.55.1", "priorities"),
+        (("spec", "headGroupSpec", "rayStartParams", "redis-password"), "x", "redis-password"),
+        (("spec", "headGroupSpec", "resources"), {"CPU": "0"}, "said twice"),
+        (("spec", "workerGroupSpecs", 0, "suspend"), True, "feature gate"),
+        (("spec", "workerGroupSpecs", 0, "minReplicas"), 99, "fewest above most"),
+        (
+            ("spec", "workerGroupSpecs", 0, "template", "spec", "restartPolicy"),
+            "Always",
+            "never restarted",
+        ),
+        (("spec", "gcsFaultToleranceOptions", "backend"), "rocksdb", "rocksdb"),
+        (("spec", "managedBy"), "somebody", "managedBy"),
+    ],
+)
+def test_each_rule_of_the_operator_can_fail(
+    path: tuple[Any, ...], value: Any, expected: str
+) -> None:
+    thing: Any = index(rendering("production").objects)["RayCluster", "xcray-ray"]
+    at = thing
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    assert any(expected in fault for fault in faults(thing)), faults(thing)
+
+
+@pytest.mark.parametrize("name", WITH_RAY)
+def test_api_and_runners_find_the_head_and_its_token(name: str) -> None:
+    objects = rendering(name).objects
+    cluster = index(objects)["RayCluster", "xcray-ray"]
+    service = f"{cluster_name(cluster)}-head-svc"  # what the operator calls it
+    ports = {
+        port["containerPort"]
+        for port in spec_of(cluster)["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]
+    }
+    token = spec_of(cluster)["authOptions"].get("secretName", cluster_name(cluster))
+    for owner in pods(objects):
+        if owner.role not in ("api", "runner"):
+            continue
+        found = variables(owner.pod["spec"]["containers"][0])
+        assert found["XCRAY_RAY_ADDRESS"] == f"{service}:6379"
+        assert found["XCRAY_RAY_DASHBOARD"] == f"http://{service}:8265"
+        assert {6379, 8265} <= ports
+        assert found["RAY_AUTH_MODE"] == "token"
+        (volume,) = [
+            each
+            for each in owner.pod["spec"]["volumes"]
+            if each.get("secret", {}).get("secretName") == token
+        ]
+        (mount,) = [
+            each
+            for each in owner.pod["spec"]["containers"][0]["volumeMounts"]
+            if each["name"] == volume["name"]
+        ]
+        assert (
+            found["XCRAY_RAY_TOKEN_PATH"]
+            == f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"
+        )
+        assert (
+            volume["secret"]["items"][0]["key"] == "auth_token"
+        )  # the key that the operator reads and writes
+
+
+def test_the_head_outlives_its_pod_by_redis() -> None:
+    spec = spec_of(index(rendering("production").objects)["RayCluster", "xcray-ray"])
+    options = spec["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == "redis.databases.svc:6379"
+    assert options["redisPassword"] == {
+        "valueFrom": {"secretKeyRef": {"name": "xcray-redis", "key": "password"}}
+    }
+    assert (
+        options["externalStorageNamespace"] == f"{NAMESPACE}-xcray-ray"
+    )  # another release on one Redis has another
+    assert "backend" not in options  # it is immutable: naming the default would forbid to change it
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("name", WITH_RAY)
+def test_what_is_promised_is_had(name: str) -> None:
+    for thing in clusters(name):
+        spec = spec_of(thing)
+        assert (
+            spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+        )  # drivers only: a full head is a lost cluster
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            pod = group["template"]["spec"]
+            resources = pod["containers"][0]["resources"]
+            assert resources["requests"] == resources["limits"]
+            (memory,) = [
+                each["emptyDir"]["sizeLimit"]
+                for each in pod["volumes"]
+                if each["name"] == "shared-mem"
+            ]
+            store = int(group["rayStartParams"]["object-store-memory"])
+            assert store < bytes_of(memory) < bytes_of(resources["limits"]["memory"])
+            assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+            if "groupName" in group:
+                assert (
+                    int(resources["limits"]["cpu"]) >= 1
+                )  # KubeRay rounds up: half a core would be offered as one
+            disk = sum(
+                bytes_of(each["emptyDir"]["sizeLimit"])
+                for each in pod["volumes"]
+                if each["name"] in ("tmp", "ray-logs")
+            )
+            assert disk <= bytes_of(resources["limits"]["ephemeral-storage"])
+
+
+def test_what_scales_leaves_numbers_to_the_autoscaler() -> None:
+    for thing in clusters("autoscaled"):
+        spec = spec_of(thing)
+        assert spec["enableInTreeAutoscaling"] is True
+        assert spec["autoscalerOptions"]["version"] == "v2"
+        assert all("replicas" not in group for group in spec["workerGroupSpecs"]), (
+            "each upgrade would undo what it decided"
+        )
+    groups = {
+        group["groupName"]: group
+        for group in spec_of(index(rendering("autoscaled").objects)["RayCluster", "xcray-ray"])[
+            "workerGroupSpecs"
+        ]
+    }
+    assert groups["general"]["priority"] > groups["spot"].get("priority", 0)
+    assert groups["spot"]["labels"] == {"ray.io/market-type": "spot"}
+    assert groups["spot"]["idleTimeoutSeconds"] == 15
+    assert groups["spot"]["template"]["spec"]["tolerations"]
+    assert json.loads(groups["big"]["rayStartParams"]["resources"].strip("'")) == {"big": 1}
+
+
+def test_what_kueue_admits_has_one_size_and_is_not_suspended_by_us() -> None:
+    for thing in clusters("kueue"):
+        spec = spec_of(thing)
+        labels = thing["metadata"]["labels"]
+        assert labels["kueue.x-k8s.io/queue-name"] == "xcray"
+        assert labels["kueue.x-k8s.io/priority-class"] == "training"
+        assert spec["enableInTreeAutoscaling"] is False
+        assert "autoscalerOptions" not in spec
+        assert all(
+            group["replicas"] == group["minReplicas"] == group["maxReplicas"] > 0
+            for group in spec["workerGroupSpecs"]
+        )
+        assert len(spec["workerGroupSpecs"]) <= 7
+        assert "suspend" not in thing["spec"], (
+            "Kueue says it; in the manifest each upgrade would stop a running cluster"
+        )
+    assert (
+        index(rendering("kueue").objects)["RayJob", "xcray-train"]["spec"][
+            "shutdownAfterJobFinishes"
+        ]
+        is True
+    )
+    queue = index(rendering("kueue").objects)["LocalQueue", "xcray"]
+    assert queue["spec"] == {"clusterQueue": "machine-learning"}
+
+
+@pytest.mark.parametrize("name", WITH_RAY)
+def test_workers_have_time_to_drain_and_a_dead_node_is_noticed_soon(name: str) -> None:
+    for thing in clusters(name):
+        for group in spec_of(thing)["workerGroupSpecs"]:
+            pod = group["template"]["spec"]
+            drain = float(
+                variables(pod["containers"][0])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] or "nan"
+            )
+            assert 0 < drain < pod["terminationGracePeriodSeconds"] - 5
+        for pod in (head_pod(thing), *worker_pods(thing)):
+            found = variables(pod["spec"]["containers"][0])
+            values = [
+                float(found[f"RAY_health_check_{each}"] or "nan")
+                for each in ("period_ms", "timeout_ms", "failure_threshold")
+            ]
+            assert values[0] * values[2] + values[1] <= 3000
+            assert found["RAY_health_check_initial_delay_ms"] == "0"
+
+
+# What Ray and xcray understand
+
+
+@functools.cache
+def known_to_ray(variable: str) -> bool:
+    """Whether Ray reads an environment variable: its compiled half holds the name, or its Python half does."""
+    folder = Path(ray.__file__).parent
+    with (
+        (folder / "_raylet.so").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as binary,
+    ):
+        if binary.find(variable.encode() + b"\0") >= 0:
+            return True
+    return any(f'"{variable}"' in text for text in python_of_ray())
+
+
+@functools.cache
+def python_of_ray() -> tuple[str, ...]:
+    """The text of those parts of Ray's Python where variables are read."""
+    folder = Path(ray.__file__).parent
+    parts = [(folder / name).rglob("*.py") for name in ("_common", "_private", "autoscaler")]
+    return tuple(path.read_text(encoding="utf-8") for path in itertools.chain(*parts))
+
+
+def test_ray_knows_the_variables() -> None:
+    found = {
+        name
+        for file in WITH_RAY
+        for owner in pods(rendering(file).objects)
+        for container in owner.pod["spec"]["containers"]
+        for name in variables(container)
+        if name.startswith("RAY_")
+    }
+    assert len(found) >= 10
+    assert {name for name in found if not known_to_ray(name)} == set()
+    assert not known_to_ray("RAY_health_check_nonsense")
+
+
+def test_ray_has_what_a_local_one_of_xcray_has() -> None:
+    """One list for local Rays and for pods. In a pod the memory monitor sees the pod's own memory, so there it is of use."""
+    pod = head_pod(index(rendering("production").objects)["RayCluster", "xcray-ray"])
+    found = variables(pod["spec"]["containers"][0])
+    wanted = {
+        name: value
+        for name, value in own_environment("/x").items()
+        if not name.startswith("RAY_AUTH_")
+    }
+    different = {name for name, value in wanted.items() if found.get(name) != value}
+    assert different == {"RAY_memory_monitor_refresh_ms"}
+    assert int(found["RAY_memory_monitor_refresh_ms"] or 0) > 0
+
+
+@pytest.mark.parametrize("name", WITH_RAY)
+def test_ray_start_takes_the_parameters(name: str) -> None:
+    for thing in clusters(name):
+        spec = spec_of(thing)
+        for head, group in (
+            (True, spec["headGroupSpec"]),
+            *((False, each) for each in spec["workerGroupSpecs"]),
+        ):
+            taken = ray_start.make_context("start", start_words(group, head)).params
+            assert taken["head"] is head
+            assert taken["object_store_memory"] == int(
+                group["rayStartParams"]["object-store-memory"]
+            )
+            assert taken["metrics_export_port"] == 8080
+            assert taken["num_cpus"] == (
+                0
+                if head
+                else int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"])
+            )
+            assert isinstance(json.loads(taken["resources"]), dict)
+
+
+@functools.cache
+def tree() -> Any:
+    """The commands of `xcray`."""
+    return typer.main.get_command(app)
+
+
+def taken(words: list[str]) -> dict[str, Any]:
+    """What a command of `xcray` makes of its arguments. Raises click's UsageError."""
+    command = tree()
+    rest = list(words)
+    while hasattr(command, "commands") and rest and rest[0] in command.commands:
+        command = command.commands[rest.pop(0)]
+    params: dict[str, Any] = command.make_context("xcray", rest).params
+    return params
+
+
+def commands(name: str) -> list[list[str]]:
+    """Every command of `xcray` that a values file runs, without its first word."""
+    found = [
+        [*each.get("command", []), *each.get("args", [])]
+        for owner in pods(rendering(name).objects)
+        for each in containers(owner.pod)
+    ]
+    found += [
+        shlex.split(each["spec"]["entrypoint"])
+        for each in clusters(name)
+        if each["kind"] == "RayJob"
+    ]
+    return [[str(word) for word in words[1:]] for words in found if words[:1] == ["xcray"]]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_xcray_takes_the_commands(name: str) -> None:
+    found = commands(name)
+    assert found
+    for words in found:
+        assert isinstance(taken(words), dict), words
+
+
+def test_the_training_of_a_rayjob_is_the_one_that_is_asked_for() -> None:
+    (words,) = [
+        shlex.split(each["spec"]["entrypoint"])[1:]
+        for each in clusters("autoscaled")
+        if each["kind"] == "RayJob"
+    ]
+    found = taken(words)
+    assert (found["pool"], found["workers"], found["resume"], found["name"], found["push"]) == (
+        "ray",
+        4,
+        True,
+        "news",
+        "s3://models/xcray",
+    )
+    for _ in helms():
+        values = yaml.safe_load(values_files()["autoscaled"].read_text())
+        values["rayJob"]["arguments"] = ["--solver", "it's; touch /tmp/x $(id)"]
+        (job,) = [each for each in template_values(values) if each["kind"] == "RayJob"]
+        assert (
+            shlex.split(job["spec"]["entrypoint"])[-2:] == values["rayJob"]["arguments"]
+        )  # one word, whatever is in it
+
+
+def test_the_variables_of_rays_pods_are_settings() -> None:
+    for name in WITH_RAY:
+        for thing in clusters(name):
+            for pod in (head_pod(thing), *worker_pods(thing)):
+                for container in containers(pod):
+                    names = {
+                        each for each in variables(container) if each.startswith("XCRAY_")
+                    } - NO_SETTINGS
+                    assert {each.removeprefix("XCRAY_").lower() for each in names} <= set(
+                        Settings.model_fields
+                    )
+
+
+def test_only_those_who_open_the_store_have_its_address() -> None:
+    """Drivers run on the head and open it, copies of the application do. Workers of trainings do not: no password is there."""
+    for name in WITH_RAY:
+        for owner in pods(rendering(name).objects):
+            if owner.role.startswith("ray"):
+                found = {
+                    each for container in containers(owner.pod) for each in variables(container)
+                }
+                assert ("XCRAY_STORE" in found) == (
+                    owner.role in ("ray-head", "rayservice-worker")
+                ), owner.name
+
+
+def test_serve_takes_the_configuration_of_a_rayservice() -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    (service,) = [each for each in clusters("autoscaled") if each["kind"] == "RayService"]
+    config = ServeDeploySchema(**yaml.safe_load(service["spec"]["serveConfigV2"]))
+    (application,) = config.applications
+    assert application.import_path == "xcray.service.ray_serve:application"
+    module, _, name = application.import_path.partition(":")
+    source = Path(__file__).parents[2] / f"{module.replace('.', '/')}.py"
+    assert re.search(rf"^(def {name}\(|{name}\b.* = )", source.read_text(), re.MULTILINE)
+    (deployment,) = application.deployments
+    assert re.search(rf"(class {deployment.name}\b|name=\"{deployment.name}\")", source.read_text())
+    assert service["spec"]["excludeHeadPodFromServeSvc"] is True
+    for pod in worker_pods(service):
+        ports = {
+            port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]
+        }
+        assert ports["serve"] == config.http_options.port
+        assert pod["spec"]["initContainers"][0]["command"] == ["xcray", "models", "pull"]

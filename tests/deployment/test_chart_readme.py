@@ -1,0 +1,109 @@
+"""The chart's values: every key has a comment, the README's table is made from them, and settings are those of the program."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from tests.deployment.chart.values_table import CHART, renewed, rows
+from xcray import __version__
+from xcray.service.settings import Settings
+
+# What the chart decides itself, from other values: nobody may say it a second time under `settings`.
+DECIDED = {
+    *(
+        "home",
+        "store",
+        "store_upgrade",
+        "host",
+        "port",
+        "insecure_dev",
+        "allowed_hosts",
+        "tls_certfile",
+        "tls_keyfile",
+        "behind_proxy",
+    ),
+    *(
+        "cors_origins",
+        "preload",
+        "pool",
+        "ray_address",
+        "ray_dashboard",
+        "ray_token_path",
+        "max_running_jobs",
+        "jobs_outlive",
+    ),
+    *("runner_host", "runner_port", "workers", "drain_seconds", "grace_seconds", "metrics_open"),
+    *("models_mirror", "models_follow"),
+}
+
+
+def test_every_value_has_a_comment() -> None:
+    found, bare = rows((CHART / "values.yaml").read_text())
+    assert bare == []
+    assert len(found) > 150
+    assert all(len(row.text) >= 4 for row in found)
+
+
+def test_a_value_without_a_comment_is_found() -> None:
+    text = "# -- Said.\na: 1\nb:\n  # -- Said, too,\n  # at length.\n  c: {}\n  d: []\n# -- As a whole.\ne:\n  f: 1\ng: 2\n"
+    found, bare = rows(text)
+    assert [(".".join(row.path), row.text) for row in found] == [
+        ("a", "Said."),
+        ("b.c", "Said, too, at length."),
+        ("e", "As a whole."),
+    ]
+    assert bare == ["b.d", "g"]
+
+
+def test_the_table_in_the_readme_is_current() -> None:
+    page = (CHART / "README.md").read_text()
+    assert page == renewed(page, (CHART / "values.yaml").read_text()), (
+        "python -m tests.deployment.chart.values_table"
+    )
+
+
+def test_settings_are_those_of_the_program() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    allowed = set(schema["properties"]["settings"]["properties"])
+    assert DECIDED <= set(Settings.model_fields)
+    assert allowed == set(Settings.model_fields) - DECIDED, (
+        "a setting is new or gone: see `settings` in values.schema.json, and DECIDED"
+    )
+    assert schema["properties"]["settings"]["additionalProperties"] is False
+
+
+def open_objects(schema: object, path: str = "") -> list[str]:
+    """Places of a schema whose objects admit keys that are not named."""
+    if isinstance(schema, list):
+        return [
+            place for i, each in enumerate(schema) for place in open_objects(each, f"{path}/{i}")
+        ]
+    if not isinstance(schema, dict):
+        return []
+    here = (
+        [path]
+        if "properties" in schema
+        and schema.get("type") == "object"
+        and "additionalProperties" not in schema
+        else []
+    )
+    return here + [
+        place for name, each in schema.items() for place in open_objects(each, f"{path}/{name}")
+    ]
+
+
+def test_the_schema_admits_no_unknown_key_but_where_it_must() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    must = {"/properties/global"}  # charts that hold this one have their own keys there
+    assert set(open_objects(schema)) == must
+
+
+@pytest.mark.parametrize("name", ["version", "appVersion"])
+def test_the_chart_says_which_xcray_it_is_for(name: str) -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["apiVersion"] == "v2"
+    assert isinstance(chart[name], str)
+    assert chart["appVersion"] == __version__

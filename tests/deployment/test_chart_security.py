@@ -1,0 +1,280 @@
+"""What an operator must be able to sign: each container of each pod that a release makes is restricted, also those of KubeRay.
+
+The rules are the "restricted" pod security standard of Kubernetes, and more: read-only root file systems, no token of Kubernetes
+but in the one container that needs it, no secret where it can be read in passing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.deployment.chart.helm import CHART, Objects, rendering, values_files
+from tests.deployment.chart.templates import AUTOSCALER, Owner, cluster_spec, containers, pods
+
+FILES = sorted(values_files())
+TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
+SHARED_MEMORY = {"shared-mem"}  # emptyDirs in memory
+LONG_RUNNING = {
+    "api",
+    "runner",
+    "ray-head",
+    "ray-worker",
+    "rayjob-head",
+    "rayjob-worker",
+    "rayservice-head",
+    "rayservice-worker",
+}
+# A secret by its looks: a key of xcray, a private key, a password in an address, AWS's key ids.
+SECRET = re.compile(
+    r"xck_[a-z]{20}_|-----BEGIN|://[^/\s:@]+:[^/\s@]+@|\bAKIA[0-9A-Z]{16}\b|\bghp_\w{30}"
+)
+SECRET_NAMES = re.compile(r"(?i)(password|passwd|secret(_access)?_key|token|credential|api_?key)")
+NOT_SECRETS = {"RAY_AUTH_MODE", "XCRAY_RAY_TOKEN_PATH"}  # a mode, a path
+
+
+def every(name: str) -> list[tuple[Owner, dict[str, Any]]]:
+    """All containers of a values file, with their pods."""
+    return [
+        (owner, container)
+        for owner in pods(rendering(name).objects)
+        for container in containers(owner.pod)
+    ]
+
+
+def faults(owner: Owner) -> list[str]:
+    """How a pod breaks the rules that hold of all pods."""
+    spec, out = owner.pod["spec"], []
+    shared = spec.get("securityContext", {})
+    out += [f"{key} of the host" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    out += [
+        f"{volume['name']} is a path of the host"
+        for volume in spec.get("volumes", [])
+        if "hostPath" in volume
+    ]
+    if spec.get("automountServiceAccountToken") is not False:
+        out.append("a token of Kubernetes is mounted into every container")
+    if spec.get("enableServiceLinks") is not False:
+        out.append(
+            "addresses of all Services are in its environment: XCRAY_PORT could be one of them"
+        )
+    if shared.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        out.append("no seccomp profile")
+    if not shared.get("runAsUser") or not shared.get("runAsGroup") or not shared.get("fsGroup"):
+        out.append("no user, group, or group of volumes")
+    for container in containers(owner.pod):
+        out += [f"{container['name']}: {fault}" for fault in container_faults(container, spec)]
+    return out
+
+
+def container_faults(container: dict[str, Any], spec: dict[str, Any]) -> list[str]:
+    """How one container does."""
+    out = []
+    context = container.get("securityContext", {})
+    merged = {**spec.get("securityContext", {}), **context}
+    wanted = {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+    }
+    out += [
+        f"{key} is {merged.get(key)}"
+        for key, value in wanted.items()
+        if merged.get(key) is not value
+    ]
+    if context.get("privileged") or context.get("capabilities") != {"drop": ["ALL"]}:
+        out.append("it has capabilities")
+    if merged.get("runAsUser") == 0:
+        out.append("it is root")
+    limits, requests = (
+        container.get("resources", {}).get("limits", {}),
+        container.get("resources", {}).get("requests", {}),
+    )
+    if "memory" not in limits or "memory" not in requests or "cpu" not in requests:
+        out.append("its memory or CPU is not requested, or its memory not limited")
+    _, _, tag = container["image"].rpartition("/")[2].partition(":")
+    if "@sha256:" not in container["image"] and tag in ("", "latest"):
+        out.append(f"its image {container['image']} is not one version")
+    if any("hostPort" in port for port in container.get("ports", [])):
+        out.append("it takes a port of the host")
+    names = {volume["name"]: volume for volume in spec.get("volumes", [])}
+    for mount in container.get("volumeMounts", []):
+        volume = names.get(mount["name"], {})
+        if "secret" in volume and not mount.get("readOnly"):
+            out.append(f"secret {mount['name']} is not mounted read-only")
+    return out
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_pod_is_restricted(name: str) -> None:
+    found = pods(rendering(name).objects)
+    assert len(found) >= 2
+    assert {
+        owner.name + ":" + owner.pod["metadata"]["name"]: given
+        for owner in found
+        if (given := faults(owner))
+    } == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (("hostNetwork",), True, "hostNetwork"),
+        (("automountServiceAccountToken",), True, "token"),
+        (("securityContext", "runAsNonRoot"), False, None),  # the containers say it, too
+        (("securityContext", "seccompProfile", "type"), "Unconfined", "seccomp"),
+        (
+            ("containers", 0, "securityContext", "readOnlyRootFilesystem"),
+            False,
+            "readOnlyRootFilesystem",
+        ),
+        (
+            ("containers", 0, "securityContext", "capabilities"),
+            {"drop": ["ALL"], "add": ["NET_RAW"]},
+            "capabilities",
+        ),
+        (("containers", 0, "securityContext", "privileged"), True, "capabilities"),
+        (("containers", 0, "securityContext", "runAsUser"), 0, "root"),
+        (("containers", 0, "image"), "registry:5000/xcray", "not one version"),
+        (("containers", 0, "image"), "xcray:latest", "not one version"),
+        (("containers", 0, "resources"), {"requests": {"cpu": 1, "memory": "1Gi"}}, "memory"),
+        (("volumes", 0), {"name": "home", "hostPath": {"path": "/"}}, "path of the host"),
+    ],
+)
+def test_each_rule_can_fail(path: tuple[Any, ...], value: Any, expected: str | None) -> None:
+    owner = pods(rendering("minimal").objects)[0]
+    thing: Any = owner.pod["spec"]
+    for step in path[:-1]:
+        thing = thing[step]
+    thing[path[-1]] = value
+    found = " ".join(faults(owner))
+    assert expected in found if expected else found == ""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_container_alone_has_a_token_of_kubernetes(name: str) -> None:
+    """Users' code runs in Ray's containers. So what may change pods is mounted beside them, and only where Ray scales."""
+    holders, scaling = [], 0
+    for thing in rendering(name).objects:
+        spec = cluster_spec(thing)
+        scaling += bool(spec and spec["enableInTreeAutoscaling"])
+    for owner, container in every(name):
+        tokens = {
+            volume["name"]
+            for volume in owner.pod["spec"].get("volumes", [])
+            for source in volume.get("projected", {}).get("sources", [])
+            if "serviceAccountToken" in source
+        }
+        if tokens & {mount["name"] for mount in container.get("volumeMounts", [])}:
+            holders.append(container["name"])
+            (mount,) = [each for each in container["volumeMounts"] if each["name"] in tokens]
+            assert (mount["mountPath"], mount.get("readOnly")) == (TOKEN, True)
+    assert holders == [AUTOSCALER] * scaling
+    accounts = [each for each in rendering(name).objects if each["kind"] == "ServiceAccount"]
+    assert accounts
+    assert all(each["automountServiceAccountToken"] is False for each in accounts)
+    assert not [each for each in rendering(name).objects if each["kind"] in ("Role", "RoleBinding")]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_secret_is_where_it_can_be_read_in_passing(name: str) -> None:
+    for thing in rendering(name).objects:
+        where = f"{thing['kind']}/{thing['metadata']['name']}"
+        if thing["kind"] == "Secret":
+            assert all(
+                SECRET.search(base64.b64decode(value).decode()) for value in thing["data"].values()
+            )  # the judge sees them
+            continue
+        assert not SECRET.search(json.dumps(thing)), f"{where} holds what looks like a secret"
+    for owner, container in every(name):
+        for each in container.get("env", []):
+            if SECRET_NAMES.search(each["name"]) and each["name"] not in NOT_SECRETS:
+                assert "secretKeyRef" in each.get("valueFrom", {}), (
+                    f"{owner.name}: {each['name']} is written out"
+                )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_runs_long_is_watched_and_bounded(name: str) -> None:
+    for owner in pods(rendering(name).objects):
+        if owner.role not in LONG_RUNNING or owner.pod["metadata"]["name"].endswith(
+            "-redis-cleanup"
+        ):
+            continue
+        first = owner.pod["spec"]["containers"][0]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert "httpGet" in first[probe], owner.name
+        assert owner.pod["spec"]["terminationGracePeriodSeconds"] >= 30
+        for volume in owner.pod["spec"]["volumes"]:
+            if "emptyDir" in volume:
+                assert volume["emptyDir"].get("sizeLimit"), (
+                    f"{owner.name}: {volume['name']} may fill the node"
+                )
+                assert volume["emptyDir"].get("medium") == (
+                    "Memory" if volume["name"] in SHARED_MEMORY else None
+                )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_liveness_depends_on_nothing_outside_the_process(name: str) -> None:
+    for owner in pods(rendering(name).objects):
+        if owner.role in ("api", "runner"):
+            first = owner.pod["spec"]["containers"][0]
+            assert first["livenessProbe"]["httpGet"]["path"] == "/healthz"
+            assert first["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def exposed(objects: Objects) -> set[tuple[str, int]]:
+    """Roles and ports that are offered outside of the cluster: by Ingress, HTTPRoute, and Services that have an address there."""
+    services = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Service"}
+    names = {
+        name
+        for name, each in services.items()
+        if each["spec"].get("type", "ClusterIP") != "ClusterIP"
+    }
+    for each in objects:
+        if each["kind"] == "Ingress":
+            names |= {
+                path["backend"]["service"]["name"]
+                for rule in each["spec"]["rules"]
+                for path in rule["http"]["paths"]
+            }
+        if each["kind"] == "HTTPRoute":
+            names |= {ref["name"] for rule in each["spec"]["rules"] for ref in rule["backendRefs"]}
+    found = {services[name]["spec"]["selector"]["app.kubernetes.io/component"] for name in names}
+    return {
+        (role, port["port"])
+        for role in found
+        for name in names
+        for port in services[name]["spec"]["ports"]
+    }
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_only_the_api_is_ever_exposed(name: str) -> None:
+    objects = rendering(name).objects
+    assert {role for role, _ in exposed(objects)} <= {"api"}
+    for thing in objects:
+        if thing["kind"] == "Ingress":
+            hosts = {host for each in thing["spec"]["tls"] for host in each["hosts"]}
+            assert {rule["host"] for rule in thing["spec"]["rules"]} <= hosts
+        spec = cluster_spec(thing)
+        if spec is not None:
+            assert spec["authOptions"]["mode"] == "token"
+            assert spec["headGroupSpec"]["serviceType"] == "ClusterIP"
+            assert spec["headGroupSpec"]["enableIngress"] is False
+
+
+def test_no_template_writes_rights_of_a_whole_cluster() -> None:
+    for path in (CHART / "templates").rglob("*"):
+        if path.is_file():
+            text = path.read_text()
+            assert not re.search(
+                r"kind: (ClusterRole|ClusterRoleBinding|CustomResourceDefinition|PodSecurityPolicy)",
+                text,
+            ), path.name
+            assert "hostPath" not in text, path.name

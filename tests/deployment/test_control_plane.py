@@ -1,0 +1,123 @@
+"""The judges of `python -m tests.deployment.chart.real`, which wants a control plane: that they see what they are there to see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deployment.chart import ground
+from tests.deployment.chart.controlplane import ControlPlane, root_of
+from tests.deployment.chart.helm import CHART, rendering, values_files
+from tests.deployment.chart.hollow import DONE, told
+from tests.deployment.chart.real import OLDER, amount, lacking, older, security
+from tests.deployment.chart.schemas import check_kubernetes
+from tests.deployment.chart.templates import pods
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept", "lost"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, []),  # what the server adds is its own
+        ({"a": {"b": 1}}, {"a": {}}, [".a.b"]),
+        ({"a": [], "b": {}, "c": "", "d": None}, {}, []),  # empty is absent
+        ({"a": []}, {"a": [1]}, [".a"]),  # but not when something is there
+        ({"a": False}, {}, [".a"]),
+        ({"a": 0}, {}, [".a"]),
+        ({"cpu": "0.5", "memory": "1024Mi"}, {"cpu": "500m", "memory": "1Gi"}, []),
+        ({"cpu": 2}, {"cpu": "2"}, []),
+        ({"memory": "1Gi"}, {"memory": "1G"}, [".memory"]),
+        (
+            {"a": [{"name": "x", "v": 1}, {"name": "y"}]},
+            {"a": [{"name": "y"}, {"name": "x", "v": 2}]},
+            [".a[].v"],
+        ),
+        ({"a": [1, 2]}, {"a": [1]}, [".a"]),
+        ({"a": [1, 2]}, {"a": [2, 1]}, [".a[]", ".a[]"]),
+        ({"a": {"b": 1}}, {"a": "b"}, [".a"]),
+    ],
+)
+def test_what_a_server_does_not_keep_is_seen(sent: Any, kept: Any, lost: list[str]) -> None:
+    assert list(lacking(sent, kept)) == lost
+
+
+def test_quantities_are_numbers_and_other_words_are_words() -> None:
+    assert [amount(each) for each in ("250m", "1k", "1Ki", "2Gi", 3)] == [
+        0.25,
+        1000,
+        1024,
+        2**31,
+        3,
+    ]
+    assert [amount(each) for each in ("1h", "m", True, "v1.2.3")] == ["1h", "m", "True", "v1.2.3"]
+
+
+@pytest.mark.parametrize("name", sorted(values_files()))
+def test_what_is_said_of_pods_is_what_a_kubelet_may_say(name: str) -> None:
+    for owner in pods(rendering(name).objects):
+        status = told(owner.pod)
+        assert check_kubernetes("1.30", {**owner.pod, "status": status}) == []
+        assert (status["phase"] == "Succeeded") == owner.name.startswith(
+            "Pod/"
+        )  # one of helm's tests
+        owned = {
+            **owner.pod,
+            "metadata": {
+                **owner.pod["metadata"],
+                "ownerReferences": [{"kind": "Job", "name": "j"}],
+            },
+        }
+        assert told(owned)["phase"] == "Succeeded"
+        assert set(security(owner.pod)) == {"pod"} | {
+            each["name"] for each in owner.pod["spec"]["containers"]
+        } | {each["name"] for each in owner.pod["spec"].get("initContainers", [])}
+    job = next(each for each in rendering("production").objects if each["kind"] == "Job")
+    assert check_kubernetes("1.30", {**job, "status": DONE}) == []
+
+
+def test_kinds_that_are_made_are_definitions_of_kinds() -> None:
+    made = ground.kind_of(
+        "RayCluster", "ray.io", "v1", {"type": "object", "properties": {"spec": {"type": "object"}}}
+    )
+    assert check_kubernetes("1.30", made) == []
+    assert made["metadata"]["name"] == "rayclusters.ray.io"
+    given = {
+        "properties": {"a": {"default": "", "type": "string"}, "b": {"default": False}},
+        "required": ["a"],
+    }
+    old = {
+        "properties": {"a": {"default": "unnamed", "type": "string"}, "b": {"default": False}},
+        "required": ["a"],
+    }
+    assert ground.without_empty_defaults(given) == old
+    assert (
+        check_kubernetes(
+            "1.30", ground.kind_of("HTTPRoute", "gateway.networking.k8s.io", "v1", None)
+        )
+        == []
+    )
+
+
+def test_the_chart_for_an_older_server_differs_in_what_it_must_alone(tmp_path: Path) -> None:
+    chart = older(tmp_path)
+    named = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert yaml.safe_load((chart / "Chart.yaml").read_text()) == {
+        key: each for key, each in named.items() if key != "kubeVersion"
+    }
+    changed = set()
+    for path in sorted(CHART.rglob("*")):
+        if path.is_file() and path.name != "Chart.yaml":
+            text, after = path.read_text(), (chart / path.relative_to(CHART)).read_text()
+            changed |= {new for new in OLDER if new in text and new not in after}
+            for new, old in OLDER.items():
+                text = text.replace(new, old)
+            assert after == text or path.parent.parent != CHART
+    assert changed == set(OLDER)  # each still has something to change
+
+
+def test_without_its_programs_it_says_which(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no program etcd and no kube-apiserver"):
+        ControlPlane(tmp_path, tmp_path)
+    assert (root_of("v1"), root_of("apps/v1")) == ("/api/v1", "/apis/apps/v1")

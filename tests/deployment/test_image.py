@@ -1,0 +1,498 @@
+"""What the image is made of: Dockerfile, requirements, compose, Ray's launcher; kernels found where nothing can be written.
+
+That the image builds and runs is shown by `python -m tests.deployment.image`, which takes minutes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support import missing_tools as without
+from tests.support.live_service import PATIENCE, serving, settings_for
+from xcray import kernels
+from xcray.cli import main as cli
+from xcray.cli.service import health
+from xcray.cli.setup import compile_kernels as compiling
+from xcray.errors import ParameterError, Unavailable
+from xcray.service.app import create_app
+from xcray.service.settings import Settings
+from xcray.solvers import SOLVERS
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "deploy" / "docker"
+DOCKERFILE = DOCKER / "Dockerfile"
+COMPOSE = ROOT / "deploy" / "compose.yaml"
+EXTRAS = ("serve", "postgres", "telemetry", "sklearn", "ray", "ray-serve")
+BESIDE_SETTINGS = {
+    "XCRAY_KERNELS",
+    "XCRAY_CPU",
+    "XCRAY_BLAS",
+    "XCRAY_IMAGE",
+    "XCRAY_WORKER_CPUS",
+}  # of the image, of compose.yaml
+CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
+
+
+def statements(path: Path) -> list[tuple[str, str]]:
+    """The statements of a Dockerfile, with their continued lines: [("FROM", "${PYTHON_IMAGE} AS packages"), ...]."""
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n", " ", text).splitlines()
+    return [
+        (line.split()[0].upper(), line.split(None, 1)[1].strip()) for line in lines if line.strip()
+    ]
+
+
+def given(path: Path, word: str) -> list[str]:
+    """What follows a word, each time it is said."""
+    return [rest for name, rest in statements(path) if name == word]
+
+
+def context() -> list[Path]:
+    """The files of the checkout that `.dockerignore` lets go to the builder."""
+    rules = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    found = []
+    for folder, folders, files in os.walk(ROOT):
+        place = Path(folder).relative_to(ROOT)
+        folders[:] = [name for name in folders if kept(place / name, rules)]
+        found += [place / name for name in files if kept(place / name, rules)]
+    return found
+
+
+def kept(path: Path, rules: list[str]) -> bool:
+    """The last rule that fits a path, or a folder above it, decides."""
+    out = True
+    for rule in rules:
+        pattern = rule.lstrip("!")
+        above = [path, *path.parents][:-1]
+        if any(fits(each.as_posix(), pattern) for each in above):
+            out = rule.startswith("!")
+    return out
+
+
+def fits(path: str, pattern: str) -> bool:
+    """As Docker reads patterns: `*` is within a folder, `**/` is any depth."""
+    if pattern.startswith("**/"):
+        return fnmatch.fnmatchcase(path.rpartition("/")[2], pattern[3:])
+    return path.count("/") == pattern.count("/") and fnmatch.fnmatchcase(path, pattern)
+
+
+# the Dockerfile
+
+
+def test_the_image_is_of_stages_and_ends_as_a_plain_user() -> None:
+    froms = given(DOCKERFILE, "FROM")
+    assert [each.split()[0] for each in froms] == ["${PYTHON_IMAGE}", "packages", "${PYTHON_IMAGE}"]
+    assert given(DOCKERFILE, "USER") == ["10001:10001"]
+    words = [word for word, _ in statements(DOCKERFILE)]
+    assert "ADD" not in words
+    assert "ENTRYPOINT" not in words  # KubeRay and the chart name commands
+    assert words[-2:] == ["HEALTHCHECK", "CMD"]
+    last = words[len(words) - words[::-1].index("FROM") :]
+    assert "pip" not in " ".join(
+        rest
+        for word, rest in statements(DOCKERFILE)[-len(last) :]
+        if word == "RUN" and "install pip" in rest
+    )
+    assert given(DOCKERFILE, "STOPSIGNAL") == ["SIGTERM"]
+
+
+def test_commands_of_the_image_are_commands_of_xcray() -> None:
+    check = given(DOCKERFILE, "HEALTHCHECK")[0]
+    commands = [json.loads(check[check.index("[") :]), json.loads(given(DOCKERFILE, "CMD")[0])]
+    names = {command.name for command in cli.app.registered_commands}
+    assert commands == [["xcray", "health"], ["xcray", "serve"]]
+    assert {"health", "serve", "compile"} <= names
+
+
+def test_what_is_copied_goes_to_the_builder_and_nothing_else() -> None:
+    files = context()
+    sources = [
+        word
+        for rest in given(DOCKERFILE, "COPY")
+        if "--from" not in rest
+        for word in rest.split()[:-1]
+    ]
+    assert sources
+    for source in sources:
+        assert any(path == Path(source) or Path(source) in path.parents for path in files), source
+    allowed = {"pyproject.toml", "README.md", "LICENSE", "xcray", "deploy"}
+    assert {path.parts[0] for path in files} <= allowed
+    assert {path.parts[1] for path in files if path.parts[0] == "deploy"} == {"docker"}
+    assert not [
+        path
+        for path in files
+        if "__pycache__" in path.parts or path.suffix in (".nbi", ".nbc", ".pyc", ".db", ".key")
+    ]
+    assert sum((ROOT / path).stat().st_size for path in files) < 8_000_000
+
+
+def test_hadolint_finds_nothing() -> None:
+    program = shutil.which("hadolint") or shutil.which(
+        "hadolint", path=str(Path(sys.executable).parent)
+    )
+    if program is None:
+        without.say("hadolint", "Dockerfiles were read by tests/deployment/test_image.py alone")
+        return
+    for path in (DOCKERFILE, ROOT / "deploy/ray/Dockerfile"):
+        ran = subprocess.run(
+            [program, str(path)], capture_output=True, text=True, timeout=600, check=False
+        )
+        assert (ran.returncode, ran.stdout) == (0, "")
+
+
+# requirements
+
+
+def pins(path: Path) -> dict[str, Requirement]:
+    """The requirements of a pinned file by name, without their hashes."""
+    joined = path.read_text().replace("\\\n", " ")
+    found = [Requirement(line.split("--hash")[0]) for line in joined.splitlines() if line.strip()]
+    return {canonicalize_name(each.name): each for each in found}
+
+
+def wanted(extras: tuple[str, ...]) -> Iterator[Requirement]:
+    """What pyproject.toml asks for, with these extras and those that they name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    yield from map(Requirement, project["dependencies"])
+    for extra in extras:
+        for each in map(Requirement, project["optional-dependencies"][extra]):
+            if each.name == "xcray":
+                yield from wanted(tuple(each.extras))
+            else:
+                yield each
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])
+def test_every_requirement_is_one_version_with_hashes_and_no_host(name: str) -> None:
+    text = (DOCKER / name).read_text()
+    assert "://" not in text
+    assert "--index-url" not in text
+    assert "--find-links" not in text
+    for line in text.replace("\\\n", " ").splitlines():
+        assert re.fullmatch(
+            r"[A-Za-z0-9_.-]+==[^ ;]+( ;[^-]+)?\s+(--hash=sha256:[0-9a-f]{64}\s*)+", line
+        ), line[:80]
+
+
+def test_what_is_pinned_is_what_the_project_asks_for() -> None:
+    pinned = pins(DOCKER / "requirements.txt")
+    for each in wanted(EXTRAS):
+        version = str(pinned[canonicalize_name(each.name)].specifier).removeprefix("==")
+        assert each.specifier.contains(version), (
+            f"{each} but {version}: run deploy/docker/update-requirements"
+        )
+    told = (DOCKER / "update-requirements").read_text()
+    assert set(EXTRAS) <= set(re.findall(r"--extra ([a-z-]+)", told))
+
+
+def test_ray_in_the_image_is_what_the_chart_tells_kuberay() -> None:
+    values = yaml.safe_load((ROOT / "helm/xcray/values.yaml").read_text())
+    assert (
+        str(pins(DOCKER / "requirements.txt")["ray"].specifier) == f"=={values['ray']['version']}"
+    )
+
+
+# compose and Ray's launcher
+
+
+def composed() -> dict[str, Any]:
+    """The compose file."""
+    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+    return found
+
+
+def test_compose_is_valid_by_its_schema() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(COMPOSE),
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["postgres", "setup", "api", "runner", "ray-head", "ray-worker", "prometheus", "grafana"],
+)
+def test_each_service_of_compose_is_closed_in(name: str) -> None:
+    service = composed()["services"][name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["init"]
+    assert not service.keys() & {"privileged", "cap_add", "network_mode", "pid", "devices"}
+    published = service.get("ports", [])
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert bool(published) == (name in ("api", "prometheus", "grafana"))
+    secrets = {
+        key: value
+        for key, value in service.get("environment", {}).items()
+        if re.search("PASSWORD|TOKEN|SECRET|KEY", key)
+    }
+    assert all(
+        str(value).startswith("/run/secrets/") or key == "RAY_AUTH_MODE"
+        for key, value in secrets.items()
+    )
+    assert service.get("healthcheck") or name in ("prometheus", "grafana")
+
+
+def test_what_compose_mounts_is_there() -> None:
+    mounted = [
+        volume
+        for service in composed()["services"].values()
+        for volume in service.get("volumes", [])
+        if volume[0] == "."
+    ]
+    assert mounted
+    for volume in mounted:
+        assert (COMPOSE.parent / volume.split(":")[0]).exists(), volume
+        assert volume.endswith(":ro")
+    assert "/deploy/secrets/" in (ROOT / ".gitignore").read_text().split()
+
+
+@pytest.mark.parametrize(
+    "path", [COMPOSE, DOCKERFILE, ROOT / "deploy/ray/cluster.yaml"], ids=lambda path: path.name
+)
+def test_settings_that_are_named_are_settings(path: Path) -> None:
+    known = {f"XCRAY_{name.upper()}" for name in Settings.model_fields} | BESIDE_SETTINGS
+    assert set(re.findall(r"\bXCRAY_[A-Z_]+", path.read_text())) <= known
+
+
+def test_settings_of_compose_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("api", "runner"):
+        for key, value in composed()["services"][name]["environment"].items():
+            monkeypatch.setenv(key, str(value))
+        settings = Settings()
+        assert settings.shares_store
+        assert settings.pool == "ray"
+        assert settings.allowed_hosts == (name,)
+
+
+def test_secrets_are_made_once_and_are_keys(tmp_path: Path) -> None:
+    script = tmp_path / "make-secrets"
+    shutil.copy(ROOT / "deploy" / "make-secrets", script)
+    texts = []
+    for _ in range(2):
+        subprocess.run(["sh", str(script)], check=True, timeout=600)
+        texts.append({path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()})
+    assert texts[0] == texts[1]
+    assert set(texts[0]) == set(composed()["secrets"])
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+    assert (
+        cli.main(
+            [
+                "keys",
+                "create",
+                "--scopes",
+                "admin",
+                "--secret-file",
+                str(tmp_path / "secrets/admin_key"),
+                "--json",
+            ]
+        )
+        == 0
+    )
+
+
+def test_rays_launcher_takes_its_cluster() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = yaml.safe_load((ROOT / "deploy/ray/cluster.yaml").read_text())
+    validate_config(prepare_config(config))
+    starts = [config["head_start_ray_commands"][-1], config["worker_start_ray_commands"][-1]]
+    assert "--num-cpus=0" in starts[0]
+    assert all("ray start" in start for start in starts)
+    assert {"--read-only", "--cap-drop=ALL", "--env=RAY_AUTH_MODE=token"} <= set(
+        config["docker"]["run_options"]
+    )
+    with pytest.raises(Exception, match="max_workerz"):
+        validate_config(prepare_config({**config, "max_workerz": 3}))
+
+
+# kernels of a read-only image
+
+PROBE = """
+import json, sys
+import numpy as np
+from xcray import kernels
+from xcray.kernels.products import scores
+from xcray.kernels.random import mix
+mix(np.uint64(1))
+if sys.argv[1] == "more":
+    from xcray.kernels.random import below
+    below(np.uint64(1), 5)
+hits = {str(sum(mix.stats.cache_hits.values())): sum(mix.stats.cache_misses.values())}
+print(json.dumps({"hits": hits, "missed": kernels.missed()}))
+"""
+
+
+def as_a_plain_user() -> None:
+    """In a new process: rights of files hold for root too, once it can no longer pass over them."""
+    if os.getuid() == 0 and sys.platform == "linux":
+        failed = ctypes.CDLL(None, use_errno=True).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
+        if failed:
+            raise OSError(ctypes.get_errno(), "prctl")
+
+
+def probed(what: str, **environment: str) -> dict[str, Any]:
+    """What a fresh process without rights of its own found."""
+    ran = subprocess.run(
+        [sys.executable, "-c", PROBE, what],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=900,  # all of a module is compiled
+        check=False,
+        preexec_fn=as_a_plain_user,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def test_baked_kernels_are_loaded_where_nothing_can_be_written(tmp_path: Path) -> None:
+    baked, place = tmp_path / "baked", tmp_path / "place"
+    assert probed("one", NUMBA_CACHE_DIR=str(baked))["hits"] == {"0": 1}  # compiled
+    content = {path: path.read_bytes() for path in baked.rglob("*") if path.is_file()}
+    for path in [*baked.rglob("*"), baked]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    image = {"XCRAY_KERNELS": str(baked), "NUMBA_CACHE_DIR": str(place)}
+    assert probed("one", **image) == {"hits": {"1": 0}, "missed": []}
+    assert all(path.is_symlink() for path in place.glob("*/*"))
+    found = probed("more", **image)  # one that was not baked is compiled, and kept here
+    assert found["hits"] == {"1": 0}
+    assert [name for name in found["missed"] if name.startswith("random.below")]
+    assert content == {path: path.read_bytes() for path in baked.rglob("*") if path.is_file()}
+    for path in [*baked.rglob("*"), baked]:
+        path.chmod(0o755)
+
+
+LOOK = """
+import json
+from pathlib import Path
+from xcray.cli.doctor import check_disk
+from xcray.cli.main import main
+print(json.dumps([check_disk(Path.home() / ".xcray"), main(["keys", "list", "--json"])]))
+"""
+
+
+def test_a_home_that_is_not_ours_is_told_with_the_mend(tmp_path: Path) -> None:
+    """As where HOME is another user's: no traceback, and the doctor says what to do too."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    ran = subprocess.run(
+        [sys.executable, "-c", LOOK],
+        env={
+            **{name: value for name, value in os.environ.items() if name != "XCRAY_HOME"},
+            "HOME": str(closed),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        preexec_fn=as_a_plain_user,
+    )
+    closed.chmod(0o700)
+    (_, status, _, mend), code = json.loads(ran.stdout)
+    assert (status, code) == ("fail", 1)
+    told = json.loads(ran.stderr)
+    assert told["code"] == "HOME"
+    assert "XCRAY_HOME" in mend
+    assert "XCRAY_HOME" in told["hint"]
+
+
+def test_the_process_that_comes_second_leaves_the_links_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "baked").mkdir()
+    (tmp_path / "baked" / "a.nbi").write_text("1")
+    target = tmp_path / "place"
+    target.mkdir()
+    (target / "kept").write_text("mine")
+    kernels.link_all(tmp_path / "baked", target)
+    assert sorted(path.name for path in target.iterdir()) == ["kept"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".links-")] == []
+    with pytest.raises(FileNotFoundError):
+        kernels.link_all(tmp_path / "none", tmp_path / "other")
+
+
+def test_a_processor_that_can_not_run_the_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import llvmlite.binding as llvm
+
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(kernels.V2, True))
+    kernels.check_processor("x86-64-v2")
+    kernels.check_processor("generic")
+    with pytest.raises(Unavailable, match="lacks avx, avx2, bmi") as caught:
+        kernels.check_processor("x86-64-v3")
+    assert caught.value.code == "PROCESSOR"
+    assert "XCRAY_CPU" in (caught.value.hint or "")
+
+
+def test_all_solvers_are_compiled() -> None:
+    named = {SOLVERS[training.solver] for training in compiling.TRAININGS.values()}
+    assert [
+        name
+        for name, solver in SOLVERS.items()
+        if not any(issubclass(solver, each) for each in named)
+    ] == []
+
+
+# xcray health
+
+
+def test_health_says_whether_the_service_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(health, "SECONDS", PATIENCE)
+    with serving(create_app(settings_for(tmp_path / "home"))) as url:
+        port = url.rpartition(":")[2]
+        assert cli.main(["health", "--port", port]) == 0
+        monkeypatch.setenv("XCRAY_PORT", port)
+        monkeypatch.setenv("XCRAY_HOST", "0.0.0.0")
+        assert cli.main(["health", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out.partition("\n")[2])["answers"] == {
+            f"127.0.0.1:{port}": "200"
+        }
+        monkeypatch.setenv("XCRAY_PORT", "0")
+        monkeypatch.setenv("XCRAY_RUNNER_PORT", port)
+        assert cli.main(["health", "--ready"]) == 0
+    assert cli.main(["health"]) == 1
+    assert "nothing (ConnectionRefusedError)" in capsys.readouterr().out
+
+
+def test_health_of_what_is_no_service(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as silent:  # it takes the connection, and says nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setattr(health, "SECONDS", 0.2)
+        assert cli.main(["health", "--port", str(silent.getsockname()[1])]) == 1
+    monkeypatch.setenv("XCRAY_PORT", "80a")
+    assert cli.main(["health"]) == 2
+    with pytest.raises(ParameterError, match="XCRAY_PORT"):
+        health.places(None)

@@ -1,0 +1,413 @@
+"""Dashboards and alerts: every name in them exists, every alert fires when it should and only then, the JSON is current."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from grafana_foundation_sdk.models import dashboard as grafana
+from matplotlib import pyplot
+
+from benchmarks.monitoring.dashboards import EMPTY, filled, named
+from benchmarks.monitoring.draw import colour_of, drawn, shown
+from deploy.dashboards.__main__ import BOARDS, path_of
+from deploy.dashboards.board import TITLES, written
+from tests.support import missing_tools as without
+from tests.support.alert_cases import CASES, LOOK, Case
+from tests.support.foreign_metrics import KUBERNETES, RAY, scraped_with
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "helm" / "xcray" / "monitoring" / "rules.yaml"
+TARGET = {
+    "namespace",
+    "instance",
+    "pod",
+    "job",
+    "ray_io_cluster",
+    "le",
+}  # labels that whoever scrapes adds, and that of buckets
+BUILT_IN = re.compile(
+    r"\b(sum|max|min|count|avg|topk|by|without|rate|increase|histogram_quantile|label_replace|absent|vector|time|and|or|unless|on|ignoring|offset)\b"
+)
+
+
+@functools.cache
+def page_of(name: str) -> Any:
+    """A module of docs/."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return __import__(name)
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+
+
+@functools.cache
+def known() -> dict[str, set[str]]:
+    """All series there are, with their labels: xcray's own from its code, Ray's and Kubernetes' from `foreign_figures`."""
+    out: dict[str, set[str]] = {}
+    for metric, labels in page_of("metrics").figures():
+        ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(
+            metric.type, [""]
+        )
+        out |= {metric.name + end: set(labels) for end in ends}
+    out |= {
+        name: set() for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "up")
+    }
+    out |= {rule["record"]: set() for rule in rules() if "record" in rule}
+    return out | RAY | KUBERNETES
+
+
+@functools.cache
+def rules() -> list[dict[str, Any]]:
+    """Rules of all groups."""
+    return [
+        rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+    ]
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    """Alerts by name."""
+    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def boards() -> list[dict[str, Any]]:
+    """The dashboards as they lie in the chart."""
+    return [
+        json.loads(path.read_text())
+        for path in sorted((RULES.parent / "dashboards").glob("*.json"))
+    ]
+
+
+def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """All but the headings."""
+    return [each for each in board["panels"] if each["type"] != "row"]
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """(where, expression) of every panel and rule."""
+    for board in boards():
+        for panel in panels(board):
+            for target in panel["targets"]:
+                yield f"{board['uid']}: {panel['title']}", target["expr"]
+    for rule in rules():
+        yield rule.get("alert") or rule["record"], rule["expr"]
+
+
+def names_and_labels(expr: str) -> tuple[set[str], set[str]]:
+    """Names of series in an expression, and labels that it matches or groups by."""
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expr)
+    grouped = {
+        label.strip()
+        for found in re.findall(r"\b(?:by|on|without)\s*\(([^)]*)\)", bare)
+        for label in found.split(",")
+    }
+    matched = set(re.findall(r"[{,]\s*([a-z_A-Z]\w*)\s*(?:=~|!=|!~|=)", bare))
+    left = re.sub(r"\b(?:by|on|without)\s*\([^)]*\)|\{[^}]*\}|\[[^\]]*\]", " ", bare)
+    names = set(re.findall(r"(?<![\w:.])[a-zA-Z_][\w:]*", BUILT_IN.sub(" ", left)))
+    return names, grouped | matched
+
+
+@pytest.mark.parametrize(("where", "expr"), list(queries()), ids=lambda text: str(text)[:60])
+def test_every_series_and_label_of_a_query_exists(where: str, expr: str) -> None:
+    names, labels = names_and_labels(expr)
+    assert names, expr
+    assert names <= known().keys(), names - known().keys()
+    allowed = set.union(TARGET, *(known()[name] for name in names))
+    assert labels <= allowed, f"{where}: {labels - allowed}"
+
+
+def test_the_reader_of_queries_sees_what_does_not_exist() -> None:
+    assert names_and_labels('sum by (code) (rate(no_such{a="x",b=~"y"}[5m])) / 2 > 0') == (
+        {"no_such"},
+        {"code", "a", "b"},
+    )
+    assert names_and_labels("a:b:rate5m > 1e3 unless on (namespace) other_total") == (
+        {"a:b:rate5m", "other_total"},
+        {"namespace"},
+    )
+
+
+def test_figures_of_the_store_are_never_added_up_over_replicas() -> None:
+    of_store = {
+        metric.name
+        for metric, _ in page_of("metrics").figures()
+        if metric.documentation.startswith("Of the store")
+    }
+    for where, expr in queries():
+        for name in names_and_labels(expr)[0]:
+            if name.removesuffix("_total").removesuffix("_bucket") in of_store:
+                before = re.findall(
+                    rf"(\w+)\s*(?:by \([^)]*\)\s*)?\(\s*(?:rate\(|increase\()?{name}\b", expr
+                )
+                assert set(before) == {"max"}, (
+                    f"{where}: {name} is the same from every replica: max, not {before}"
+                )
+
+
+def test_names_of_ray_are_in_the_installed_ray() -> None:
+    found = importlib.util.find_spec("ray")
+    assert found is not None
+    root = Path(str(found.origin)).parent
+    files = [
+        root / "_raylet.so",
+        *(root / "core" / "src" / "ray" / part for part in ("gcs/gcs_server", "raylet/raylet")),
+    ]
+    files += [
+        *(root / "dashboard").rglob("*.py"),
+        *(root / "autoscaler" / "_private").glob("*.py"),
+        *(root / "_private").glob("*.py"),
+    ]
+    text = b"".join(path.read_bytes() for path in files if path.is_file())
+    for name in RAY:
+        if "xcray" not in name:
+            core = re.sub(r"^(ray|autoscaler)_|_(bucket|total)$", "", name)
+            assert core.encode() in text, (
+                f"{name} is not in Ray {version('ray')}; the list is of {scraped_with}"
+            )
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+def test_the_json_is_current(board: Any) -> None:
+    assert path_of(board).read_text(encoding="utf-8") == written(board), (
+        "run: python -m deploy.dashboards"
+    )
+
+
+@pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
+def test_grafanas_own_models_read_a_dashboard_and_lose_nothing(board: dict[str, Any]) -> None:
+    again = json.loads(
+        json.dumps(grafana.Dashboard.from_json(board), default=lambda each: each.to_json())
+    )
+    assert again == board
+    assert board["schemaVersion"] >= 41
+
+
+@pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
+def test_a_dashboard_can_be_read_by_a_newcomer(board: dict[str, Any]) -> None:
+    assert board["title"] == TITLES[board["uid"]]
+    assert len({each["id"] for each in board["panels"]}) == len(board["panels"])
+    variables = [each["name"] for each in board["templating"]["list"]]
+    assert variables[:2] == ["datasource", "namespace"]
+    for panel in panels(board):
+        assert len(panel["description"]) > 15, panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        used = {
+            name for target in panel["targets"] for name in re.findall(r"\$(\w+)", target["expr"])
+        }
+        assert used <= {*variables, "__rate_interval", "__range"}, panel["title"]
+    links = {each["url"] for each in board["links"]}
+    assert links == {f"/d/{uid}" for uid in TITLES if uid != board["uid"]}
+
+
+@pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
+def test_no_panel_lies_on_another(board: dict[str, Any]) -> None:
+    taken: Counter[tuple[int, int]] = Counter()
+    for each in board["panels"]:
+        at = each["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        taken.update(
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        )
+    assert max(taken.values()) == 1
+
+
+def test_uids_and_titles_are_unique() -> None:
+    assert len({board["uid"] for board in boards()}) == len(boards()) == len(TITLES) == 4
+    assert len({board["title"] for board in boards()}) == len(boards())
+
+
+def test_alerts_say_what_they_mean_and_what_to_do() -> None:
+    assert len(alerts()) >= 30
+    for name, rule in alerts().items():
+        notes = rule["annotations"]
+        assert set(notes) == {"summary", "description", "action", "runbook"}, name
+        assert rule["labels"] in (
+            {"severity": "critical"},
+            {"severity": "warning"},
+            {"severity": "info"},
+        ), name
+        assert notes["summary"].endswith("."), name
+        page, _, anchor = notes["runbook"].partition("#")
+        assert f"### {name}\n" in (ROOT / page).read_text(), name
+        assert anchor == name.lower()
+
+
+def test_the_page_of_alerts_is_current() -> None:
+    page = page_of("alerts")
+    assert page.PAGE.read_text(encoding="utf-8") == page.written(), "run: python docs/alerts.py"
+
+
+def test_there_is_a_case_for_every_alert() -> None:
+    assert CASES.keys() == alerts().keys()
+
+
+def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        without.say(
+            "promtool",
+            "rules.yaml was read as YAML and its names and labels compared; no alert was made to fire",
+        )
+        return
+    for name, case in CASES.items():
+        write_rule(tmp_path, name)
+        (tmp_path / f"{name}.test.yaml").write_text(yaml.safe_dump(rehearsal(name, case)))
+    checked = subprocess.run(
+        [promtool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    files = sorted(path.name for path in tmp_path.glob("*.test.yaml"))
+    ran = subprocess.run(
+        [promtool, "test", "rules", *files],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
+    upside_down = rehearsal("XcrayGone", Case(CASES["XcrayGone"].silent, CASES["XcrayGone"].fires))
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(upside_down))
+    assert subprocess.run(
+        [promtool, "test", "rules", "wrong.yaml"], cwd=tmp_path, capture_output=True, check=False
+    ).returncode
+
+
+def write_rule(folder: Path, name: str) -> None:
+    """One alert as a file of its own, with the recording rules it asks: it is done in a tenth of the time."""
+    rule = alerts()[name]
+    recorded = [each for each in rules() if "record" in each and ":" in rule["expr"]]
+    groups = [{"name": "one", "rules": [*recorded, rule]}]
+    (folder / f"{name}.rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
+
+
+def rehearsal(name: str, case: Case) -> dict[str, Any]:
+    """A file for promtool: the alert fires, and is silent."""
+    firing = f'count by (severity) (ALERTS{{alertname="{name}",alertstate="firing"}}) > 0'
+    severity = alerts()[name]["labels"]["severity"]
+
+    def played(series: dict[str, str], fires: bool) -> dict[str, Any]:
+        expected = [{"labels": f'{{severity="{severity}"}}', "value": 1}] if fires else []
+        return {
+            "interval": "1m",
+            "input_series": [{"series": key, "values": values} for key, values in series.items()],
+            "promql_expr_test": [
+                {"expr": firing, "eval_time": f"{LOOK}m", "exp_samples": expected}
+            ],
+        }
+
+    tests = [played(case.fires, True), played(case.silent, False)]
+    return {"rule_files": [f"{name}.rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+
+
+def test_a_panel_is_asked_as_grafana_would() -> None:
+    asked = filled(
+        'rate(a{namespace=~"$namespace",pod=~"$pods"}[$__rate_interval]) / b[$__range]', 300.0
+    )
+    assert asked == 'rate(a{namespace=~".*",pod=~".*xcray.*"}[30s]) / b[300s]'
+    for where, expr in queries():
+        assert "$" not in filled(expr, 300.0), where
+
+
+def test_panels_that_may_stay_empty_are_panels_and_each_has_a_name_of_its_own() -> None:
+    assert len({named(board, panel) for board in boards() for panel in panels(board)}) == sum(
+        len(panels(board)) for board in boards()
+    )
+    assert EMPTY.keys() <= {named(board, panel) for board in boards() for panel in panels(board)}
+
+
+def test_values_are_written_with_their_units() -> None:
+    written_so = {
+        (0.25, "percentunit"): "25.0%",
+        (1, "percentunit"): "100%",
+        (0.0042, "s"): "4.2 ms",
+        (90, "s"): "1.5 min",
+        (0, "s"): "0 s",
+        (3 * 2**20, "bytes"): "3 MiB",
+        (1500, "cps"): "1.5 K c/s",
+        (7, "short"): "7",
+    }
+    assert {key: shown(*key) for key in written_so} == written_so
+    assert (
+        colour_of(0.6, [{"color": "red", "value": None}, {"color": "green", "value": 0.5}])
+        == "green"
+    )
+    assert (
+        colour_of(0.4, [{"color": "red", "value": None}, {"color": "green", "value": 0.5}]) == "red"
+    )
+
+
+def test_a_dashboard_is_drawn_with_all_its_panels_and_says_by_whom() -> None:
+    board = boards()[0]
+    series = {
+        each["id"]: {
+            at["refId"]: [({"ip": "a"}, [(0.0, 1.0), (60.0, 2.0)])] for at in each["targets"]
+        }
+        for each in panels(board)
+    }
+    figure = drawn(board, series, 0.0, 60.0)
+    texts = [text.get_text() for text in figure.texts]
+    assert {each["title"] for each in board["panels"]} <= set(texts)
+    assert any("not by Grafana" in text for text in texts)
+    assert len(figure.axes) == len(panels(board))
+    pyplot.close(figure)
+
+
+def test_compose_gives_prometheus_and_grafana_what_they_ask_for(tmp_path: Path) -> None:
+    deploy = ROOT / "deploy"
+    services = yaml.safe_load((deploy / "compose.yaml").read_text())["services"]
+    mounted = {
+        target: (deploy / source).resolve()
+        for service in ("prometheus", "grafana")
+        for source, target, *_ in (
+            each.split(":") for each in services[service]["volumes"] if each.startswith(".")
+        )
+    }
+    config = yaml.safe_load(mounted["/etc/prometheus/prometheus.yml"].read_text())
+    assert [mounted[path] for path in config["rule_files"]] == [RULES]
+    targets = {
+        each
+        for job in config["scrape_configs"]
+        for group in job["static_configs"]
+        for each in group["targets"]
+    }
+    names = {
+        name
+        for job in config["scrape_configs"]
+        for sd in job.get("dns_sd_configs", [])
+        for name in sd["names"]
+    }
+    assert {target.partition(":")[0] for target in targets} - {
+        "127.0.0.1"
+    } | names <= services.keys()
+    provisioning = mounted["/etc/grafana/provisioning"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "xcray.yaml").read_text())[
+        "providers"
+    ]
+    assert mounted[provider["options"]["path"]] == RULES.parent / "dashboards"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+    if promtool := shutil.which("promtool"):
+        (tmp_path / "prometheus.yml").write_text(
+            yaml.safe_dump({**config, "rule_files": [str(RULES)]})
+        )
+        command = [promtool, "check", "config", str(tmp_path / "prometheus.yml")]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,0 +1,151 @@
+"""DSMLR with scikit-learn's contract: its checks, probabilities by the formula, labels by shares, agreement with the solver."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from scipy.special import softmax as scipy_softmax
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from tests.support.ppdsparse_problems import problem
+from xcray.errors import ParameterError
+from xcray.estimators import DSMLR
+from xcray.solvers.dsmlr import DSMLRSolver
+
+EXACT = "asks for 1e-7 of equality, more than `tolerance` promises (see the test of sample weights for what it does)"
+EXPECTED = {
+    f"check_sample_weight_equivalence_on_{kind}_data": EXACT for kind in ("dense", "sparse")
+}
+
+
+@parametrize_with_checks(
+    [DSMLR()], expected_failed_checks=lambda estimator: EXPECTED, xfail_strict=False
+)
+def test_scikit_learns_contract(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def many():
+    """(X, Y) of some labels a row, both scipy CSR."""
+    X, Y = problem(31, n=240, d=60, k=10)
+    return X.to_scipy(), Y.to_scipy()
+
+
+@pytest.fixture(scope="module")
+def classes():
+    """(X, y): four noisy classes."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(300, 12)).astype(np.float32)
+    return X, (X @ rng.normal(size=(12, 4)) + 0.5 * rng.normal(size=(300, 4))).argmax(axis=1)
+
+
+def test_its_parameters_are_the_solvers():
+    solver = {field.name: field.default for field in dataclasses.fields(DSMLRSolver)}
+    own = {
+        name: each.default
+        for name, each in inspect.signature(DSMLR.__init__).parameters.items()
+        if name != "self"
+    }
+    assert own == {**solver, "n_jobs": None}
+    assert clone(DSMLR(lam=0.3)).get_params()["lam"] == 0.3
+
+
+def test_one_model_for_any_number_of_threads_and_any_form_of_input(many):
+    X, Y = many
+    models = [DSMLR(n_jobs=n).fit(X, Y) for n in (None, 2, 3)] + [
+        DSMLR().fit(X.toarray(), Y.toarray())
+    ]
+    assert len({(model.coef_.data.tobytes(), model.intercept_.tobytes()) for model in models}) == 1
+    assert models[0].history_[-1]["epoch"] == models[0].n_iter_
+    assert models[0].history_[-1]["objective"] == models[0].objective_
+
+
+def test_probabilities_are_the_softmax_of_the_product(many):
+    X, Y = many
+    model = DSMLR(bias=1.0).fit(X, Y)
+    scores = X.toarray().astype(float) @ model.coef_.toarray().T.astype(float) + model.intercept_
+    np.testing.assert_allclose(model.decision_function(X), scores, atol=1e-9)
+    told = model.predict_proba(X)
+    np.testing.assert_allclose(told, scipy_softmax(scores, axis=1), atol=1e-12)
+    np.testing.assert_allclose(model.predict_log_proba(X), np.log(told))
+    top = model.predict_top_k(X, 3)
+    np.testing.assert_allclose(top.scores, np.sort(scores, axis=1)[:, ::-1][:, :3], atol=1e-9)
+
+
+def test_labels_of_a_row_are_those_whose_equal_shares_are_nearest(many):
+    X, Y = many
+    model = DSMLR().fit(X, Y)
+    given = model.predict(X)
+    assert sp.issparse(given)
+    for p, row in zip(model.predict_proba(X), given.toarray(), strict=True):
+        best = np.argsort(-p, kind="stable")
+        shares = [
+            np.where(np.isin(np.arange(len(p)), best[:m]), 1.0 / m, 0.0)
+            for m in range(1, len(p) + 1)
+        ]
+        nearest = min(shares, key=lambda share: np.sum((p - share) ** 2))
+        assert np.sum((p - row / row.sum()) ** 2) == pytest.approx(np.sum((p - nearest) ** 2))
+    counts = np.asarray(Y.sum(axis=1)).ravel()
+    right = np.asarray(given.multiply(Y).sum(axis=1)).ravel()
+    assert (right / np.maximum(counts, 1)).mean() > 0.6
+    assert model.score(X, Y) == pytest.approx(
+        np.mean([Y[i, j] for i, j in enumerate(model.predict_top_k(X, 1).labels[:, 0])])
+    )
+
+
+def test_it_agrees_with_scikit_learns_own(classes):
+    X, y = classes
+    lam = 1e-3
+    model = DSMLR(lam=lam, tolerance=1e-6, epochs=300).fit(X, y)
+    other = LogisticRegression(
+        C=1.0 / (lam * len(y)), fit_intercept=False, tol=1e-10, max_iter=2000
+    ).fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(X), other.predict_proba(X), atol=0.03)
+    assert model.score(X, y) == pytest.approx(other.score(X, y), abs=0.01)
+
+
+def test_sample_weights_count_rows(classes):
+    """Weight 2 is a row twice, weight 0 is no row: the same optimum, within what `tolerance` allows."""
+    X, y = classes
+    weights, rows = (
+        np.r_[np.zeros(40), np.full(60, 2.0), np.ones(200)],
+        np.r_[np.arange(40, 100), np.arange(40, 300)],
+    )
+    how = {"lam": 1e-3, "tolerance": 1e-6, "epochs": 300}
+    weighted, repeated = DSMLR(**how).fit(X, y, weights), DSMLR(**how).fit(X[rows], y[rows])
+    assert weighted.objective_ == pytest.approx(repeated.objective_, rel=1e-2)
+    np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), atol=0.03)
+
+
+def test_searches_and_pipelines(classes):
+    X, y = classes
+    names = np.array(["a", "b", "c", "d"])[y]
+    search = GridSearchCV(
+        make_pipeline(Normalizer(), DSMLR()),
+        {"dsmlr__lam": [1e-4, 10.0]},
+        cv=3,
+        scoring="neg_log_loss",
+    )
+    search.fit(X, names)
+    assert search.best_params_["dsmlr__lam"] == 1e-4
+    assert set(search.predict(X)) <= {"a", "b", "c", "d"}
+
+
+def test_bad_input_names_the_mend(many):
+    X, Y = many
+    with pytest.raises(ParameterError, match="lam must be greater than"):
+        DSMLR(lam=-1.0).fit(X, Y)
+    with pytest.raises(ValueError, match="no row has a label"):
+        DSMLR().fit(X, sp.csr_matrix(Y.shape))
+    with pytest.raises(ValueError, match="60 features"):
+        DSMLR().fit(X, Y).predict_proba(np.ones((2, 7)))

@@ -1,0 +1,452 @@
+"""What the store does when its database is stuck, full, read-only, damaged, killed or away: words that tell the mend, nothing lost.
+
+Whatever was acknowledged is there afterwards, whatever was not is there whole or not at all.
+"""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from tests.support.job_store import SPEC, claim, raw, submit
+from tests.support.postgres import binaries, unhurried
+from xcray.errors import Conflict, Corrupt, InputError, ParameterError, Refused, Unavailable
+from xcray.jobs.database import engine
+from xcray.jobs.database.backup import back_up
+from xcray.jobs.database.db_errors import Again, in_words
+from xcray.jobs.states import RUNNING
+from xcray.jobs.store.job_store import JobStore
+
+# --- SQLite
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "xcray.db"
+
+
+@pytest.fixture
+def store(path):
+    store = JobStore(f"sqlite:///{path}", busy_seconds=0.2)
+    yield store
+    store.close()
+
+
+def test_everything_is_there_when_it_is_opened_again(store_url):
+    first = JobStore(store_url)
+    job = submit(first, idempotency_key="k")
+    first.close()
+    second = JobStore(store_url)
+    assert second.get(job.id) == job
+    assert submit(second, idempotency_key="k") == job
+    second.ping()
+    second.close()
+
+
+def test_sqlite_is_set_to_survive(store):
+    with store._database.write() as connection:
+        found = [
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "busy_timeout")
+        ]
+    assert found == ["wal", 2, 200]  # 2 is FULL
+
+
+def test_a_stuck_writer_makes_writes_unavailable_and_leaves_reads_alone(store, path):
+    job = submit(store)
+    stuck = sqlite3.connect(path, isolation_level=None)
+    stuck.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable, match="try again") as caught:
+        submit(store)
+    assert "INSERT" not in str(caught.value)
+    assert str(path.parent) not in str(caught.value)
+    assert store.get(job.id) == job
+    assert store.list()[0] == [job]
+    stuck.execute("ROLLBACK")
+    stuck.close()
+    submit(store)
+
+
+def test_a_stuck_writer_of_the_same_process_makes_writes_unavailable_too(store):
+    with store._database.write(), ThreadPoolExecutor(1) as pool:
+        with pytest.raises(Unavailable, match="try again"):
+            pool.submit(submit, store).result()
+    submit(store)
+
+
+def test_a_full_disk_is_told_as_one_and_reads_go_on(store):
+    job = submit(store)
+    with store._database.read() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+    with sa.create_engine(store.url).connect() as other:
+        assert other.exec_driver_sql("PRAGMA page_count").scalar() == pages
+
+    def smallest(connection, _record):
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    sa.event.listen(store._database._engine, "connect", smallest)
+    store._database._engine.dispose()
+    with pytest.raises(Refused, match="make room") as caught:
+        store.submit({"long": "x" * 1_000_000}, name="n")
+    assert caught.value.code == "DISK_FULL"
+    assert job in store.list(limit=1000)[0]
+    store.request_stop(job.id)  # what makes room can still be done
+    sa.event.remove(store._database._engine, "connect", smallest)
+    store._database._engine.dispose()
+    store.submit({"long": "x" * 100_000}, name="again")
+
+
+def test_a_store_that_can_only_be_read_says_so_and_is_read(store, path):
+    job = submit(store)
+    other = JobStore(store.url)
+    sa.event.listen(
+        other._database._engine,
+        "connect",
+        lambda connection, _: connection.execute("PRAGMA query_only = ON"),
+    )
+    other._database._engine.dispose()
+    assert other.get(job.id) == job
+    with pytest.raises(Unavailable, match="can only be read") as caught:
+        submit(other)
+    assert caught.value.code == "STORE_READ_ONLY"
+    other.close()
+
+
+@pytest.mark.parametrize("damage", ["no database", "zeros in the middle"])
+def test_a_damaged_file_is_told_as_one(store, path, damage):
+    for number in range(50):
+        submit(store, f"n{number}")
+    store.close()
+    content = path.read_bytes()
+    path.write_bytes(
+        b"once upon a time" * 1000
+        if damage == "no database"
+        else content[:8192] + bytes(len(content) - 8192)
+    )
+    for beside in ("-wal", "-shm"):
+        path.with_name(path.name + beside).unlink(missing_ok=True)
+    with pytest.raises(Corrupt, match="restore it") as caught:
+        JobStore(store.url).list(name="n1")
+    assert str(path) not in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_no_crash(tmp_path):
+    with pytest.raises(Unavailable, match="look at its folder"):
+        JobStore(f"sqlite:///{tmp_path}/nowhere/xcray.db")
+
+
+# A process that says which jobs were acknowledged, until it is killed in the middle of its writing.
+WRITER = """
+import sys
+from xcray.jobs.store import JobStore
+store = JobStore(sys.argv[1])
+for number in range(10_000):
+    job, _ = store.submit({"n": number}, name="n", idempotency_key=f"k{number}")
+    print(job.id, flush=True)
+"""
+
+
+def killed_writer(url: str, after: int) -> list[str]:
+    """What a writer had acknowledged when it was killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        told = [writer.stdout.readline().strip() for _ in range(after)]
+        writer.send_signal(signal.SIGKILL)
+        told += writer.stdout.read().split("\n")[:-1]
+    return told
+
+
+def is_sound(store, acknowledged):
+    """Every acknowledged job is there with its first event, and at most one more, which was under way."""
+    jobs = {job.id: job for job in store.list(limit=1000)[0]}
+    assert set(acknowledged) <= set(jobs)
+    assert len(jobs) <= len(acknowledged) + 1
+    assert sorted(raw(store, "SELECT job_id, seq FROM events")) == sorted(
+        (job_id, 1) for job_id in jobs
+    )
+
+
+@pytest.mark.parametrize("after", [1, 20])
+def test_a_writer_killed_in_the_middle_loses_nothing_it_acknowledged(store_url, after):
+    JobStore(store_url).close()
+    acknowledged = killed_writer(store_url, after)
+    store = JobStore(store_url)
+    is_sound(store, acknowledged)
+    submit(store)
+    store.close()
+
+
+# --- backup and restore
+
+
+def test_a_backup_taken_under_load_holds_all_that_was_acknowledged_before_and_restores(
+    store, path, tmp_path
+):
+    before = [submit(store, f"n{number}", idempotency_key=f"k{number}") for number in range(20)]
+    running = claim(store)
+    ending = threading.Event()
+    writer = JobStore(store.url)
+
+    def write() -> None:
+        while not ending.is_set():
+            submit(writer, "under way")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        copy = tmp_path / "copy.db"
+        facts = back_up(store.url, copy)
+    finally:
+        ending.set()
+        thread.join()
+        writer.close()
+    assert facts["jobs"] >= 20
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert not list(tmp_path.glob(".copy*"))
+    store.close()
+    for file in tmp_path.glob("xcray.db*"):  # the disk dies
+        file.unlink()
+    copy.rename(path)  # and the service is started on the copy
+    restored = JobStore(store.url)
+    is_sound_copy = {job.id for job in restored.list(limit=1000)[0]}
+    assert {job.id for job in before} <= is_sound_copy
+    assert restored.get(running.id).status == RUNNING
+    assert submit(restored, "n3", idempotency_key="k3").id == before[3].id
+    assert claim(restored).name == "n1"
+    restored.close()
+
+
+def test_a_backup_replaces_nothing_unasked_and_copies_nothing_else(store, path, tmp_path):
+    submit(store)
+    there = tmp_path / "there.db"
+    there.write_text("mine")
+    with pytest.raises(Conflict):
+        back_up(store.url, there)
+    assert there.read_text() == "mine"
+    assert back_up(store.url, there, replace=True)["jobs"] == 1
+    with pytest.raises(ParameterError, match="no job store"):
+        back_up(f"sqlite:///{tmp_path / 'empty.db'}", tmp_path / "copy.db")
+
+
+# --- PostgreSQL
+
+
+@pytest.fixture
+def there(postgres):
+    """A store on PostgreSQL, and its server."""
+    store = JobStore(unhurried(postgres.emptied()))
+    yield store, postgres
+    store.close()
+
+
+@pytest.fixture
+def away(there):
+    """A store on PostgreSQL that waits for a short while only, one that waits as long as it takes, and their server."""
+    calm, server = there
+    store = JobStore(server.url("emptied"), busy_seconds=1.0)
+    yield store, calm, server
+    store.close()
+
+
+def test_a_backup_of_postgresql_is_refused_with_the_mend(there, tmp_path):
+    with pytest.raises(ParameterError, match="pg_dump"):
+        back_up(there[0].url, tmp_path / "copy.db")
+
+
+def test_a_dump_of_postgresql_restores(there, tmp_path):
+    store, server = there
+    before = [submit(store, f"n{number}", idempotency_key=f"k{number}") for number in range(5)]
+    running = claim(store)
+    tools, dump, fresh = binaries(), tmp_path / "xcray.dump", server.database()
+    subprocess.run([tools / "pg_dump", "--format=custom", f"--file={dump}", store.url], check=True)
+    submit(store, "after the dump")
+    subprocess.run(
+        [tools / "pg_restore", "--clean", "--if-exists", f"--dbname={fresh}", dump], check=True
+    )
+    restored = JobStore(fresh, upgrade=False)
+    assert [job.id for job in restored.list()[0]] == [job.id for job in reversed(before)]
+    assert restored.get(running.id).status == RUNNING
+    assert submit(restored, "n3", idempotency_key="k3").id == before[3].id
+    assert submit(restored, "new").id not in {
+        job.id for job in before
+    }  # numbers go on where they were
+    assert claim(restored).name == "n1"
+    restored.close()
+
+
+def test_a_server_that_is_silent_makes_it_unavailable_for_a_while(away):
+    store, calm, server = away
+    job = submit(calm)
+    with server.paused():
+        begun = time.monotonic()
+        for call in (lambda: store.get(job.id), lambda: submit(store), store.ping):
+            with pytest.raises(Unavailable, match="try again"):
+                call()
+        with ThreadPoolExecutor(20) as pool:
+            asked = [pool.submit(store.get, job.id) for _ in range(100)]
+        assert {type(future.exception()) for future in asked} == {Unavailable}
+        assert time.monotonic() - begun < 90  # neither for ever nor one after the other
+    until(lambda: answered(store, job) == job)
+    submit(calm)
+
+
+def answered(store, job):
+    """The job as a store tells it; None while it can't."""
+    try:
+        return store.get(job.id)
+    except Unavailable:
+        return None
+
+
+def test_who_may_wait_long_for_a_lock_does_not_wait_as_long_for_a_silent_server(postgres):
+    store = JobStore(postgres.emptied(), busy_seconds=600.0)
+    store.ping()  # a connection lies idle
+    with postgres.paused(), ThreadPoolExecutor(1) as pool:
+        assert isinstance(
+            pool.submit(store.ping).exception(timeout=300), Unavailable
+        )  # a limit for a hang, no target
+    store.close()
+
+
+def test_a_server_that_is_killed_and_started_again_has_all_that_was_acknowledged(away):
+    store, _, server = away
+    acknowledged, refused, ending = [], [], threading.Event()
+
+    def write(owner: int) -> None:
+        number = 0
+        while not ending.is_set():
+            number += 1
+            try:
+                acknowledged.append(
+                    store.submit(SPEC, name="n", idempotency_key=f"{owner} {number}")[0].id
+                )
+            except Unavailable as error:
+                refused.append(error)
+
+    threads = [threading.Thread(target=write, args=[owner]) for owner in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: len(acknowledged) > 20)
+        server.kill()
+        until(lambda: len(refused) > 20)
+        before = len(acknowledged)
+        server.start()
+        until(lambda: len(acknowledged) > before + 3)
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join()
+    kept = {row[0] for row in raw(away[1], "SELECT id FROM jobs")}
+    assert set(acknowledged) <= kept
+    assert len(acknowledged) == len(set(acknowledged))
+    for error in refused:
+        for secret in ("secret", "127.0.0.1", str(server.port), "INSERT"):
+            assert secret not in error.message
+
+
+def until(wish, seconds=300.0):
+    """Wait for a wish to come true."""
+    deadline = time.monotonic() + seconds
+    while not wish():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.01)
+
+
+def test_what_postgresql_refuses_is_told_without_secrets(there):
+    store, server = there
+    wrong = store.url.replace("secret", "guess")
+    for url, sentence in ((wrong, "no connection"), (server.url("nowhere"), "no connection")):
+        with pytest.raises(Unavailable, match=sentence) as caught:
+            JobStore(url)
+        assert not [
+            word for word in ("guess", "secret", "127.0.0.1", 'xcray"') if word in str(caught.value)
+        ]
+    with pytest.raises(InputError, match="NUL"):
+        submit(store, "a\0b")
+    with pytest.raises(Unavailable) as caught:
+        JobStore("postgresql://u:hidden@127.0.0.1:1/d")
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_read_only_database_is_told_as_one(there):
+    store, server = there
+    job = submit(store)
+    server.run("ALTER DATABASE emptied SET default_transaction_read_only = on")
+    try:
+        other = JobStore(store.url)
+        assert other.get(job.id) == job
+        with pytest.raises(Unavailable, match="can only be read"):
+            submit(other)
+        other.close()
+    finally:
+        server.run("ALTER DATABASE emptied RESET default_transaction_read_only")
+
+
+def test_a_row_that_somebody_holds_makes_only_its_writers_wait(away):
+    store, calm, _ = away
+    held, free = submit(calm), submit(calm)
+    with psycopg.connect(store.url) as other:
+        other.execute("SELECT 1 FROM jobs WHERE id = %s FOR UPDATE", [held.id])
+        with pytest.raises(Unavailable, match="try again"):
+            store.request_stop(held.id)
+        assert calm.get(held.id) == held
+        assert claim(calm).id == free.id  # passed over
+    assert claim(calm).id == held.id
+
+
+def test_an_address_brings_settings_of_its_own(there):
+    store, _ = there
+    more = JobStore(
+        f"{store.url}&sslmode=disable&application_name=mine&options=-c%20statement_timeout%3D7000"
+    )
+    assert raw(more, "SHOW statement_timeout") == [("7s",)]
+    assert raw(more, "SHOW lock_timeout") == [("15s",)]
+    assert raw(more, "SHOW application_name") == [("mine",)]
+    assert raw(more, "SHOW transaction_isolation") == [("read committed",)]
+    more.close()
+
+
+# --- once more, or not
+
+
+@pytest.mark.parametrize(
+    ("state", "again"), [("40001", True), ("40P01", True), ("53100", False), ("57014", False)]
+)
+def test_only_what_the_database_undid_is_done_again(state, again):
+    driver = type("Trouble", (Exception,), {"sqlstate": state})()
+    error = in_words(OperationalError("INSERT secret", {}, driver))
+    assert isinstance(error, Again) == again
+    assert "secret" not in str(error)
+
+
+def test_a_lost_connection_is_tried_again_unless_it_was_lost_at_the_commit():
+    lost = OperationalError("COMMIT", {}, Exception("gone"), connection_invalidated=True)
+    assert isinstance(in_words(lost), Again)
+    assert not isinstance(in_words(lost, committing=True), Again)
+
+
+def test_a_deadlock_is_met_once_and_told_the_second_time(store, monkeypatch):
+    calls = []
+
+    @engine.once_more
+    def step(trouble: int) -> str:
+        calls.append(trouble)
+        if len(calls) <= trouble:
+            raise Again("undone")
+        return "done"
+
+    assert step(1) == "done"
+    assert calls == [1, 1]
+    with pytest.raises(Unavailable):
+        step(9)
+    assert calls == [1, 1, 9, 9]

@@ -1,0 +1,287 @@
+"""The laws of steps of the store: each says which programs may go on beside it, and one that names older ones only adds.
+
+A step is judged by what it does: a store with rows in every table takes it, and the tables as they were before it go on reading and
+writing, as the programs would that it says it serves. Its SQL for PostgreSQL is read for what would hold up others for long.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Collection, Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+from tests.support.next_release import NextStep, newest, release
+from xcray.jobs.database import upgrade
+from xcray.jobs.database.engine import Database
+from xcray.jobs.database.schema import HEAD
+from xcray.jobs.database.upgrade import OURS, Steps
+
+OF_VERSIONS = {"alembic_version", "schema_version", "oldest_program"}
+NAMES = re.compile(r"\d{4}")
+SLOW = re.compile(
+    r"^(UPDATE|DELETE FROM|CREATE (?:UNIQUE )?INDEX (?!CONCURRENTLY)\S+ ON|DROP INDEX (?!CONCURRENTLY))\s*(\w+)?",
+    re.M,
+)
+
+
+def scripts_of(steps: Steps) -> list[Any]:
+    """The files of steps, the first one first."""
+    return [*ScriptDirectory(str(steps.folder)).walk_revisions("base", steps.head)][::-1]
+
+
+def undeclared(script: Any) -> list[str]:
+    """A step that does not say whom it serves, or serves none that is."""
+    oldest = getattr(script.module, "oldest", None)
+    if not isinstance(oldest, str) or not NAMES.fullmatch(oldest):
+        return [
+            f"{script.revision} does not say which is the `oldest` program that may go on beside it"
+        ]
+    if not "0001" <= oldest <= script.revision:
+        return [f"{script.revision} serves {oldest}, which is none before it"]
+    return []
+
+
+def tables_of(connection: Connection) -> dict[str, sa.Table]:
+    """All tables as they are now, but those of versions."""
+    found = sa.MetaData()
+    found.reflect(connection)
+    return {name: table for name, table in found.tables.items() if name not in OF_VERSIONS}
+
+
+def row_of(table: sa.Table, n: int) -> dict[str, Any]:
+    """A row with a value in every column that is not filled by itself; no two have the same."""
+    return {column.name: _value(column.type, f"{column.name}-{n}", n) for column in table.columns}
+
+
+def _value(kind: Any, text: str, n: int) -> Any:
+    if isinstance(kind, sa.Boolean):
+        return bool(n % 2)
+    if isinstance(kind, sa.JSON):
+        return {"n": n}
+    return n if isinstance(kind, sa.Integer | sa.Float | sa.Numeric) else text
+
+
+def rules_of(connection: Connection, table: str) -> set[str]:
+    """What a table forbids its rows."""
+    told = sa.inspect(connection)
+    unique = [each["column_names"] for each in told.get_unique_constraints(table)]
+    unique += [each["column_names"] for each in told.get_indexes(table) if each["unique"]]
+    out = {f"unique {columns}" for columns in unique} | {
+        f"check {each['sqltext']}" for each in told.get_check_constraints(table)
+    }
+    return out | {
+        f"foreign key {each['constrained_columns']}" for each in told.get_foreign_keys(table)
+    }
+
+
+def used(table: sa.Table, takes: Collection[str]) -> sa.Table:
+    """A table as those know it who do not use what a step takes away."""
+    return sa.Table(
+        table.name,
+        sa.MetaData(),
+        *(
+            sa.Column(c.name, c.type)
+            for c in table.columns
+            if f"{table.name}.{c.name}" not in takes
+        ),
+    )
+
+
+def offences_of(steps: Steps, step: str, url: str, takes: Collection[str] = ()) -> list[str]:
+    """What a step changes for programs that know the store as it was right before it, which the one at the address is.
+
+    takes: tables and columns (`table.column`) that none of those programs uses, as the step says.
+    """
+    database = Database(url)
+    with database.write() as connection:
+        before = tables_of(connection)
+        rules = {name: rules_of(connection, name) for name in before}
+        for table in before.values():
+            connection.execute(table.insert().values(row_of(table, 1)))
+        before = {name: used(table, takes) for name, table in before.items() if name not in takes}
+        rows = {name: connection.execute(sa.select(table)).all() for name, table in before.items()}
+    upgrade.bring_up(database, steps=steps._replace(head=step))
+    out = []
+    with database.write() as connection:
+        for name, table in before.items():
+            try:
+                with connection.begin_nested():
+                    out += [
+                        f"{step}: {name} {why}"
+                        for why in changed(connection, table, rules[name], rows[name])
+                    ]
+            except (sa.exc.SQLAlchemyError, KeyError) as error:  # what a program would meet
+                out.append(f"{step}: {name} can't be used as before: {error}"[:300])
+    database.close()
+    return out
+
+
+def changed(
+    connection: Connection, table: sa.Table, rules: set[str], rows: list[Any]
+) -> Iterator[str]:
+    """What is otherwise than it was, for who reads and writes a table as it was. rules, rows: of that time."""
+    yield from (f"must have: {rule}" for rule in rules_of(connection, table.name) - rules)
+    if connection.execute(sa.select(table)).all() != rows:
+        yield "rows read otherwise"
+    written = row_of(table, 2)
+    connection.execute(table.insert().values(written))
+    if connection.execute(sa.select(table)).all() != [*rows, tuple(written.values())]:
+        yield "does not keep what is written"
+    now = tables_of(connection)[table.name].columns
+    yield from (
+        f"{column.name} is {now[column.name].type}"
+        for column in table.columns
+        if str(now[column.name].type) != str(column.type)
+    )
+
+
+def sql_of(steps: Steps, before: str, step: str) -> str:
+    """What a step sends to PostgreSQL."""
+    config, script, out = Config(), ScriptDirectory(str(steps.folder)), io.StringIO()
+    going = {
+        "fn": lambda _now, _context: script._upgrade_revs(step, before),
+        "as_sql": True,
+        "starting_rev": before,
+    }
+    with EnvironmentContext(config, script, **going) as environment, redirect_stdout(out):
+        environment.configure(dialect_name="postgresql", output_buffer=out)
+        environment.run_migrations()
+    return out.getvalue()
+
+
+def holding(steps: Steps, before: str, step: str, in_transaction: bool) -> list[str]:
+    """Statements of a step that would make those wait who use large tables."""
+    text = sql_of(steps, before, step)
+    made = set(re.findall(r"CREATE TABLE (\w+)", text)) | OF_VERSIONS
+    found = [
+        line
+        for line in text.splitlines()
+        if SLOW.match(line) and not made & set(re.findall(r"\w+", line))
+    ]
+    out = [f"{step} holds up others: {line[:100]}" for line in found]
+    if in_transaction == ("CONCURRENTLY" in text):
+        out.append(
+            f"{step}: in_transaction is False for steps of indexes made beside others, by online.index, and for no others"
+        )
+    return out
+
+
+def judged(steps: Steps, folder: Path, since: str | None = None) -> Iterator[str]:
+    """Offences of all steps after one."""
+    url, before = f"sqlite:///{folder / 'judged.db'}", since or "base"
+    database = Database(url)
+    if since is not None:
+        upgrade.bring_up(database, steps=steps._replace(head=since))
+    for script in scripts_of(steps):
+        lacking = undeclared(script)
+        yield from lacking
+        if since is not None and script.revision <= since:
+            continue
+        if not lacking and script.module.oldest < script.revision:
+            yield from offences_of(steps, script.revision, url, getattr(script.module, "takes", ()))
+            yield from holding(
+                steps, before, script.revision, getattr(script.module, "in_transaction", True)
+            )
+        upgrade.bring_up(database, steps=steps._replace(head=script.revision))
+        with database.write() as connection:
+            for table in tables_of(connection).values():
+                connection.execute(table.delete())
+        before = script.revision
+    database.close()
+
+
+def test_every_step_says_whom_it_serves_and_keeps_its_word(tmp_path: Path) -> None:
+    assert [*judged(OURS, tmp_path)] == []
+    assert newest(OURS.folder) == HEAD
+
+
+ONLY_ADD = f'oldest = "{HEAD}"'
+GOOD = {
+    "a column that may be null": NextStep(
+        'op.add_column("jobs", sa.Column("colour", sa.Text))', ONLY_ADD
+    ),
+    "a column that the database fills": NextStep(
+        'op.add_column("jobs", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))',
+        ONLY_ADD,
+    ),
+    "a table, its index and its rows": NextStep(
+        'op.create_table("places", sa.Column("id", sa.Text, primary_key=True))\n'
+        'op.create_index("places_id", "places", ["id"])\nop.execute("INSERT INTO places VALUES (\'here\')")',
+        ONLY_ADD,
+    ),
+    "an index": NextStep(
+        'online.index("jobs_name", "jobs", ["name"])', f"{ONLY_ADD}\nin_transaction = False"
+    ),
+    "a column goes that nobody uses since": NextStep(
+        'op.drop_column("keys", "last_used")', f'{ONLY_ADD}\ntakes = ("keys.last_used",)'
+    ),
+    "a table goes that nobody uses since": NextStep(
+        'op.drop_table("turns")', f'{ONLY_ADD}\ntakes = ("turns",)'
+    ),
+    "a step that says that it serves nobody": NextStep(
+        'op.drop_table("turns")', 'oldest = "{revision}"'
+    ),
+}
+BAD = {
+    "does not say": NextStep('op.add_column("jobs", sa.Column("colour", sa.Text))'),
+    "none before it": NextStep("pass", 'oldest = "9999"'),
+    "turns can't be used as before": NextStep('op.drop_table("turns")', ONLY_ADD),
+    "can't be used as before: .*no such column": NextStep(
+        'op.execute("ALTER TABLE jobs RENAME COLUMN beats TO pulses")', ONLY_ADD
+    ),
+    "can't be used as before: .*NOT NULL": NextStep(
+        'op.drop_table("turns")\nop.create_table("turns", sa.Column("tenant", sa.Text, primary_key=True), '
+        'sa.Column("turn", sa.Integer, nullable=False), sa.Column("why", sa.Text, nullable=False))',
+        ONLY_ADD,
+    ),
+    r"must have: unique \['name'\]": NextStep(
+        'op.create_index("one_name", "datasets", ["name"], unique=True)', ONLY_ADD
+    ),
+    "keys can't be used as before": NextStep(
+        'op.drop_column("keys", "last_used")\nop.drop_column("keys", "revoked")',
+        f'{ONLY_ADD}\ntakes = ("keys.last_used",)',
+    ),
+    "jobs rows read otherwise": NextStep(
+        "op.execute(\"UPDATE jobs SET status = 'WAITING'\")", ONLY_ADD
+    ),
+    "does not keep what is written": NextStep(
+        'op.execute("CREATE TRIGGER t AFTER INSERT ON turns BEGIN UPDATE turns SET turn = 7; END")',
+        ONLY_ADD,
+    ),
+    "jobs name is VARCHAR": NextStep(
+        'with op.batch_alter_table("jobs") as jobs:\n    jobs.alter_column("name", type_=sa.String(20))',
+        ONLY_ADD,
+    ),
+    "holds up others: CREATE INDEX jobs_name": NextStep(
+        'op.create_index("jobs_name", "jobs", ["name"])', ONLY_ADD
+    ),
+    "holds up others: UPDATE jobs": NextStep(
+        'op.add_column("jobs", sa.Column("colour", sa.Text))\nop.execute("UPDATE jobs SET colour = name")',
+        ONLY_ADD,
+    ),
+    "in_transaction is False": NextStep('online.index("jobs_name", "jobs", ["name"])', ONLY_ADD),
+}
+
+
+@pytest.mark.parametrize("step", GOOD.values(), ids=GOOD)
+def test_steps_that_keep_the_law(tmp_path: Path, step: NextStep) -> None:
+    step = step._replace(says=step.says.format(revision=f"{int(HEAD) + 1:04}"))
+    folder = release(tmp_path / "next", step)
+    assert [*judged(Steps(folder, newest(folder)), tmp_path, since=HEAD)] == []
+
+
+@pytest.mark.parametrize(("why", "step"), BAD.items(), ids=BAD)
+def test_the_law_catches_what_it_should(tmp_path: Path, why: str, step: NextStep) -> None:
+    folder = release(tmp_path / "next", step)
+    found = [*judged(Steps(folder, newest(folder)), tmp_path, since=HEAD)]
+    assert any(re.search(why, each) for each in found), found

@@ -1,0 +1,440 @@
+"""Stores of older xcrays are taken over, whole or not at all; stores of newer ones are refused. And the commands that do it."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from tests.support.job_store import Clock, claim, raw, submit
+from tests.support.next_release import NextStep, newest, release
+from tests.support.old_stores import TIME, fill, old_file
+from xcray.cli.main import main
+from xcray.errors import Conflict, ParameterError, Unavailable
+from xcray.jobs.database import clients as programs
+from xcray.jobs.database import upgrade
+from xcray.jobs.database.clients import EVERY_SECONDS, LEASE_SECONDS
+from xcray.jobs.database.engine import Database
+from xcray.jobs.database.schema import HEAD, METADATA
+from xcray.jobs.states import PENDING, RUNNING
+from xcray.jobs.store.job_store import JobStore
+
+
+def old_postgres(url: str) -> str:
+    """The same in PostgreSQL, made by the first two steps."""
+    database = Database(url)
+    upgrade.bring_up(database, steps=upgrade.OURS._replace(head="0002"))
+    with database.write() as connection:
+        connection.exec_driver_sql("INSERT INTO schema_version VALUES (2)")
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+        fill(connection.exec_driver_sql)
+    database.close()
+    return url
+
+
+@pytest.fixture(params=["sqlite 1", "sqlite 2", "postgresql 2"])
+def old_url(request, tmp_path):
+    kind, version = request.param.split()
+    if kind == "sqlite":
+        return old_file(tmp_path / "xcray.db", int(version))
+    return old_postgres(request.getfixturevalue("postgres").database())
+
+
+def is_whole(url: str) -> None:
+    """The store works, and everything that was in it is there."""
+    store = JobStore(url)
+    told = {
+        "store": store._database.kind,
+        "revision": HEAD,
+        "oldest": "0003",
+        "needed": HEAD,
+        "ready": True,
+        "programs": {},
+    }
+    assert upgrade.look(url) == told
+    waits, runs = store.get("job_waits"), store.get("job_runs")
+    assert (waits.status, waits.kind, waits.model, waits.dataset_id, waits.created) == (
+        PENDING,
+        "train",
+        "pydocs",
+        "ds_1",
+        TIME,
+    )
+    assert (runs.status, runs.attempt) == (RUNNING, 2)
+    assert store.heartbeat("job_runs", 2, lease_seconds=9) is False
+    assert store.expire() == []
+    assert submit(store, idempotency_key="k", digest="d").id == "job_waits"
+    assert claim(store).id == "job_waits"
+    assert [job.name for job in store.list()[0]] == ["b", "a"]
+    assert [event.kind for event in store.events("job_waits")] == ["status", "status"]
+    assert store.get_dataset("ds_1").version == 1
+    assert raw(store, "SELECT version FROM schema_version") == [
+        (3,)
+    ]  # xcray 0.1 reads this, and keeps away
+    store.close()
+
+
+def test_an_old_store_is_taken_over_with_all_that_is_in_it(old_url):
+    is_whole(old_url)
+
+
+def test_the_steps_lead_to_the_tables_of_the_program(store_url):
+    store = JobStore(store_url)
+    with store._database.read() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"include_name": is_ours, "compare_type": True}
+        )
+        assert compare_metadata(context, METADATA) == []
+    store.close()
+    assert ScriptDirectory(str(upgrade.OURS.folder)).get_heads() == [HEAD]
+
+
+def is_ours(name, kind, _parents):
+    """All but the tables that tell the version."""
+    return kind != "table" or name not in ("schema_version", "alembic_version")
+
+
+def test_many_who_open_an_old_store_at_once_upgrade_it_once(old_url):
+    with ThreadPoolExecutor(6) as pool:
+        for store in list(pool.map(lambda _: JobStore(old_url), range(6))):
+            store.close()
+    is_whole(old_url)
+
+
+@pytest.mark.parametrize(
+    "hold", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE", "BEGIN; SELECT * FROM sqlite_master"]
+)
+def test_who_opens_a_store_of_the_old_log_waits_for_who_uses_it(tmp_path, hold):
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as user:
+        user.executescript("CREATE TABLE theirs (x)")
+        for statement in hold.split("; "):
+            user.execute(statement).fetchall()
+        with pytest.raises(Unavailable) as told:
+            JobStore(f"sqlite:///{path}", busy_seconds=0.2)
+        assert told.value.code == "STORE"
+        release = threading.Timer(0.5, lambda: user.execute("COMMIT"))
+        release.start()
+        JobStore(f"sqlite:///{path}").close()
+        release.join()
+        assert path.read_bytes()[18:20] == b"\2\2"  # the kind of its log: written ahead
+
+
+# A process that is killed at the n-th statement it sends, or right before it commits.
+KILLED = """
+import os, signal, sys
+import sqlalchemy as sa
+from xcray.jobs.store import JobStore
+sent = 0
+def count(*_):
+    global sent
+    sent += 1
+    if str(sent) == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+def commit(_):
+    if sent > 20 and sys.argv[2] == "commit":
+        os.kill(os.getpid(), signal.SIGKILL)
+sa.event.listen(sa.Engine, "before_cursor_execute", count)
+sa.event.listen(sa.Engine, "commit", commit)
+JobStore(sys.argv[1])
+print("through")
+"""
+
+
+@pytest.mark.parametrize("statement", [12, 30, "commit"])
+def test_a_killed_upgrade_leaves_the_old_store_and_the_next_start_does_it(old_url, statement):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, old_url, str(statement)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
+    assert upgrade.look(old_url)["revision"] in ("0001", "0002")
+    is_whole(old_url)
+
+
+def test_an_upgrade_that_is_not_allowed_is_refused_with_the_mend(old_url):
+    with pytest.raises(Conflict, match=f"needs {HEAD}: run `xcray store upgrade`") as caught:
+        JobStore(old_url, upgrade=False)
+    assert caught.value.code == "SCHEMA_OLDER"
+    is_whole(old_url)
+    JobStore(old_url, upgrade=False).close()
+
+
+def test_an_empty_store_is_not_made_either_when_that_is_not_allowed(store_url, postgres, tmp_path):
+    url = (
+        postgres.database()
+        if store_url.startswith("postgresql")
+        else f"sqlite:///{tmp_path / 'new.db'}"
+    )
+    with pytest.raises(Conflict, match="is empty"):
+        JobStore(url, upgrade=False)
+
+
+def test_a_database_without_an_encoding_holds_texts_too(postgres):
+    postgres.run("CREATE DATABASE unencoded ENCODING 'SQL_ASCII' TEMPLATE template0")
+    store = JobStore(postgres.url("unencoded"))
+    job = submit(store, name="Bücher")
+    assert store.get(job.id).name == "Bücher"
+    store.close()
+
+
+@pytest.mark.parametrize("oldest", ["9999", None])
+def test_a_store_that_serves_newer_xcrays_alone_is_refused(store_url, postgres, tmp_path, oldest):
+    url = (
+        postgres.database()
+        if store_url.startswith("postgresql")
+        else f"sqlite:///{tmp_path / 'newer.db'}"
+    )
+    JobStore(url).close()
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        connection.exec_driver_sql(
+            f"UPDATE oldest_program SET revision = '{oldest}'"
+            if oldest
+            else "DROP TABLE oldest_program"
+        )
+    engine.dispose()
+    with pytest.raises(Conflict, match=r"revision 9999.*newer xcray") as caught:
+        JobStore(url)
+    assert caught.value.code == "SCHEMA_NEWER"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://u:hidden@h/d",
+        "hidden",
+        "postgresql+asyncpg:/hidden",
+        "sqlite://",
+        "http://u:hidden@h",
+    ],
+)
+def test_an_address_that_is_none_is_refused_and_not_repeated(url):
+    with pytest.raises(ParameterError, match=r"sqlite:////path/xcray\.db") as caught:
+        JobStore(url)
+    assert "hidden" not in str(caught.value)
+
+
+def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
+    old_file(tmp_path / "xcray.db", 2)
+    at = ["--home", str(tmp_path), "--json"]
+    assert main(["store", "check", *at]) == 0
+    told = {
+        "store": "sqlite",
+        "revision": "0002",
+        "oldest": None,
+        "needed": HEAD,
+        "ready": False,
+        "programs": {},
+    }
+    assert json.loads(capsys.readouterr().out) == told
+    assert main(["store", "upgrade", *at]) == 0
+    assert json.loads(capsys.readouterr().out)["before"] == "0002"
+    assert main(["store", "check", *at]) == 0
+    assert json.loads(capsys.readouterr().out)["ready"] is True
+    copy = tmp_path / "copy.db"
+    assert main(["store", "backup", str(copy), *at]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["jobs"], facts["revision"], facts["bytes"]) == (2, HEAD, copy.stat().st_size)
+    assert main(["store", "backup", str(copy), *at]) == 1
+    assert json.loads(capsys.readouterr().err)["code"] == "EXISTS"
+    monkeypatch.setenv("XCRAY_STORE", f"sqlite:///{tmp_path / 'elsewhere.db'}")
+    assert main(["store", "check", *at]) == 0
+    assert json.loads(capsys.readouterr().out)["revision"] is None
+    assert not (tmp_path / "elsewhere.db").exists()  # looking makes nothing
+
+
+ADDED = (
+    NextStep(
+        'op.add_column("jobs", sa.Column("colour", sa.Text))\n'
+        'op.add_column("jobs", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))\n'
+        'op.add_column("keys", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))',
+        f'oldest = "{HEAD}"',
+    ),
+    NextStep(
+        'online.index("jobs_colour", "jobs", ["colour"])',
+        f'oldest = "{HEAD}"\nin_transaction = False',
+    ),
+)
+
+
+def add(url: str, folder: Path) -> str | None:
+    """What the next release does to a store."""
+    database = Database(url)
+    try:
+        return upgrade.bring_up(database, steps=upgrade.Steps(folder, newest(folder)))
+    finally:
+        database.close()
+
+
+def work(store: JobStore, n: int) -> None:
+    """Jobs from submit to end, keys, data sets: often enough for drivers to remember how each statement is done."""
+    for i in range(n):
+        job = submit(store, name=f"job {i}")
+        mine = claim(store)
+        assert mine.id == job.id
+        store.heartbeat(job.id, 1, lease_seconds=9)
+        store.append(job.id, 1, "progress", {"phase": "TRAINING", "done": i})
+        store.finish(job.id, 1, "SUCCEEDED", result={})
+        assert store.get(job.id).status == store.list(limit=1)[0][0].status == "SUCCEEDED"
+        key = store.add_key("default", f"key {i}", ["read"], f"{time.monotonic_ns():064}")
+        store.touch_key(key.id)
+        assert store.find_key(key.digest).id == key.id
+        store.add_dataset(f"set {i}", "/d")
+        assert store.figures().jobs["RUNNING"] == 0
+
+
+@pytest.fixture
+def fresh_url(store_url, postgres, tmp_path) -> str:
+    return (
+        postgres.database()
+        if store_url.startswith("postgresql")
+        else f"sqlite:///{tmp_path / 'fresh.db'}"
+    )
+
+
+def test_an_open_store_goes_on_when_the_next_release_has_added_to_it(fresh_url, tmp_path):
+    folder = release(tmp_path / "next", *ADDED)
+    with closing(JobStore(fresh_url)) as store:
+        work(store, 7)
+        assert add(fresh_url, folder) == HEAD
+        work(store, 7)
+        told = upgrade.look(fresh_url)
+        assert (told["revision"], told["oldest"], told["ready"]) == (newest(folder), HEAD, True)
+        assert add(fresh_url, folder) == newest(folder)  # twice is once
+        with store._database.read() as connection:
+            assert "jobs_colour" in {
+                index["name"] for index in sa.inspect(connection).get_indexes("jobs")
+            }
+
+
+def test_many_upgrade_a_store_at_once_also_by_steps_outside_a_transaction(fresh_url, tmp_path):
+    folder = release(tmp_path / "next", *ADDED)
+    JobStore(fresh_url).close()
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: add(fresh_url, folder), range(4))) <= {
+            HEAD,
+            f"{int(HEAD) + 1:04}",
+            newest(folder),
+        }
+    assert upgrade.look(fresh_url)["revision"] == newest(folder)
+
+
+def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, tmp_path):
+    url, folder = postgres.database(), release(tmp_path / "next", *ADDED)
+    with (
+        closing(JobStore(url, busy_seconds=5 * upgrade.HOLD_SECONDS)) as store,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+        with engine.connect() as dump:
+            dump.execute(sa.text("SELECT count(*) FROM jobs"))  # holds the table until it ends
+            upgrading = pool.submit(add, url, folder)
+            waiting = sa.text(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
+            )
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
+                for _ in range(2):  # it comes, goes, and comes again
+                    while not looking.execute(waiting).scalar_one():
+                        time.sleep(0.01)
+                    submit(store)  # behind it: for HOLD_SECONDS at most
+                    while looking.execute(waiting).scalar_one():
+                        time.sleep(0.01)
+            assert not upgrading.done()
+            assert upgrade.look(url)["revision"] == HEAD
+        assert upgrading.result(60) == HEAD
+        engine.dispose()
+    assert upgrade.look(url)["revision"] == newest(folder)
+
+
+def test_an_upgrade_that_waits_for_too_long_says_why(postgres, tmp_path, monkeypatch):
+    monkeypatch.setattr(upgrade, "PATIENCE_SECONDS", 0.0)
+    url, folder = postgres.database(), release(tmp_path / "next", *ADDED)
+    JobStore(url).close()
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as dump:
+        dump.execute(sa.text("SELECT count(*) FROM jobs"))
+        with pytest.raises(Unavailable, match="others hold the tables for long"):
+            add(url, folder)
+    engine.dispose()
+    assert upgrade.look(url)["revision"] == HEAD
+
+
+def test_programs_note_that_they_are_at_work_and_are_forgotten_when_they_are_gone(fresh_url):
+    clock = Clock()
+    with closing(JobStore(fresh_url, steady=clock)) as one:
+        killed = JobStore(fresh_url, steady=clock)
+        killed.attend()
+        one.attend()
+        one.attend()  # too soon to be noted again
+        assert sorted(each.beats for each in one.programs()) == [1, 1]
+        assert upgrade.look(fresh_url)["programs"] == {HEAD: 2}
+        clock.seconds += EVERY_SECONDS
+        one.attend()
+        clock.seconds += LEASE_SECONDS
+        one.attend()
+        assert [each.beats for each in one.programs()] == [3]
+        killed.close()
+        with closing(JobStore(fresh_url)) as other:
+            other.attend()
+            assert len(one.programs()) == 2
+        assert len(one.programs()) == 1  # who ends takes its note away
+
+
+def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(
+    fresh_url, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(upgrade, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(programs, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(programs, "LEASE_SECONDS", 0.3)
+    cuts = release(
+        tmp_path / "next",
+        NextStep('op.drop_column("keys", "last_used")', f'oldest = "{int(HEAD) + 1:04}"'),
+    )
+    store, ending = JobStore(fresh_url), threading.Event()
+
+    def live() -> None:
+        while not ending.wait(0.02):
+            store.attend()
+
+    living = threading.Thread(target=live)
+    living.start()
+    while not store.programs():
+        time.sleep(0.01)
+    try:
+        with pytest.raises(Conflict, match="--force") as caught:
+            add(fresh_url, cuts)
+        assert caught.value.code == "SCHEMA_IN_USE"
+        assert upgrade.look(fresh_url)["revision"] == HEAD
+    finally:
+        ending.set()
+        living.join()
+    assert (
+        len(store.programs()) == 1
+    )  # it ended without a word: nobody beats for a lease, and that is enough
+    assert add(fresh_url, cuts) == HEAD
+    for refused in (
+        store.counts,
+        lambda: submit(store),
+        store.attend,
+    ):  # and should it live after all, it touches nothing
+        store._database._believed = -float("inf")
+        with pytest.raises(Unavailable) as caught:
+            refused()
+        assert caught.value.code == "SCHEMA_NEWER"
+    store.ping()
+    store.close()

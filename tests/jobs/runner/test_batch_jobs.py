@@ -1,0 +1,484 @@
+"""Batch predictions as jobs: over REST, by the client, from the command line; stopped, resumed, killed, fenced, deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+
+from tests.support.live_service import PATIENCE, plain_model, publish, serving, settings_for
+from xcray.batch import BulkResult, BulkSpec, predict_bulk
+from xcray.batch.output import MANIFEST, OutputParts
+from xcray.cli.main import main
+from xcray.client import Client
+from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError, Refused
+from xcray.jobs.database.schema import JOBS
+from xcray.jobs.job import PREDICT
+from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
+from xcray.predict import Predictor
+from xcray.service.app import create_app
+from xcray.service.app_state import Rooms
+from xcray.service.models.cache import Wanted
+from xcray.workers.pool import StopFlag
+
+TEXTS = [f"{word} rows of a file" for word in ("csv", "json", "socket")] * 10
+QUICK = {
+    "lease_seconds": 600.0,
+    "beat_seconds": 0.05,
+    "report_seconds": 0.02,
+    "patience": 600.0,
+}  # nobody ends this process
+
+
+class Place(NamedTuple):
+    """A served app with two models, text and vector, and a client; jobs run when the test says so."""
+
+    rooms: Rooms
+    client: Client
+    http: httpx.Client
+    url: str
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    home = tmp_path_factory.mktemp("batch") / "home"
+    app = create_app(settings_for(home, dataset_roots=(home.parent / "open",), pool="serial"))
+    rooms: Rooms = app.state.rooms
+    publish(rooms.registry, "text", home / "a")
+    plain_model(home / "b")
+    rooms.registry.publish("vector", home / "b")
+    with (
+        serving(app) as url,
+        Client(url) as client,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
+    ):
+        yield Place(rooms, client, http, url)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Texts with keys as Parquet."""
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"text": TEXTS, "key": [f"k{i}" for i in range(len(TEXTS))]}), path)
+    return path
+
+
+def run_next(place: Place, **how: Any) -> str:
+    """Run the job that waits, here; its status then."""
+    job = place.rooms.store.claim("test", lease_seconds=600)
+    assert job is not None
+    return run_attempt(place.rooms.store, place.rooms.home, job.id, job.attempt, **QUICK, **how)
+
+
+def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path: Path) -> None:
+    client = place.client
+    job = client.jobs.predict(
+        "text",
+        file=file,
+        format="parquet",
+        top_k=2,
+        id_column="key",
+        part_rows=7,
+        name="mine",
+        certificate=True,
+    )
+    assert (job["kind"], job["status"], job["name"], job["spec"]["model"]) == (
+        "predict",
+        "PENDING",
+        "mine",
+        "text:1",
+    )
+    assert job["spec"]["input"].startswith("upl_")
+    assert str(place.rooms.home.path) not in json.dumps(job)
+    with pytest.raises(NotFound, match="it is PENDING"):
+        client.jobs.output(job["id"])
+    assert run_next(place) == SUCCEEDED
+    done = client.jobs.get(job["id"])
+    assert done["result"] is not None
+    assert {
+        name: done["result"][name]
+        for name in ("output", "model", "rows", "answered", "skipped", "parts")
+    } == {
+        "output": f"/v1/jobs/{job['id']}/output",
+        "model": "text:1",
+        "rows": 30,
+        "answered": 30,
+        "skipped": 0,
+        "parts": 5,
+    }
+    assert (done["progress"]["phase"], done["progress"]["done"]) == ("PUBLISHING", 30)
+    listed = client.jobs.output(job["id"])
+    assert [part["file"] for part in listed["parts"]] == [f"part-0000{i}.parquet" for i in range(5)]
+    found = pads.dataset(
+        client.jobs.download(job["id"], tmp_path / "answers"), format="parquet"
+    ).to_table()
+    predictor = place.rooms.predictors.get(Wanted("default", "text")).predictor
+    assert isinstance(predictor, Predictor)
+    expected = predictor.named(predictor.predict(TEXTS, 2))
+    assert found.column("labels").to_pylist() == [[one.label for one in row] for row in expected]
+    assert found.column("scores").to_pylist() == [[one.score for one in row] for row in expected]
+    assert found.column("id").to_pylist() == [f"k{i}" for i in range(30)]
+    assert found.column("exact").to_pylist() == [True] * 30
+    assert (tmp_path / "answers" / MANIFEST).is_file()
+    assert client.jobs.timeline(job["id"])["classes"] == 5
+    folder = place.rooms.home.run(job["id"])
+    assert not list(folder.glob("part-*")) + list(
+        folder.glob("input*")
+    )  # the answers alone are kept
+
+
+def test_files_are_streamed_and_nothing_else_of_the_job_is(place: Place, file: Path) -> None:
+    job = place.client.jobs.predict("text", file=file, format="parquet")
+    assert run_next(place) == SUCCEEDED
+    base = f"/v1/jobs/{job['id']}/output"
+    part = place.client.jobs.output(job["id"])["parts"][0]
+    whole = place.http.get(f"{base}/{part['file']}")
+    assert hashlib.sha256(whole.content).hexdigest() == part["sha256"]
+    assert whole.headers["content-type"] == "application/vnd.apache.parquet"
+    piece = place.http.get(f"{base}/{part['file']}", headers={"Range": "bytes=4-9"})
+    assert (piece.status_code, piece.content) == (206, whole.content[4:10])
+    for name in (
+        "run.json",
+        "..%2Frun.json",
+        "%2e%2e",
+        "part-00001.parquet",
+        "part-00000.parquet%00",
+        "..%2f..%2fxcray.db",
+    ):
+        assert place.http.get(f"{base}/{name}").status_code == 404, name
+    assert place.http.get(f"{base}/{MANIFEST}").json()["answered"] == 30
+
+
+def test_deleting_the_job_removes_its_answers(place: Place, file: Path) -> None:
+    job = place.client.jobs.predict("text", file=file, format="parquet")
+    run_next(place)
+    assert place.client.jobs.output(job["id"])
+    place.client.jobs.delete(job["id"])
+    assert not place.rooms.home.run(job["id"]).exists()
+    with pytest.raises(NotFound):
+        place.client.jobs.output(job["id"])
+
+
+def test_a_path_of_the_server_must_be_open(place: Place, file: Path) -> None:
+    root = place.rooms.home.path.parent / "open"
+    root.mkdir(exist_ok=True)
+    (root / "in.parquet").write_bytes(file.read_bytes())
+    job = place.client.jobs.predict(
+        "text@latest", path=str(root / "in.parquet"), format="parquet", top_k=1
+    )
+    assert job["spec"]["input"] == str(root / "in.parquet")
+    assert run_next(place) == SUCCEEDED
+    assert (root / "in.parquet").is_file()  # not ours: it stays
+    for path in (str(file), f"{root}/../home/xcray.db", "/etc/passwd"):
+        with pytest.raises(Refused, match="not open"):
+            place.client.jobs.predict("text", path=path, format="parquet")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "code"),
+    [
+        ({"format": "csv"}, InputError, "CHOICE"),
+        ({"top_k": 0}, InputError, "K_RANGE"),
+        ({"text_columns": ["a"], "values_column": "b"}, ParameterError, "PARAMETER"),
+        ({"surprise": 1}, InputError, "UNKNOWN_FIELD"),
+        ({"allow": []}, InputError, "LENGTH"),
+    ],
+)
+def test_a_request_is_checked_and_the_upload_given_back(
+    place: Place, file: Path, changes: dict[str, Any], error: type[Exception], code: str
+) -> None:
+    uploads = place.rooms.home.path / "uploads"
+    runs = set(place.rooms.home.runs.iterdir())
+    before = len(list(uploads.iterdir()))
+    with pytest.raises(error) as raised:
+        place.client.jobs.predict("text", **{"file": file, "format": "parquet", **changes})
+    assert raised.value.code == code  # type: ignore[attr-defined]
+    assert len(list(uploads.iterdir())) == before + 1
+    assert set(place.rooms.home.runs.iterdir()) == runs
+
+
+def test_one_input_and_one_model_that_exist(place: Place, file: Path) -> None:
+    with pytest.raises(InputError, match="one of them"):
+        place.client.jobs.predict("text", format="parquet")
+    neither = place.http.post("/v1/models/text:batchPredict", json={"format": "parquet"})
+    assert (neither.status_code, neither.json()["code"]) == (422, "INPUT")
+    gone = place.http.post(
+        "/v1/models/text:batchPredict", json={"format": "parquet", "upload": "upl_gone"}
+    )
+    assert gone.status_code == 404
+    with pytest.raises(NotFound):
+        place.client.jobs.predict("nobody", file=file, format="parquet")
+    assert "BatchRequest" in place.http.get("/openapi.json").json()["components"]["schemas"]
+
+
+def test_sending_twice_with_one_key_is_one_job_and_one_upload(place: Place, file: Path) -> None:
+    headers = {"Content-Type": "application/octet-stream"}
+    upload = place.http.post("/v1/uploads", content=file.read_bytes(), headers=headers).json()["id"]
+    body = {"format": "parquet", "upload": upload}
+
+    def asked(**more: Any) -> httpx.Response:
+        return place.http.post(
+            "/v1/models/text:batchPredict",
+            json={**body, **more},
+            headers={"Idempotency-Key": upload},
+        )
+
+    first, second, other = asked(), asked(), asked(top_k=3)
+    assert (first.status_code, second.status_code, other.status_code) == (201, 200, 409)
+    assert first.json() == second.json()
+    assert (
+        place.http.post("/v1/models/text:batchPredict", json=body).status_code == 404
+    )  # used once
+    assert run_next(place) == SUCCEEDED
+
+
+def test_named_sets_are_taken_as_they_were(place: Place, file: Path, tmp_path: Path) -> None:
+    sets = place.rooms.registry.sets("text")
+    sets.put("files", ["csv", "json"])
+    job = place.client.jobs.predict("text", file=file, format="parquet", allow=["set:files"])
+    sets.put("files", ["io"])
+    assert run_next(place) == SUCCEEDED
+    found = pads.dataset(
+        place.client.jobs.download(job["id"], tmp_path / "out"), format="parquet"
+    ).to_table()
+    assert {label for row in found.column("labels").to_pylist() for label in row} == {"csv", "json"}
+
+
+def test_a_bad_row_fails_the_job_with_its_place_and_skipping_counts_it(
+    place: Place, tmp_path: Path
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "csv"}\n{"text": 3}\n{"text": "json"}\n')
+    job = place.client.jobs.predict("text", file=path, format="jsonl")
+    assert run_next(place) == FAILED
+    failed = place.client.jobs.get(job["id"])
+    assert (failed["reason"], failed["message"]) == (
+        "FIELD_TYPE",
+        "input.jsonl:2: field 'text' is not a string",
+    )
+    job = place.client.jobs.predict("text", file=path, format="jsonl", on_error="skip")
+    assert run_next(place) == SUCCEEDED
+    result = place.client.jobs.get(job["id"])["result"]
+    assert result is not None
+    assert (result["answered"], result["skipped"], result["skipped_reasons"][0]["line"]) == (
+        2,
+        1,
+        2,
+    )
+
+
+def stop_after(place: Place, job_id: str, parts: int, flag: StopFlag) -> Callable[[], None]:
+    """What asks the store to stop a job once so many parts are there, and waits until its heart has heard of it."""
+
+    def look() -> None:
+        if len(list(place.rooms.home.run(job_id).glob("part-*.parquet"))) >= parts:
+            place.rooms.store.request_stop(job_id)
+            ends = time.monotonic() + PATIENCE
+            while not flag.is_set():
+                assert time.monotonic() < ends, "the heart did not hear of the stop"
+                time.sleep(0.01)
+
+    return look
+
+
+def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
+    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first attempt is stopped by a person, the second dies with the rename done, the third has only to say so."""
+    whole = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
+    assert run_next(place) == SUCCEEDED
+    job = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
+    flag, commit = StopFlag(), "xcray.batch.output.OutputParts.commit"
+    look = stop_after(place, job["id"], 4, flag)
+    original = OutputParts.commit
+
+    def watched(self: OutputParts, part: Any) -> None:
+        original(self, part)
+        look()
+
+    monkeypatch.setattr(commit, watched)
+    assert run_next(place, flag=flag) == STOPPED
+    kept = len(list(place.rooms.home.run(job["id"]).glob("part-*.parquet")))
+    assert 4 <= kept < 10
+    monkeypatch.setattr(commit, original)
+    assert place.client.jobs.resume(job["id"])["status"] == PENDING
+
+    class Crash(BaseException):
+        """The process dies here."""
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Crash
+
+    with monkeypatch.context() as dying:
+        dying.setattr("xcray.jobs.runner.batch_job.result_of", die)
+        with pytest.raises(Crash):
+            run_next(place)
+    place.rooms.store.lose(job["id"], 2)
+    assert place.client.jobs.get(job["id"])["status"] == PENDING
+    assert run_next(place) == SUCCEEDED
+    done = place.client.jobs.get(job["id"])
+    assert done["result"] is not None
+    assert (done["attempt"], done["result"]["report"]["rows_kept"]) == (3, 3 * kept)
+    parts = [
+        [part["sha256"] for part in place.client.jobs.output(one)["parts"]]
+        for one in (whole["id"], job["id"])
+    ]
+    assert parts[0] == parts[1]
+
+
+def test_a_fenced_attempt_publishes_nothing(
+    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is answered when the attempt, which heard nothing, is replaced: it must not publish any more."""
+    job, store = (
+        place.client.jobs.predict("text", file=file, format="parquet", part_rows=3),
+        place.rooms.store,
+    )
+    assert store.claim("test", lease_seconds=60) is not None
+
+    def late(spec: BulkSpec, *, check: Callable[[], None], **more: Any) -> BulkResult:
+        def replaced() -> None:
+            store.lose(job["id"], 1)
+            store.claim("other", lease_seconds=60)
+            check()
+
+        return predict_bulk(spec, check=replaced, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("xcray.jobs.runner.batch_job.predict_bulk", late)
+        assert (
+            run_attempt(store, place.rooms.home, job["id"], 1, **{**QUICK, "beat_seconds": 60.0})
+            == "FENCED"
+        )
+    assert not (place.rooms.home.run(job["id"]) / "output").exists()
+    assert run_attempt(store, place.rooms.home, job["id"], 2, **QUICK) == SUCCEEDED
+    done = store.get(job["id"])
+    assert done.result is not None
+    assert done.result["report"]["rows_kept"] == 30
+
+
+def test_a_download_that_is_not_what_was_made_is_refused_and_leaves_nothing(
+    place: Place, file: Path, tmp_path: Path
+) -> None:
+    job = place.client.jobs.predict("text", file=file, format="parquet")
+    run_next(place)
+    part = place.rooms.home.run(job["id"]) / "output" / "part-00000.parquet"
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    with pytest.raises(Corrupt, match="fetch it again"):
+        place.client.jobs.download(job["id"], tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+    (tmp_path / "there").mkdir()
+    with pytest.raises(Conflict):
+        place.client.jobs.download(job["id"], tmp_path / "there")
+
+
+def test_a_job_of_a_kind_of_the_future_waits_for_who_knows_it(place: Place) -> None:
+    store = place.rooms.store
+    with pytest.raises(ParameterError, match="one of train, predict"):
+        store.submit({}, name="x", kind="dream")
+    job, _ = store.submit({}, name="x", kind=PREDICT)
+    with closing(sqlite3.connect(place.rooms.home.path / "xcray.db")) as database:
+        database.execute("UPDATE jobs SET kind = 'dream' WHERE id = ?", (job.id,))
+        database.commit()
+    assert store.claim("test", lease_seconds=60) is None
+    after, _ = store.submit({}, name="x", kind=PREDICT)
+    assert store.claim("test", lease_seconds=60) == store.get(after.id)  # it holds up nobody
+    store.finish(after.id, 1, STOPPED)
+    with store._database.write() as connection:
+        connection.execute(
+            sa.update(JOBS).where(JOBS.c.id == job.id).values(status=RUNNING, attempt=1)
+        )
+    assert (
+        run_attempt(store, place.rooms.home, job.id, 1, **QUICK) == FAILED
+    )  # who is given it all the same says why
+    assert store.get(job.id).reason == "KIND"
+    store.delete(job.id)
+
+
+# --- the command line
+
+
+def test_from_the_command_line_here(
+    place: Place, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(place.rooms.registry.resolve("text:1"))
+    out = tmp_path / "out"
+    place.rooms.registry.sets("text").put("net", ["socket", "io"])
+    asked = [
+        "predict-batch",
+        model,
+        str(file),
+        str(out),
+        "-k",
+        "3",
+        "--pool",
+        "serial",
+        "--allow",
+        "set:net",
+        "--id-column",
+        "key",
+    ]
+    assert main([*asked, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["output"], said["answered"]) == (str(out), 30)
+    found = pads.dataset(out, format="parquet").to_table()
+    assert {label for row in found.column("labels").to_pylist() for label in row} == {
+        "socket",
+        "io",
+    }
+    assert not (tmp_path / "out.run").exists()
+    assert main(asked) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert main(["predict-batch", model, str(tmp_path / "rows.dat"), str(tmp_path / "b")]) == 2
+    assert "does not tell a format" in capsys.readouterr().err
+
+
+def test_from_the_command_line_there(
+    place: Place,
+    file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The job runs while the command waits for it."""
+    from xcray.client.resources import Jobs
+
+    original = Jobs.predict
+
+    def submitted(self: Jobs, *given: Any, **more: Any) -> Any:
+        job = original(self, *given, **more)
+        run_next(place)
+        return job
+
+    monkeypatch.setattr(Jobs, "predict", submitted)
+    there = ["--server", place.url]
+    assert main(["predict-batch", "text", str(file), str(tmp_path / "out"), *there]) == 0
+    shown = capsys.readouterr()
+    assert "30 rows answered, 1 files" in shown.out
+    job = shown.err.split(":")[0].strip()
+    assert pads.dataset(tmp_path / "out", format="parquet").count_rows() == 30
+    assert main(["jobs", "output", job, str(tmp_path / "again"), *there]) == 0
+    assert (tmp_path / "again" / MANIFEST).read_bytes() == (
+        tmp_path / "out" / MANIFEST
+    ).read_bytes()
+    assert main(["jobs", "get", job, *there]) == 0
+    assert f"xcray jobs output {job} DIR" in capsys.readouterr().out
+    assert main(["predict-batch", "vector", str(file), str(tmp_path / "b"), *there]) == 1
+    assert "no text pipeline" in capsys.readouterr().out
+    assert (
+        main(["predict-batch", "text", str(file), str(tmp_path / "c"), "--run-dir", "x", *there])
+        == 2
+    )

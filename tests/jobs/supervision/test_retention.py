@@ -1,0 +1,201 @@
+"""What a home keeps and for how long: old jobs go with their files, orphans go a day later, the living stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.clocks import WallClock
+from xcray.cli.main import main
+from xcray.errors import NotFound
+from xcray.jobs.home import Home
+from xcray.jobs.job import new_id
+from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.retention import DAY, Kept, Retention
+
+
+@pytest.fixture
+def clock() -> WallClock:
+    return WallClock()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def store(home: Home, clock: WallClock) -> Iterator[JobStore]:
+    store = JobStore(home.store_url, now=clock)
+    yield store
+    store.close()
+
+
+def job(store: JobStore, home: Home, status: str) -> str:
+    """A job with a run folder, a log and a lock, in a state."""
+    job_id = store.submit({"dataset": "/x"}, name="a")[0].id
+    if status != PENDING:
+        claimed = store.claim("test", lease_seconds=60)
+        assert claimed is not None
+        assert claimed.id == job_id
+    if status in (SUCCEEDED, FAILED, STOPPED):
+        store.finish(job_id, 1, status, result={} if status == SUCCEEDED else None)
+    folder = home.run(job_id)
+    (folder / "publish").mkdir(parents=True)
+    for name in ("part-1.arrow", "timeline.arrow", "publish/outcome.json"):
+        (folder / name).write_text("x" * 10)
+    home.log(job_id).write_text("log")
+    (home.runs / f"{job_id}.lock").touch()
+    return job_id
+
+
+def there(home: Home) -> set[str]:
+    """All files in the folders that retention looks at."""
+    roots = (home.runs, home.logs, home.datasets, home.models)
+    return {
+        str(path.relative_to(home.path))
+        for root in roots
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+def of(job_id: str, *names: str) -> set[str]:
+    return {f"runs/{job_id}/{name}" for name in names}
+
+
+def test_old_jobs_are_forgotten_with_all_that_is_theirs(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
+    old = job(store, home, FAILED)
+    clock.ahead = 31 * DAY
+    young = job(store, home, FAILED)
+    waiting = job(store, home, PENDING)
+    before = there(home)
+    Retention(store, home, Kept(), clock).turn()
+    with pytest.raises(NotFound):
+        store.get(old)
+    assert before - there(home) == {path for path in before if old in path}
+    assert {store.get(each).status for each in (young, waiting)} == {FAILED, PENDING}
+
+
+def test_the_oldest_ended_jobs_go_when_there_are_too_many(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
+    running = job(store, home, "RUNNING")
+    ids = [job(store, home, FAILED) for _ in range(5)]
+    retention = Retention(store, home, Kept(jobs=2), clock)
+    retention.turn()
+    assert [store.find_job(each) is not None for each in (running, *ids)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert {path.split("/")[1].split(".")[0] for path in there(home)} == {running, *ids[3:]}
+    assert retention.turn() == []
+
+
+def test_a_published_job_keeps_what_people_read(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
+    done, failed, running = (job(store, home, status) for status in (SUCCEEDED, FAILED, "RUNNING"))
+    (home.run(done) / "output").mkdir()
+    (home.run(done) / "output" / "part-0.parquet").write_text("answers")
+    retention = Retention(store, home, Kept(runs_hours=24), clock)
+    assert retention.turn() == []
+    clock.ahead = 1.1 * DAY
+    gone = retention.turn()
+    assert {each.path for each in gone} == of(done, "part-1.arrow", "publish")
+    assert sum(each.n_bytes for each in gone) == 20
+    left = {path for path in there(home) if path.startswith("runs/") and not path.endswith(".lock")}
+    kept = {"part-1.arrow", "timeline.arrow", "publish/outcome.json"}
+    assert left == of(done, "timeline.arrow", "output/part-0.parquet") | of(failed, *kept) | of(
+        running, *kept
+    )
+
+
+def test_orphans_go_after_a_day_and_strangers_never(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
+    known = store.add_dataset("d", "/d", dataset_id=new_id("ds")).id
+    orphan, stray = new_id("job"), new_id("ds")
+    for folder in (
+        home.run(orphan),
+        home.dataset(known),
+        home.dataset(stray),
+        home.datasets / f".{stray}.ab12cd34.part",
+    ):
+        folder.mkdir()
+        (folder / "file").write_text("x")
+    home.log(orphan).write_text("x")
+    staged = home.models / "docs" / "versions" / ".3.ab12cd34.part"
+    staged.mkdir(parents=True)
+    strangers = [home.runs / "README", home.datasets / "mine.csv", home.logs / "other.log"]
+    for path in strangers:
+        path.write_text("x")
+    clock.ahead = 0.9 * DAY
+    assert Retention(store, home, Kept(), clock).turn() == []
+    clock.ahead = 1.1 * DAY
+    gone = {each.path for each in Retention(store, home, Kept(), clock).turn()}
+    folders = {
+        f"runs/{orphan}",
+        f"logs/{orphan}.log",
+        f"datasets/{stray}",
+        f"datasets/.{stray}.ab12cd34.part",
+    }
+    assert gone == folders | {"models/docs/versions/.3.ab12cd34.part"}
+    assert all(path.exists() for path in (*strangers, home.dataset(known)))
+
+
+def test_what_dead_replicas_said_of_themselves_goes(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
+    from xcray.system.processes import host_name
+
+    dead, living, elsewhere = (
+        home.path / f"serve-{name}.json"
+        for name in (f"{host_name()}-{2**22 + 1}", f"{host_name()}-{os.getpid()}", "other-1")
+    )
+    for path in (dead, living, elsewhere):
+        path.write_text("{}")
+    clock.ahead = 2 * DAY
+    Retention(store, home, Kept(), clock).turn()
+    assert [path.exists() for path in (dead, living, elsewhere)] == [False, True, True]
+
+
+def test_a_job_that_was_resumed_meanwhile_keeps_its_work(
+    store: JobStore, home: Home, clock: WallClock
+) -> None:
+    failed = job(store, home, FAILED)
+    retention = Retention(store, home, Kept(), clock)
+    thing = retention._told("of a published job", home.run(failed) / "part-1.arrow")
+    store.resume(failed)
+    assert retention._remove(thing).n_bytes == 0
+    assert (home.run(failed) / "part-1.arrow").exists()
+
+
+def test_the_command_says_what_would_go_and_then_does_it(
+    store: JobStore, home: Home, clock: WallClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = job(store, home, SUCCEEDED)
+    for path in (home.run(done), *home.run(done).iterdir()):
+        os.utime(path, (time.time() - 2 * DAY,) * 2)
+    before = there(home)
+    for how, expected in (
+        (["--dry-run"], before),
+        ([], before - of(done, "part-1.arrow", "publish/outcome.json")),
+    ):
+        assert main(["store", "sweep", "--home", str(home.path), "--json", *how]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["removed"], told["files"], told["bytes"]) == (not how, 2, 20)
+        assert {thing["path"] for thing in told["things"]} == of(done, "part-1.arrow", "publish")
+        assert there(home) == expected

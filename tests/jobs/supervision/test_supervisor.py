@@ -1,0 +1,366 @@
+"""Expire, claim, launch: with a launcher of the test's own, then with real runners as processes and as Ray jobs."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.launches import Launches, until
+from xcray.errors import Unavailable
+from xcray.jobs.home import Home
+from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.launch import (
+    STORE_VARIABLE,
+    Ended,
+    ProcessLauncher,
+    RayJobLauncher,
+    command,
+)
+from xcray.jobs.supervision.supervisor import Supervisor
+from xcray.model.registry import Registry
+from xcray.workers.ray.local_cluster import JoinedCluster, LocalCluster
+from xcray.workers.ray.session import free_port
+
+
+class Clock:
+    def __init__(self):
+        self.ahead = 0.0
+
+    def __call__(self):
+        return time.time() + self.ahead
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def store(home, clock):
+    store = JobStore(home.store_url, now=clock, steady=clock)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def launcher():
+    return Launches()
+
+
+@pytest.fixture
+def supervise(store, launcher):
+    """Makes supervisors, which end with the test."""
+    made = []
+
+    def make(**options):
+        made.append(
+            Supervisor(options.pop("store", store), options.pop("launcher", launcher), **options)
+        )
+        return made[-1]
+
+    yield make
+    for supervisor in made:
+        supervisor.stop()
+
+
+def submit(store, spec=None, **more):
+    return store.submit(spec or {"dataset": "/x"}, name="a", **more)[0].id
+
+
+# --- with a launcher of the test's own
+
+
+def test_it_launches_as_many_as_the_cap_and_the_next_when_one_ends(store, launcher, supervise):
+    ids = [submit(store) for _ in range(3)]
+    supervisor = supervise(cap=2)
+    supervisor.step()
+    until(lambda: len(launcher.asked) == 2)
+    supervisor.step()
+    assert set(launcher.asked) == {(ids[0], 1), (ids[1], 1)}  # two hands launch them
+    assert len(launcher.asked) == 2
+    store.finish(ids[0], 1, SUCCEEDED, result={})
+    supervisor.step()
+    until(lambda: launcher.asked[2:] == [(ids[2], 1)])
+
+
+def test_two_supervisors_share_one_cap_and_launch_nothing_twice(
+    store, launcher, supervise, home, clock
+):
+    ids = {submit(store) for _ in range(12)}
+    other = JobStore(home.store_url, now=clock, steady=clock)
+    pair = [supervise(cap=3, tick_seconds=0.01), supervise(store=other, cap=3, tick_seconds=0.01)]
+    for supervisor in pair:
+        supervisor.start()
+    most = 0
+    deadline = time.monotonic() + 300
+    while store.counts()[SUCCEEDED] < 12:
+        assert time.monotonic() < deadline
+        running = store.running()
+        most = max(most, len(running))
+        for job in running:
+            if (job.id, job.attempt) in launcher.asked:
+                store.finish(job.id, job.attempt, SUCCEEDED, result={})
+    for supervisor in pair:
+        supervisor.stop()
+    other.close()
+    assert sorted(launcher.asked) == sorted((job_id, 1) for job_id in ids)
+    assert most <= 3
+
+
+def test_a_launch_that_fails_is_tried_again_and_fails_with_its_sentence(
+    store, launcher, supervise, clock
+):
+    job_id = submit(store)
+    launcher.trouble = Unavailable("Ray did not start: see ray.log")
+    supervisor = supervise(max_attempts=2, launch_attempts=2)
+    supervisor.step()
+    until(lambda: store.get(job_id).status == PENDING, tick=supervisor.step)
+    supervisor.step()
+    assert (store.get(job_id).status, store.get(job_id).reason) == (
+        PENDING,
+        "LAUNCH",
+    )  # it waits before it tries again
+    clock.ahead += 10
+    until(lambda: store.get(job_id).status == FAILED, tick=supervisor.step)
+    failed = store.get(job_id)
+    assert (failed.reason, failed.message, failed.attempt) == (
+        "LAUNCH",
+        "Ray did not start: see ray.log",
+        2,
+    )
+
+
+def test_a_failure_of_the_system_does_not_show_its_paths(store, launcher, supervise):
+    job_id = submit(store)
+    launcher.trouble = FileNotFoundError(2, "no such file", "/secret/python")
+    supervisor = supervise(max_attempts=1, launch_attempts=1)
+    supervisor.step()
+    until(lambda: store.get(job_id).status == FAILED, tick=supervisor.step)
+    assert "secret" not in store.get(job_id).message
+
+
+def test_a_slow_launch_keeps_its_lease_but_not_for_ever(
+    store, launcher, supervise, clock, monkeypatch
+):
+    monkeypatch.setattr("xcray.jobs.supervision.supervisor.time", SimpleNamespace(monotonic=clock))
+    job_id = submit(store)
+    launcher.slow = threading.Event()
+    supervisor = supervise(start_seconds=600.0, launch_seconds=2000.0)
+    supervisor.step()
+    for _ in range(4):
+        clock.ahead += 400
+        supervisor.step()
+        assert (store.get(job_id).status, store.get(job_id).attempt) == (RUNNING, 1)
+    clock.ahead += 500  # later than launches may last, sooner than the lease is over
+    supervisor.step()
+    assert store.get(job_id).attempt == 1
+    clock.ahead += 601
+    supervisor.step()
+    assert store.get(job_id).attempt == 2  # lost, and claimed again
+    launcher.slow.set()
+
+
+def test_a_runner_that_ends_without_a_word_is_noticed_before_its_lease_runs_out(
+    store, launcher, supervise
+):
+    job_id = submit(store)
+    supervisor = supervise(max_attempts=2, launch_attempts=2)
+    supervisor.step()
+    launcher.gone = [Ended(job_id, 1)]
+    supervisor.step()
+    until(lambda: (job_id, 2) in launcher.asked)
+    launcher.gone = [
+        Ended(job_id, 1),
+        Ended(job_id, 2),
+    ]  # the old one's end says nothing about the new one
+    supervisor.step()
+    assert (store.get(job_id).status, store.get(job_id).reason) == (FAILED, "POISON")
+
+
+def test_a_runner_that_ended_well_stays_ended(store, launcher, supervise):
+    job_id = submit(store)
+    supervisor = supervise()
+    supervisor.step()
+    store.finish(job_id, 1, SUCCEEDED, result={})
+    launcher.gone = [Ended(job_id, 1)]
+    supervisor.step()
+    assert store.get(job_id).status == SUCCEEDED
+
+
+def test_the_thread_lives_through_trouble(store, launcher, supervise, monkeypatch, caplog):
+    troubles = [ZeroDivisionError("odd"), Unavailable("locked")]
+    real = store.expire
+    monkeypatch.setattr(
+        store,
+        "expire",
+        lambda **more: (_ for _ in ()).throw(troubles.pop()) if troubles else real(**more),
+    )
+    supervisor = supervise(tick_seconds=0.01)
+    supervisor.start()
+    job_id = submit(store)
+    until(lambda: (job_id, 1) in launcher.asked)
+    assert "locked" in caplog.text
+    assert "odd" in caplog.text
+
+
+# --- with real runners
+
+
+@pytest.fixture
+def spec(tiny):
+    return {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"}
+
+
+def test_a_job_runs_in_a_process_of_its_own(store, home, supervise, spec):
+    job_id = submit(store, spec)
+    supervisor = supervise(launcher=ProcessLauncher(home), tick_seconds=0.05, start_seconds=600.0)
+    supervisor.start()
+    job = until(lambda: (job := store.get(job_id)).status in TERMINAL and job)
+    log = home.log(job_id).read_text()
+    assert (job.status, job.attempt) == (SUCCEEDED, 1), log
+    assert job.result["sha256"] == Registry(home.models).describe("tiny", 1).sha256
+    assert job.result["measures"]["P@1"] > 0.1
+    phases = [e.data["phase"] for e in store.events(job_id) if e.kind == "phase"]
+    assert phases[0] == "LOADING"
+    assert "TRAINING" in phases
+    assert "published tiny version 1" in log
+    assert home.log(job_id).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_killed_runner_is_followed_by_another_and_there_is_one_version(
+    store, home, supervise, spec
+):
+    job_id = submit(store, spec)
+    launcher = ProcessLauncher(home)
+    supervisor = supervise(launcher=launcher, tick_seconds=0.05, start_seconds=600.0)
+    supervisor.start()
+    process = until(lambda: launcher._started.get(Ended(job_id, 1)))
+    os.kill(process.pid, signal.SIGKILL)
+    job = until(lambda: (job := store.get(job_id)).status in TERMINAL and job)
+    assert (job.status, job.attempt) == (SUCCEEDED, 2), home.log(job_id).read_text()
+    assert Registry(home.models).versions("tiny") == [1]
+
+
+API = """
+import sys, time
+from xcray.jobs.home import Home
+from xcray.jobs.launch import ProcessLauncher
+from xcray.jobs.store import JobStore
+from xcray.jobs.supervisor import Supervisor
+home = Home(sys.argv[1])
+Supervisor(JobStore(home.store_url), ProcessLauncher(home), tick_seconds=0.05, start_seconds=600.0).start()
+time.sleep(600)
+"""
+
+
+def test_a_running_job_survives_kill_9_of_the_service(store, home, spec):
+    job_id = submit(store, spec)
+    service = subprocess.Popen([sys.executable, "-c", API, str(home.path)])
+    until(
+        lambda: [e for e in store.events(job_id) if e.kind == "phase"]
+    )  # the runner lives: it has told something
+    os.kill(service.pid, signal.SIGKILL)
+    service.wait()
+    job = until(lambda: (job := store.get(job_id)).status in TERMINAL and job)
+    assert (job.status, job.attempt) == (SUCCEEDED, 1), home.log(job_id).read_text()
+
+
+def test_sigterm_makes_a_runner_give_its_job_back(store, home, spec, tiny, tmp_path):
+    """The data set's manifest is a pipe: the training stands still at its beginning until the test has sent the signal."""
+    data = tmp_path / "data"
+    shutil.copytree(tiny.path, data)
+    manifest = (data / "manifest.json").read_bytes()
+    (data / "manifest.json").unlink()
+    os.mkfifo(data / "manifest.json")
+    job_id = submit(store, {**spec, "dataset": str(data)})
+    launcher = ProcessLauncher(home)
+    launcher.launch(store.claim("test", lease_seconds=60))
+    process = launcher._started[Ended(job_id, 1)]
+    pipe = os.open(data / "manifest.json", os.O_WRONLY)  # returns when the training reads it
+    os.kill(process.pid, signal.SIGTERM)
+    time.sleep(0.1)
+    os.write(pipe, manifest)
+    os.close(pipe)
+    until(lambda: process.poll() is not None)
+    assert process.returncode == 0, home.log(job_id).read_text()
+    assert store.get(job_id).status == PENDING
+    assert launcher.tend() == [Ended(job_id, 1)]
+
+
+def test_a_store_with_a_password_is_not_on_the_command_line(store, home):
+    submit(store)
+    job = store.claim("test", lease_seconds=60)
+    url = "postgresql://xcray:secret@db/xcray"
+    assert "secret" not in " ".join(command(home, url, job))
+    assert STORE_VARIABLE == "XCRAY_STORE"
+    assert home.store_url in command(home, home.store_url, job)
+
+
+@pytest.mark.ray
+def test_a_cluster_that_does_not_answer_is_said_so(store, home, supervise):
+    job_id = submit(store)
+    port = free_port()
+    launcher = RayJobLauncher(home, JoinedCluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"))
+    supervisor = supervise(launcher=launcher, launch_attempts=1)
+    supervisor.step()
+    until(lambda: store.get(job_id).status == FAILED, tick=supervisor.step)
+    assert "is the cluster up?" in store.get(job_id).message
+
+
+@pytest.mark.ray
+def test_jobs_run_on_ray_under_readable_names_and_this_process_is_no_driver(
+    store, home, supervise, spec
+):
+    import ray
+    from ray.job_submission import JobSubmissionClient
+
+    good = submit(store, {**spec, "pool": "ray", "workers": 1})
+    bad = submit(store, {**spec, "dataset": "/nowhere"})
+    waiting = submit(store, spec, priority=-1)
+    cluster = LocalCluster(home.ray, num_cpus=2, object_store_memory=100 << 20)
+    try:
+        supervisor = supervise(
+            launcher=RayJobLauncher(home, cluster), tick_seconds=0.1, start_seconds=600.0
+        )
+        supervisor.start()
+        job = until(lambda: (job := store.get(good)).status in TERMINAL and job)
+        assert job.status == SUCCEEDED, home.log(good).read_text()
+        assert (
+            until(lambda: (job := store.get(bad)).status in TERMINAL and job).reason == "NOT_FOUND"
+        )
+        store.request_stop(waiting)
+        assert until(lambda: (job := store.get(waiting)).status in TERMINAL and job).status in (
+            STOPPED,
+            SUCCEEDED,
+        )
+        info = cluster.info()
+        client = JobSubmissionClient(info.dashboard, headers=info.headers)
+        seen = {
+            details.submission_id: details
+            for details in client.list_jobs()
+            if details.submission_id
+        }
+        last = str(job.attempt)  # a dashboard that is slow to answer costs an attempt
+        assert seen[f"xcray-a-{good}-a{last}"].metadata == {
+            "job": good,
+            "name": "a",
+            "attempt": last,
+            "tenant": "default",
+        }
+        assert "published tiny version 1" in home.log(good).read_text()
+        assert info.token_path.read_text() not in home.log(good).read_text()
+        assert not ray.is_initialized()
+    finally:
+        cluster.stop()

@@ -1,0 +1,52 @@
+"""python -m tests.robustness.badinput [FAMILY ...]: every row of the catalogue that a stranger can send, through a real service.
+
+Prints what went wrong, and one JSON line.
+"""
+
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.robustness.badinput import json_lines, parquet, svmlight, tables, xc
+from tests.robustness.badinput.service import faults, left_of, send
+from tests.support.live_service import client_of, settings_for
+from xcray.service.app import create_app
+
+FAMILIES = {"svmlight": svmlight, "xc": xc, "parquet": parquet, "csv": tables, "jsonl": json_lines}
+
+
+def main() -> int:
+    """Send all, a family at a time; 1 when the service dealt wrongly with one."""
+    started, n, wrong = time.monotonic(), 0, 0
+    with contextlib.ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "home"
+        http = stack.enter_context(client_of(create_app(settings_for(home))))
+        for format in sys.argv[1:] or FAMILIES:
+            family = FAMILIES[format]
+            sent = [send(http, format, case) for case in family.BAD if case.over_http]
+            for each in sent:
+                n += 1
+                found = faults(http, each, home)
+                wrong += bool(found)
+                for fault in found:
+                    print(f"{format} {each.case.id}: {fault}")
+            print(f"{format}: {len(sent)} rows", flush=True)
+        left = len(left_of(home))
+    print(
+        json.dumps(
+            {
+                "rows": n,
+                "wrong": wrong,
+                "left": left,
+                "seconds": round(time.monotonic() - started, 1),
+            }
+        )
+    )
+    return int(bool(wrong or left))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What must come of a case: through the readers, as the child process of the service runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tests.robustness.badinput.case import Bad, Good, laid_out, wrong
+from xcray.data.build import build
+from xcray.data.check import check
+from xcray.service.datasets.ingest import attempt
+
+
+def refused(format: str, case: Bad, folder: Path) -> None:
+    """A build ends with the case's problem, in words that name the mend and no path, and leaves nothing; a check finds the same."""
+    sources, options = laid_out(case, format, folder)
+    before = sorted(folder.iterdir())
+    request = {
+        "format": format,
+        "name": "asked",
+        "target": str(folder / "out"),
+        "options": dict(case.options),
+    }
+    for name, value in case.options.items():
+        if name in case.more or str(value) in case.more:
+            request["options"][name] = str(folder / str(value))
+    outcome = attempt(
+        {**request, "sources": {part: str(path) for part, path in sources.items()}}, folder
+    )
+    assert "problem" in outcome, outcome
+    problem = outcome["problem"]
+    first = outcome["errors"][0] if outcome["errors"] else problem
+    assert wrong(case, first, sources["train"].name) == []
+    assert problem["code"] == case.code
+    assert str(folder) not in json.dumps(outcome)
+    assert sorted(folder.iterdir()) == before, "nothing is published or left behind"
+    if case.test is None and not case.more:
+        report = check(format, sources["train"], options.read)
+        assert case.code in [found["code"] for found in report.errors], (
+            "the check finds what the build refuses"
+        )
+        assert not report.good
+
+
+def understood(format: str, case: Good, folder: Path) -> None:
+    """The data set has the rows, labels and warnings of the case."""
+    sources, options = laid_out(case, format, folder)
+    made = build(format, sources, folder / "out", options)
+    X, Y = made.train.X.to_scipy().toarray(), made.train.Y.to_scipy().toarray().astype(int)
+    assert case.X is None or np.array_equal(X, np.array(case.X, np.float32))
+    assert case.Y is None or Y.tolist() == case.Y
+    assert case.labels is None or made.label_names.to_pylist() == case.labels
+    warnings = made.manifest["source"]["parts"]["train"]["warnings"]
+    assert case.warnings is None or warnings == case.warnings

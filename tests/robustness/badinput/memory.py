@@ -1,0 +1,168 @@
+"""Hostile files in a process that measures itself: memory follows the bytes that are read, never what a file claims.
+
+python -m badinput.memory FOLDER (with the tests' folder on the path) prints a JSON line a file: its id, the code it ended with,
+megabytes of memory above the start, seconds. The process may take 700 MB of address space beyond those it begins with.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tests.robustness.badinput.parquet import BAD, written
+from xcray.data.check import check
+from xcray.data.readers.options import ReadOptions
+from xcray.errors import XcrayError
+
+ROOM = 700 << 20
+ANY = {
+    "max_expansion": 1 << 30,
+    "max_decompressed": 1 << 40,
+}  # so that lines and fields are what is refused
+
+
+def stream(first: bytes, again: bytes, n: int) -> bytes:
+    """A gzip file of `first` and n times `again`: members one after the other, small however long what they hold is."""
+    return gzip.compress(first) + gzip.compress(again) * n
+
+
+def repeated(n_rows: int, text: str) -> bytes:
+    """A Parquet file that holds one text, and says n times that it is there."""
+    texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n_rows, np.int32)), [text])
+    labels = pa.ListArray.from_arrays(
+        pa.array(np.arange(n_rows + 1, dtype=np.int32)), pa.array(["x"] * n_rows)
+    )
+    return written(pa.table({"text": texts, "labels": labels}), store_schema=False)
+
+
+CASES: dict[str, tuple[str, str, Callable[[], bytes], str, dict[str, int]]] = {
+    "X5": ("xc", "in.txt", lambda: b"1000000000 33554432 33554432\n1 0:1\n", "XC_ROW_COUNT", {}),
+    "X6": ("xc", "in.txt", lambda: b"9" * 5000 + b" 5 5\n1 0:1\n", "XC_HEADER_LIMIT", {}),
+    "S42": ("svmlight", "in.svm", lambda: b"1 2147483647:1\n", "DIM_LIMIT", {}),
+    "S42-allowed": (
+        "svmlight",
+        "in.svm",
+        lambda: b"1 2147483647:1\n",
+        "",
+        {"max_features": 2**31 - 1},
+    ),
+    "S44-2GB": (
+        "svmlight",
+        "in.svm.gz",
+        lambda: stream(b"1 1:1\n1", b"1" * (16 << 20), 128),
+        "LINE_TOO_LONG",
+        ANY,
+    ),
+    "C9-100MB": (
+        "csv",
+        "in.csv.gz",
+        lambda: stream(b'text,labels\n"a', b"a b\n" * (1 << 20), 25),
+        "FIELD_TOO_LONG",
+        {**ANY, "max_field_bytes": 4 << 20},
+    ),
+    "C19-800MB": (
+        "csv",
+        "in.csv.gz",
+        lambda: stream(b"text,labels\n", (b"word " * 200_000 + b",1\n") * 8, 100),
+        "DECOMPRESSED_LIMIT",
+        {},
+    ),
+    "P3": (
+        "parquet",
+        "in.parquet",
+        lambda: next(case.data for case in BAD if case.id == "P3"),
+        "PARQUET_INVALID",
+        {},
+    ),
+    "P11": (
+        "parquet",
+        "in.parquet",
+        lambda: next(case.data for case in BAD if case.id == "P11"),
+        "PARQUET_LIMIT",
+        {},
+    ),
+    "P12-100GB": (
+        "parquet",
+        "in.parquet",
+        lambda: repeated(400_000, "words " * 42_000),
+        "DECOMPRESSED_LIMIT",
+        {},
+    ),
+}
+
+
+WARM = (
+    ("warm.svm", "svmlight", b"1 1:1\n"),
+    ("warm.svm.gz", "svmlight", gzip.compress(b"1 1:1\n")),
+    ("warm.txt", "xc", b"1 2 2\n1 0:1\n"),
+    ("warm.csv.gz", "csv", gzip.compress(b"text,labels\na,b\n")),
+    ("warm.parquet", "parquet", repeated(3, "a word")),
+)
+
+
+def main() -> int:
+    """Make the files, then read them; 1 when one ends otherwise than it should."""
+    folder, wrong = Path(sys.argv[1]), 0
+    for name, (_, file, made, _, _) in CASES.items():
+        (folder / name).mkdir()
+        (folder / name / file).write_bytes(made())
+    for (
+        file,
+        format,
+        data,
+    ) in WARM:  # what is compiled and loaded once for a format is there before memory is limited
+        (folder / file).write_bytes(data)
+        check(format, folder / file)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + ROOM
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    for name, (format, file, _, code, options) in CASES.items():
+        base, started = reset(), time.monotonic()
+        try:
+            report = check(format, folder / name / file, ReadOptions.from_dict(options))
+            found = str(report.errors[0]["code"]) if report.errors else ""
+        except XcrayError as error:
+            found = str(error.code)
+        wrong += found != code
+        told = {"id": name, "bytes": (folder / name / file).stat().st_size, "code": found}
+        print(
+            json.dumps(
+                {
+                    **told,
+                    "grown_mb": round((peak() - base) / 2**20, 1),
+                    "seconds": round(time.monotonic() - started, 2),
+                }
+            )
+        )
+    return int(bool(wrong))
+
+
+def reset() -> int:
+    """Forget the peak where the system can; the peak now, in bytes."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return peak()
+    return peak()
+
+
+def peak() -> int:
+    """The most bytes of memory held since `reset`."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The catalogue through a real service: upload, build in its child, and what is told and left of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from tests.robustness.badinput.case import Bad, wrong
+
+RAW = {"Content-Type": "application/octet-stream"}
+PATIENCE = 600.0  # seconds for a build that waits for others
+
+
+class Sent(NamedTuple):
+    """A case on its way: the replies so far, and the data set's id when one was accepted."""
+
+    format: str
+    case: Bad
+    replies: list[httpx.Response]
+    id: str | None
+
+
+def send(http: httpx.Client, format: str, case: Bad) -> Sent:
+    """Upload the files of a case and ask for a data set of them."""
+    replies, uploads = [], {}
+    for part, data in (("train", case.data), ("test", case.test)):
+        if data is not None:
+            replies.append(http.post("/v1/uploads", content=data, headers=RAW))
+            if replies[-1].status_code != 201:
+                return Sent(format, case, replies, None)
+            uploads[part] = replies[-1].json()["id"]
+    asked = {"name": "asked", "format": format, "options": case.options, "uploads": uploads}
+    replies.append(http.post("/v1/datasets", json=asked))
+    return Sent(format, case, replies, replies[-1].json().get("id"))
+
+
+def outcome(http: httpx.Client, sent: Sent) -> dict[str, Any]:
+    """The data set once it is no longer BUILDING; {} when none was accepted."""
+    end = time.monotonic() + PATIENCE
+    while sent.id is not None and time.monotonic() < end:
+        reply = http.get(f"/v1/datasets/{sent.id}")
+        sent.replies.append(reply)
+        if reply.json()["status"] != "BUILDING":
+            return dict(reply.json())
+        time.sleep(0.05)
+    return {}
+
+
+def faults(http: httpx.Client, sent: Sent, home: Path) -> list[str]:
+    """What is wrong with how the service dealt with a case; empty when it is right.
+
+    Right is: refused at once with a 4xx (an empty body), or accepted and then FAILED with the problem of the case; no 5xx, no
+    path of the server in any reply; no folder of the data set left, and no request to build it.
+    """
+    found, case = outcome(http, sent), sent.case
+    out = [f"status {reply.status_code}" for reply in sent.replies if reply.status_code >= 500]
+    out += [
+        "a path of the server"
+        for reply in sent.replies
+        if str(home) in reply.text or "/builds/" in reply.text
+    ]
+    if not case.data:
+        told = sent.replies[-1].json()
+        expected = (sent.replies[-1].status_code, told["code"]) == (
+            400,
+            "EMPTY_BODY",
+        ) and "data file" in told["detail"]
+        return out + ([] if expected else [f"an empty upload: {told}"])
+    if found.get("status") != "FAILED":
+        return [*out, f"not FAILED: {found}"]
+    stats = found["stats"]
+    first = stats["errors"][0] if stats["errors"] else stats["problem"]
+    out += wrong(case, first, f"train.{sent.format}" if not case.file else None)
+    out += [] if stats["problem"]["code"] == case.code else [f"the problem is {stats['problem']}"]
+    out += [] if len(stats["errors"]) <= 20 else ["more than 20 errors"]
+    out += [f"left: {path.name}" for path in left_of(home, f"*{sent.id}*")]
+    train = http.post("/v1/jobs", json={"dataset": sent.id, "solver": "ppdsparse"})
+    if not 400 <= train.status_code < 500:
+        out.append(f"a job on a data set that is none: {train.status_code}")
+    return out
+
+
+def left_of(home: Path, pattern: str = "*") -> list[Path]:
+    """What lies in the rooms of data sets; the service removes it right after it has told the outcome, so it is waited for."""
+    end, left = time.monotonic() + PATIENCE, [home]
+    while left and time.monotonic() < end:
+        left = [
+            path
+            for room in ("datasets", "builds", "uploads")
+            for path in (home / room).glob(pattern)
+        ]
+        time.sleep(0.02 if left else 0)
+    return left

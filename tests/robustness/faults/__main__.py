@@ -1,0 +1,211 @@
+"""python -m tests.robustness.faults ROW [--runs N] [--seed N] [--json FILE] | all [--page FILE] | chaos [--minutes N] | table FILES."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.robustness.faults import (
+    chaos,
+    rows_api,
+    rows_disk,
+    rows_ray,
+    rows_runners,
+    rows_serving,
+    rows_store,
+    table,
+)
+from tests.robustness.faults.catalogue import ROWS, Row, in_order
+from tests.robustness.faults.figures import Figures
+from tests.robustness.faults.stage import LAST_WORDS, ROOT, enter, stage
+
+RUNS_OF_LIMIT = 5  # runs that a row's limit is for
+FILES = (
+    chaos,
+    rows_api,
+    rows_disk,
+    rows_ray,
+    rows_runners,
+    rows_serving,
+    rows_store,
+)  # importing them fills the catalogue
+
+
+def main(given: list[str]) -> int:
+    """Exit status: 0 every promise was kept, 1 not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.robustness.faults", description=__doc__)
+    parser.add_argument("row", help="F1 to F30, all, chaos, or table")
+    parser.add_argument("files", nargs="*", type=Path, help="table: what --json wrote")
+    parser.add_argument("--runs", type=int, default=5, help="how often a fault is injected")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--small", action="store_true", help="the quick form of the test suite")
+    parser.add_argument(
+        "--plain", action="store_true", help="no namespaces, also where they are allowed"
+    )
+    parser.add_argument(
+        "--page", type=Path, help="all: write the table between the marks of this page"
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="all: rows played side by side; their seconds suffer"
+    )
+    parser.add_argument("--only", default="", help="all: these rows, with commas")
+    parser.add_argument("--minutes", type=float, default=5.0, help="chaos: how long")
+    parser.add_argument(
+        "--store", choices=("postgres", "sqlite"), default="postgres", help="chaos: which store"
+    )
+    chosen = parser.parse_args(given)
+    if chosen.row == "table":
+        print(table.markdown(table.read(chosen.files)))
+        return 0
+    if chosen.row == "all":
+        return everything(chosen)
+    if chosen.row != "chaos" and chosen.row not in ROWS:
+        parser.error(
+            f"there is no row {chosen.row}: use one of {', '.join(each.number for each in in_order())}, all, chaos, table"
+        )
+    if chosen.json is not None:
+        given[given.index("--json") + 1 if "--json" in given else -1] = str(chosen.json.absolute())
+        chosen.json = chosen.json.absolute()
+    enter(given, chosen.plain)
+    if chosen.row == "chaos":
+        return told(chaos.play(chosen.minutes, chosen.seed, chosen.store), chosen.json)
+    return told(play(ROWS[chosen.row], chosen), chosen.json)
+
+
+def play(row: Row, chosen: Any) -> Figures:
+    """Play one row. What raises counts as a wrong state, with its place."""
+    with stage(
+        row.number, row.title, runs=chosen.runs, seed=chosen.seed, small=chosen.small
+    ) as here:
+        here.figures.injected = row.injected
+        try:
+            row.play(here)
+        except Exception as error:
+            traceback.print_exc()
+            here.figures.fault(f"{type(error).__name__}: {str(error)[:500]}")
+            for log in sorted(here.folder.glob("*.log")):
+                print(
+                    f"--- {log.name}\n"
+                    + "\n".join(log.read_text(errors="replace").splitlines()[-30:]),
+                    file=sys.stderr,
+                )
+    return here.figures
+
+
+def told(figures: Figures, to: Path | None) -> int:
+    """Print the figures, the last line as JSON; the exit status."""
+    for sentence in figures.broken:
+        print(f"{figures.row} BROKEN {sentence}")
+    print(figures.line())
+    if to is not None:
+        to.write_text(figures.line() + "\n")
+    return 0 if figures.ok else 1
+
+
+def everything(chosen: Any) -> int:
+    """Each row in a process and namespaces of its own, whatever the others do; one JSON line a row, and the table into a page.
+
+    SIGTERM ends the rows under way and begins no others; what was played is written all the same.
+    """
+    began, ending = time.monotonic(), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    wanted = set(chosen.only.split(",")) if chosen.only else set(ROWS)
+    rows = [each for each in in_order() if each.number in wanted]
+    with ThreadPoolExecutor(chosen.at_once) as pool:
+        lines = [
+            each
+            for each in pool.map(lambda row: _alone(row, chosen, ending), rows)
+            if each is not None
+        ]
+    if chosen.json is not None:
+        chosen.json.write_text("".join(json.dumps(each, sort_keys=True) + "\n" for each in lines))
+    if chosen.page is not None:
+        table.into(chosen.page, lines, runs=chosen.runs, small=chosen.small)
+    bad = [each["row"] for each in lines if not each["ok"]]
+    left = [each.number for each in rows if each.number not in {line["row"] for line in lines}]
+    seconds = round(time.monotonic() - began)
+    print(
+        json.dumps(
+            {
+                "rows": len(lines),
+                "broken": bad,
+                "not_played": left,
+                "seconds": seconds,
+                "load": os.getloadavg()[0],
+            }
+        )
+    )
+    return 1 if bad or left else 0
+
+
+def _alone(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | None:
+    """The figures of one row, played by a process of its own within the row's limit; None when it was not begun."""
+    if ending.is_set():
+        return None
+    words = [
+        sys.executable,
+        "-m",
+        "tests.robustness.faults",
+        row.number,
+        "--runs",
+        str(chosen.runs),
+        "--seed",
+        str(chosen.seed),
+    ]
+    words += ["--small"] * chosen.small + ["--plain"] * chosen.plain
+    began = time.monotonic()
+    limit = row.limit * max(1.0, chosen.runs / RUNS_OF_LIMIT)
+    with (
+        tempfile.TemporaryFile("w+") as told,
+        subprocess.Popen(words, cwd=ROOT, stdout=told) as process,
+    ):
+        while process.poll() is None and time.monotonic() - began < limit and not ending.is_set():
+            time.sleep(0.1)
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(LAST_WORDS + 10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+        told.seek(0)
+        output = told.read()
+    figures = _last(output) or _silent(row, process.returncode, time.monotonic() - began)
+    said = "kept" if figures["ok"] else f"BROKEN: {figures['broken']}"
+    print(f"{row.number:4s} {figures['seconds']:6.1f} s  {said}", flush=True)
+    return figures
+
+
+def _last(output: str) -> dict[str, Any] | None:
+    """The figures that a row printed at its end; None when it did not."""
+    with contextlib.suppress(ValueError):
+        found = json.loads((output.splitlines() or [""])[-1])
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _silent(row: Row, code: int, seconds: float) -> dict[str, Any]:
+    """The figures of a row that gave none."""
+    figures = Figures(row.number, row.title, row.injected, seconds=round(seconds, 1))
+    figures.fault(f"no figures: it ended with {code} after {seconds:.0f} s of {row.limit:.0f}")
+    return figures.as_dict()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a row that was broken off may still try

@@ -1,0 +1,351 @@
+"""Rows about bytes: the disk is full, files are harmed, publishing is crashed at every system call."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.robustness.faults import strace, verbs
+from tests.robustness.faults.catalogue import row
+from tests.robustness.faults.rows_api import OCTETS
+from tests.robustness.faults.rows_runners import drained
+from tests.robustness.faults.service import Service
+from tests.robustness.faults.stage import Stage, namespaces, small_disk, until
+from tests.robustness.faults.work import MIDDLE, QUICK, SLOW, dataset, ended, ok, submit
+from tests.support.live_service import text_model
+from xcray.errors import XcrayError
+from xcray.jobs.states import SUCCEEDED
+from xcray.model.directory import MANIFEST
+from xcray.model.model import Model
+from xcray.model.registry import Registry
+
+
+@row(
+    "F8",
+    "the disk is full",
+    "the home on a small tmpfs, filled below the reserve and to the last page, during uploads, submits, a training",
+    "tests/service/test_service.py",
+    "tests/jobs/runner/test_batch_jobs.py",
+)
+def disk_full(stage: Stage) -> None:
+    if not namespaces():
+        stage.figures.note("mounting is not allowed here: nothing was filled")
+        stage.figures.runs = 0
+        raise PermissionError(
+            "F8 needs mounts of its own (unshare --mount): run it as root, or where user namespaces are allowed"
+        )
+    with small_disk(stage.folder / "disk", 160) as disk:
+        service = Service(stage, home=disk / "home", disk_reserve_bytes=20_000_000)
+        service.up()
+        data = dataset(service.http, stage.ledger, **MIDDLE)
+        done = ended(service.http, submit(service.http, stage.ledger, data, "m", "before", **SLOW))
+        assert done["status"] == SUCCEEDED, done
+        for turn in range(min(stage.runs, 2)):
+            _below_reserve(stage, service, disk, data, turn)
+            _to_the_brim(stage, service, disk, data, turn)
+            _while_training(stage, service, disk, data, done["result"]["sha256"], turn)
+        drained(stage, service)
+
+
+def _fill(disk: Path, leave: int) -> Path:
+    """A file that takes all but so many bytes."""
+    ballast = disk / "ballast"
+    with (
+        open(ballast, "wb", buffering=0) as out,
+        contextlib.suppress(OSError),
+    ):  # the last page may go to somebody else
+        left = shutil.disk_usage(disk).free - leave
+        while left > 0:
+            left -= out.write(b"\0" * min(1 << 20, left))
+    return ballast
+
+
+def _below_reserve(stage: Stage, service: Service, disk: Path, data: str, turn: int) -> None:
+    """Uploads are refused before they eat what jobs and the store need; everything else goes on."""
+    ballast = _fill(disk, 6_000_000)
+    refused = service.http.post("/v1/uploads", content=b"a" * 1_000_000, headers=OCTETS)
+    stage.figures.expect(
+        refused.status_code == 507,
+        f"an upload below the reserve was answered {refused.status_code}",
+    )
+    until(lambda: not [*(service.home.path / "uploads").iterdir()], "half an upload is removed")
+    until(
+        lambda: "DISK" in service.http.get("/readyz").json()["reasons"],
+        "/readyz says that the disk is full",
+    )
+    ready = service.http.get("/readyz")
+    stage.figures.expect(ready.status_code == 503, f"/readyz says {ready.text}")
+    job = submit(service.http, stage.ledger, data, "m", f"low{turn}", priority=-1)
+    ok(service.http.get(f"/v1/jobs/{job}"))
+    ok(service.http.post(f"/v1/jobs/{job}/stop"))
+    ended(service.http, job)
+    ok(service.http.delete(f"/v1/jobs/{job}"))
+    stage.ledger.acknowledged("delete", job)
+    ok(
+        service.http.post(
+            "/v1/models/m:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
+        )
+    )
+    ballast.unlink()
+    with stage.figures.recovering():
+        service.ready()
+    stage.figures.runs += 1
+
+
+def _to_the_brim(stage: Stage, service: Service, disk: Path, data: str, turn: int) -> None:
+    """Not a page is left: writes are refused and say so, reads and predictions go on; with space all is well, without a restart."""
+    ballast = _fill(disk, 0)
+    body = {**QUICK, "dataset": data, "model": "m"}
+    answers = [
+        service.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": f"brim{turn}-{i}"})
+        for i in range(3)
+    ]
+    for number, answer in enumerate(answers):
+        stage.figures.expect(
+            answer.status_code in (200, 201, 503, 507),
+            f"a submit on a full disk was answered {answer.status_code}",
+        )
+        if answer.is_success:
+            stage.ledger.acknowledged("job", answer.json()["id"], key=f"brim{turn}-{number}")
+    stage.figures.facts["submits_on_a_full_disk"] = (
+        "refused" if all(a.is_error for a in answers) else "some fitted"
+    )
+    for path in ("/v1/jobs", "/v1/datasets", "/v1/models", "/healthz"):
+        found = service.http.get(path)
+        stage.figures.expect(
+            found.status_code == 200, f"GET {path} on a full disk was answered {found.status_code}"
+        )
+    predicted = service.http.post(
+        "/v1/models/m:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
+    )
+    stage.figures.expect(
+        predicted.status_code == 200,
+        f"a prediction on a full disk was answered {predicted.status_code}",
+    )
+    ballast.unlink()
+    with stage.figures.recovering():
+        service.ready()
+        job = submit(service.http, stage.ledger, data, "m", f"after{turn}")
+    stage.figures.expect(
+        ended(service.http, job)["status"] == SUCCEEDED,
+        "a job after the disk was full did not succeed",
+    )
+    stage.figures.runs += 1
+
+
+def _while_training(
+    stage: Stage, service: Service, disk: Path, data: str, sha: str, turn: int
+) -> None:
+    """A training meets a full disk: it fails as DISK_FULL or is given back, and with space again it ends with the same bits."""
+    job = submit(service.http, stage.ledger, data, "m", f"train{turn}", **SLOW)
+    until(
+        lambda: ok(service.http.get(f"/v1/jobs/{job}"))["phase"] == "TRAINING",
+        "it trains",
+        pause=0.02,
+    )
+    ballast = _fill(disk, 0)
+
+    def met() -> Any:
+        found = ok(service.http.get(f"/v1/jobs/{job}"))
+        return (found["status"] != "RUNNING" or found["attempt"] > 1) and found
+
+    try:
+        state = until(met, "the training meets the full disk", 5 if stage.small else 20)
+        stage.figures.facts["a_training_became"] = (
+            f"{state['status']} {state['reason'] or ''}".strip()
+        )
+    except TimeoutError:  # it can't tell anybody: the store is full, too
+        stage.figures.facts["a_training_became"] = "RUNNING until there was space"
+    ballast.unlink()
+    with stage.figures.recovering():
+        service.ready()
+
+        def over() -> Any:
+            found = ok(service.http.get(f"/v1/jobs/{job}"))
+            if found["status"] == "FAILED":
+                stage.figures.expect(
+                    found["reason"] == "DISK_FULL",
+                    f"a full disk is told as {found['reason']}: {found['message']}",
+                )
+                service.http.post(f"/v1/jobs/{job}/resume")
+            return found["status"] == SUCCEEDED and found
+
+        done = until(over, "the training ends well once there is space")
+    stage.figures.expect(
+        done["result"]["sha256"] == sha, "after a full disk the model has other bits"
+    )
+    stage.figures.runs += 1
+
+
+@row(
+    "F10",
+    "harmed files",
+    "every file of a model: cut, bits flipped, emptied, zeroed, longer, missing, of another model or version; "
+    "parts and checkpoints in the suite",
+    "tests/unit/model/test_model.py",
+    "tests/training/test_block_store.py",
+    "tests/training/rotation/test_checkpoints.py",
+)
+def harmed(stage: Stage) -> None:
+    model = text_model(stage.folder / "model", seed=1)
+    flips = (200 if stage.small else 2000) * stage.runs
+    stage.figures.runs += _flip(stage, stage.folder / "model", flips)
+    stage.figures.facts["flips"] = flips
+    stage.figures.facts["sha256"] = model.sha256[:12]
+    _classes_of_harm(stage, stage.folder / "model")
+    _served(stage)
+
+
+def _files(model: Path) -> list[Path]:
+    return sorted(path for path in model.rglob("*") if path.is_file())
+
+
+def _refused(model: Path) -> bool:
+    """Whether a model is refused, with an error that is ours."""
+    try:
+        Model.open(model, verify=True)
+    except XcrayError:
+        return True
+    return False
+
+
+def _flip(stage: Stage, model: Path, times: int) -> int:
+    """Flip one bit, open, flip it back."""
+    files = [path for path in _files(model) if path.stat().st_size]
+    for _ in range(times):
+        path = stage.random.choice(files)
+        content = bytearray(path.read_bytes())
+        place, bit = stage.random.randrange(len(content)), 1 << stage.random.randrange(8)
+        content[place] ^= bit
+        path.write_bytes(content)
+        stage.figures.expect(_refused(model), f"a flipped bit {place} of {path.name} was not seen")
+        content[place] ^= bit
+        path.write_bytes(content)
+    return times
+
+
+def _classes_of_harm(stage: Stage, model: Path) -> None:
+    """Cut, emptied, zeroed, swapped, missing, of another model."""
+    other = stage.folder / "other"
+    text_model(other, seed=2)
+    for path in _files(model):
+        whole, theirs = path.read_bytes(), (other / path.relative_to(model)).read_bytes()
+        harms = {
+            "cut": whole[: len(whole) // 2],
+            "empty": b"",
+            "longer": whole + b"\0",
+            "zeroed": b"\0" * len(whole),
+        }
+        if theirs != whole:
+            harms["of another model"] = theirs
+        for what, content in harms.items():
+            path.write_bytes(content)
+            stage.figures.expect(_refused(model), f"{path.name} {what} was not seen")
+            stage.figures.runs += 1
+        path.unlink()
+        stage.figures.expect(_refused(model), f"{path.name} missing was not seen")
+        path.write_bytes(whole)
+    stage.figures.expect(not _refused(model), "the mended model is refused")
+    manifest = json.loads((model / MANIFEST).read_text())
+    (model / MANIFEST).write_text(json.dumps({**manifest, "schema_version": 99}))
+    stage.figures.expect(_refused(model), "a model of a newer format was not seen")
+
+
+def _served(stage: Stage) -> None:
+    """A harmed version is told to be so; the one before goes on."""
+    service = Service(stage)
+    registry = Registry(service.home.models)
+    for seed in (1, 2):
+        text_model(stage.folder / f"v{seed}", seed=seed)
+        registry.publish("docs", stage.folder / f"v{seed}")
+    weights = registry.resolve("docs:2") / "weights.arrow"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    service.up()
+    body = {"instances": [{"text": "read a csv file"}]}
+    bad = service.http.post("/v1/models/docs:2:predict", json=body)
+    stage.figures.expect(
+        bad.status_code in (500, 503) and bad.json()["code"] == "CORRUPT",
+        f"a harmed version: {bad.status_code} {bad.text[:200]}",
+    )
+    good = service.http.post("/v1/models/docs:1:predict", json=body)
+    stage.figures.expect(good.status_code == 200, f"the version before: {good.status_code}")
+    stage.figures.runs += 1
+    service.end()
+
+
+def _crash(stage: Stage, verb: str, what: str, calls: tuple[str, ...], most: int) -> None:
+    """Run a verb with its n-th call harmed, for every n: then a reader finds the old or the new, and the verb can be done again."""
+    beginning = stage.folder / f"{verb}-{what.split('=')[1]}-0"
+    beginning.mkdir()
+    verbs.VERBS[verb].prepare(beginning)
+    do = verbs.VERBS[verb].do
+    rehearsal = _copy(beginning, "rehearsal")
+    found = strace.counts(lambda: do(rehearsal), stage.folder / "calls", calls)
+    shutil.rmtree(rehearsal)
+    for call, count in found.items():
+        for when in stage.random.sample(range(1, count + 1), min(count, most)):
+            folder = _copy(beginning, f"{call}-{when}")
+            code = strace.inject(lambda: do(folder), call, what, when)  # noqa: B023  # it is done at once
+            state = verbs.state(verb, folder)
+            stage.figures.expect(
+                state in ("old", "new"), f"{verb}, {what} at {call} {when}: {state}"
+            )
+            if code == 0 and state != "new":
+                stage.figures.lose(
+                    f"{verb}, {what} at {call} {when}: said to be done, but it is {state}"
+                )
+            if state == "old":
+                do(folder)
+                after = verbs.state(verb, folder)
+                stage.figures.expect(
+                    after == "new", f"{verb} after {what} at {call} {when}, done again: {after}"
+                )
+            stage.figures.runs += 1
+            shutil.rmtree(folder)
+
+
+def _copy(beginning: Path, name: str) -> Path:
+    folder = beginning.with_name(f"{beginning.name}-{name}")
+    shutil.copytree(beginning, folder)
+    return folder
+
+
+@row(
+    "F12",
+    "a crash at each system call of publishing",
+    "strace: SIGKILL at the n-th write, sync, rename, unlink, mkdir of what publishes a "
+    "model, a job's model, parts, a checkpoint, a data set, an alias, a JSON file",
+    "tests/jobs/runner/test_runner.py",
+    "tests/unit/model/test_registry.py",
+    limit=900,
+)
+def crash_at_each_call(stage: Stage) -> None:
+    _each_call(stage, "signal=KILL", strace.CALLS)
+
+
+@row(
+    "F13",
+    "syncing fails",
+    "strace: EIO and ENOSPC at the n-th fsync; EIO at the n-th rename",
+    "tests/unit/data/test_weights.py",
+    limit=900,
+)
+def sync_fails(stage: Stage) -> None:
+    _each_call(stage, "error=EIO", ("fsync", "fdatasync", "rename"))
+    if not stage.small:
+        _each_call(stage, "error=ENOSPC", ("fsync", "write", "pwrite64"))
+
+
+def _each_call(stage: Stage, what: str, calls: tuple[str, ...]) -> None:
+    """All verbs; few places of few verbs in the small form."""
+    if not strace.there():
+        raise PermissionError(
+            "F12 and F13 need strace (apt-get install strace), and the right to trace"
+        )
+    for verb in ("json", "parts", "job") if stage.small else verbs.VERBS:
+        _crash(stage, verb, what, calls, 4 if stage.small else 5 * stage.runs)

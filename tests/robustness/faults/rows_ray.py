@@ -1,0 +1,340 @@
+"""Rows about Ray: workers, a node, the head, its object store, its messages. Each starts a Ray of its own and ends only that."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from tests.robustness.faults.catalogue import row
+from tests.robustness.faults.rows_runners import drained, same_model
+from tests.robustness.faults.service import Service
+from tests.robustness.faults.stage import Stage, kill, until
+from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
+from xcray.cli.terminal.processes import PROC, family
+from xcray.data.build import BuildOptions, build
+from xcray.telemetry.progress import Progress
+from xcray.training import TrainResult, TrainSpec, train
+from xcray.workers.ray.session import environment, local_ray
+from xcray.workers.timeline import LOST, read_streams
+
+ANSWER_SECONDS = 1.0
+STORE = 80 << 20  # bytes of a node's object store, the least that Ray takes
+SOON = {  # a node whose processes are killed counts as dead after two seconds, not thirteen
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "10000",  # the dead refuse at once; who lives and finds no time to answer has half a minute
+    "RAY_health_check_failure_threshold": "3",
+}
+PPD: dict[str, Any] = {"solver": "ppdsparse", "params": {"eps": 1e-4}}
+MLR: dict[str, Any] = {"solver": "dsmlr", "params": {"epochs": 20, "order": "sync"}}
+NARROW = {"rows": 3000, "features": 500, "labels": 200}  # its weights are dense
+
+
+class Lab:
+    """Trainings of one data set, each in a folder of its own."""
+
+    def __init__(self, stage: Stage, **sizes: int) -> None:
+        self.stage = stage
+        options = {"test_fraction": 0.2, "synthetic": {**MIDDLE, **sizes}}
+        self.data = build("synthetic", {}, stage.folder / "data", BuildOptions.from_dict(options))
+
+    def train(
+        self,
+        name: str,
+        how: dict[str, Any],
+        pool: str,
+        workers: int,
+        watch: Callable[[Progress], None] | None = None,
+    ) -> TrainResult:
+        """One training to its end."""
+        place = self.stage.place(name)
+        spec = TrainSpec(str(self.data.path), pool=pool, workers=workers, **how)
+        return train(
+            spec, run_dir=place / "run", out=place / "model", progress=watch, job=f"job-{name}"
+        )
+
+    def batches_lost(self, name: str) -> list[float]:
+        """Seconds of work in each batch that was lost with its worker."""
+        table = read_streams(self.stage.folder / name / "run")
+        return list(
+            table.filter(pc.equal(table.column("outcome"), LOST)).column("seconds").to_pylist()
+        )
+
+    def lost(self, name: str) -> float:
+        """Seconds of work that were lost with workers."""
+        return float(sum(self.batches_lost(name)))
+
+
+class Killer:
+    """Does something to a worker once a share of a training is done, and notes when there are as many workers as before."""
+
+    def __init__(self, stage: Stage, name: str, share: float, act: Callable[[int], None]) -> None:
+        self._stage = stage
+        self._prefix = f"xcray:job-{name}:"
+        self._share = share
+        self._act = act
+        self._at: float | None = None
+        self._next = 0.0  # when to look again
+        self._before: set[int] = set()
+        self.done = False
+
+    def __call__(self, progress: Progress) -> None:
+        """Called with every progress."""
+        if (
+            self._at is None
+            and progress.phase == "TRAINING"
+            and progress.total
+            and progress.done >= self._share * progress.total
+        ):
+            self._before = self._pids()
+            if self._before:
+                self._at, self.done = time.monotonic(), True
+                self._act(self._stage.random.choice(sorted(self._before)))
+        elif (
+            self._before and time.monotonic() >= self._next
+        ):  # who is dead does not answer: asking without end would hold all up
+            if self._at is not None and self._pids() - self._before:
+                self._stage.figures.recovery.append(time.monotonic() - self._at)
+                self._before = set()
+            self._next = time.monotonic() + ANSWER_SECONDS
+
+    def _pids(self) -> set[int]:
+        """Processes of the training's workers, as they say themselves, if they do so soon."""
+        import ray
+
+        asked = []
+        for name in ray.util.list_named_actors():
+            if name.startswith(self._prefix):
+                with contextlib.suppress(
+                    ray.exceptions.RayError, ValueError
+                ):  # it may be dead, or not there yet
+                    asked.append(ray.get_actor(name).pid.remote())
+        found = set()
+        for reference in (
+            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)[0] if asked else ()
+        ):
+            with contextlib.suppress(ray.exceptions.RayError):
+                found.add(int(ray.get(reference)))
+        return found
+
+
+def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
+    """Kill a worker at shares of a training on two of them; the model has the bits of an undisturbed one."""
+    lab = Lab(stage, **sizes)
+    sha = lab.train("plain", how, "threads", 2).sha256
+    with local_ray(num_cpus=2, object_store_memory=STORE):
+        for turn in range(min(stage.runs, 3)):
+            killer = Killer(stage, f"k{turn}", (0.1, 0.5, 0.9)[turn % 3], kill)
+            found = lab.train(f"k{turn}", how, "ray", 2, killer)
+            stage.figures.expect(killer.done, "the training ended before anybody was killed")
+            stage.figures.expect(
+                found.sha256 == sha, "after a killed worker the model has other bits"
+            )
+            stage.figures.redone.append(
+                lab.lost(f"k{turn}") / max(float(found.report["core_seconds"]), 1e-9)
+            )
+            stage.figures.runs += 1
+
+
+@row(
+    "F1",
+    "kill -9 of a solver's worker",
+    "SIGKILL of an actor by the pid that it tells, at 10, 50, 90 %",
+    "tests/workers/ray/test_pool.py",
+    "tests/workers/ray/test_batch.py",
+)
+def worker_killed(stage: Stage) -> None:
+    _workers_killed(stage, PPD)
+
+
+@row(
+    "F2",
+    "kill -9 of a worker that holds rows",
+    "the same for DS-MLR, whose workers hold shards of rows: back to the checkpoint",
+    "tests/workers/ray/test_rotation_faults.py",
+    "tests/workers/ray/test_worker_group.py",
+)
+def shard_killed(stage: Stage) -> None:
+    _workers_killed(stage, MLR, **NARROW)
+
+
+@contextlib.contextmanager
+def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A second node with two CPUs on this machine."""
+    import ray
+
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--address",
+        address,
+        "--num-cpus",
+        "2",
+        "--object-store-memory",
+        str(STORE),
+        "--block",
+    ]
+    node = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: sum(each["Alive"] for each in ray.nodes()) == 2, "the second node")
+        yield node
+    finally:
+        for process in family([node.pid]):
+            kill(process.pid)
+        node.wait()
+
+
+def named(roots: list[int], word: str) -> list[int]:
+    """Processes that came from these and whose program is called so."""
+    found = []
+    for process in family(roots):
+        with contextlib.suppress(OSError):
+            if word in Path(os.readlink(PROC / str(process.pid) / "exe")).name:
+                found.append(process.pid)
+    return found
+
+
+@row(
+    "F5",
+    "kill -9 of a node's raylet",
+    "SIGKILL of the second node's raylet alone; its workers, cut off, may go on and write",
+    "tests/workers/ray/test_rotation_faults.py",
+    limit=600,
+)
+def raylet_killed(stage: Stage) -> None:
+    lab = Lab(stage)
+    sha = lab.train("plain", PPD, "threads", 2).sha256
+    with environment(SOON), local_ray(num_cpus=1, object_store_memory=STORE) as address:
+        for turn in range(min(1, stage.runs)):
+            with one_more_node(address) as node:
+                raylets = named([node.pid], "raylet")
+                killer = Killer(
+                    stage,
+                    f"n{turn}",
+                    0.3,
+                    lambda _, found=raylets: [kill(pid) for pid in found] and None,
+                )
+                found = lab.train(f"n{turn}", PPD, "ray", 3, killer)
+                stage.figures.expect(killer.done and bool(raylets), "no raylet was killed")
+                stage.figures.expect(
+                    found.sha256 == sha, "after a dead node the model has other bits"
+                )
+                stage.figures.redone.append(
+                    lab.lost(f"n{turn}") / max(float(found.report["core_seconds"]), 1e-9)
+                )
+                stage.figures.runs += 1
+    stage.figures.note(
+        "what a cut-off worker still writes is a part named by its content, which nobody reads"
+    )
+
+
+@row(
+    "F6",
+    "kill -9 of Ray's head",
+    "SIGKILL of the gcs_server of the service's own local Ray while a job trains on it",
+    "tests/workers/ray/test_local_cluster.py",
+    limit=600,
+)
+def head_killed(stage: Stage) -> None:
+    service = Service(stage)
+    service.up()
+    data = dataset(service.http, stage.ledger, **MIDDLE)
+    plain = ended(service.http, submit(service.http, stage.ledger, data, "plain", "plain", **SLOW))
+    how = {**SLOW, "pool": "ray", "workers": 2}
+    for turn in range(min(1, stage.runs)):
+        job = submit(service.http, stage.ledger, data, "m", f"h{turn}", **how)
+        state = at_share(service.http, job, 0.2)
+        heads = named([os.getpid()], "gcs_server")
+        assert len(heads) == 1, f"heads: {heads}"
+        assert state["status"] == "RUNNING", state
+        kill(heads[0])
+        began = time.monotonic()
+
+        def runs_again(job: str = job, attempt: int = state["attempt"]) -> bool:
+            predicted = service.http.post(
+                "/v1/models/plain:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
+            )
+            stage.figures.expect(
+                predicted.status_code == 200, f"a prediction was answered {predicted.status_code}"
+            )
+            stage.figures.expect(
+                service.http.get("/healthz").status_code == 200, "the service is not alive"
+            )
+            now = ok(service.http.get(f"/v1/jobs/{job}"))
+            return now["status"] == "SUCCEEDED" or (
+                now["attempt"] > attempt and now["phase"] == "TRAINING"
+            )
+
+        until(runs_again, "the job trains again", 240, 0.2)
+        stage.figures.recovery.append(time.monotonic() - began)
+        same_model(stage, ended(service.http, job, 240), plain["result"]["sha256"])
+        stage.figures.runs += 1
+    drained(stage, service)
+
+
+@row(
+    "F9",
+    "the object store is full",
+    "blocks of three times what the store of 80 MB holds go round",
+    "tests/workers/ray/test_memory.py",
+    limit=600,
+)
+def store_full(stage: Stage) -> None:
+    lab = Lab(stage, rows=400, features=20_000, labels=3000)
+    how: dict[str, Any] = {"solver": "dsmlr", "params": {"epochs": 1, "order": "sync"}}
+    began = time.monotonic()
+    sha = lab.train("plain", how, "threads", 2).sha256
+    plain = time.monotonic() - began
+    with local_ray(num_cpus=2, object_store_memory=STORE):
+        began = time.monotonic()
+        found = lab.train("full", how, "ray", 2)
+        taken = time.monotonic() - began
+    stage.figures.expect(found.sha256 == sha, "with a full object store the model has other bits")
+    stage.figures.facts |= {
+        "slower": f"{taken / plain:.1f} x",
+        "weights_mb": round(20_000 * 3000 * 4 / 1e6),
+        "store_mb": STORE >> 20,
+    }
+    stage.figures.runs += 1
+
+
+@row(
+    "F22",
+    "Ray's messages are lost",
+    "RAY_testing_rpc_failure: of PushTask one request in ten and one reply in five are lost, six in all",
+    limit=600,
+)
+def messages_lost(stage: Stage) -> None:
+    lab = Lab(stage)
+    sha = lab.train("plain", PPD, "threads", 2).sha256
+    loss = {
+        "CoreWorkerService.grpc_client.PushTask": {
+            "num_failures": 6,
+            "req_failure_prob": 10,
+            "resp_failure_prob": 20,
+        }
+    }
+    with (
+        environment({"RAY_testing_rpc_failure": json.dumps(loss)}),
+        local_ray(num_cpus=2, object_store_memory=STORE),
+    ):
+        found = lab.train("lossy", PPD, "ray", 2)
+    stage.figures.expect(found.sha256 == sha, "with lost messages the model has other bits")
+    lost = lab.batches_lost("lossy")
+    stage.figures.expect(bool(lost), "no message was lost that mattered")
+    stage.figures.facts |= {"batches_lost": len(lost), "seconds_of_work_lost": round(sum(lost), 1)}
+    stage.figures.note(
+        "a lost message costs a worker, which is replaced; five for each place end the attempt as WORKERS_LOST"
+    )
+    stage.figures.runs += len(lost)

@@ -1,0 +1,501 @@
+"""Rows about attempts: their processes are killed, stopped, asked to end, or die of themselves."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.robustness.faults import invariants
+from tests.robustness.faults.catalogue import row
+from tests.robustness.faults.service import Service, attempts, store_of
+from tests.robustness.faults.stage import Stage, kill, until
+from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, settled, submit
+from xcray.errors import XcrayError
+from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
+from xcray.jobs.store.job_store import JobStore
+
+SHARES = (0.1, 0.5, 0.9)
+
+
+def working(stage: Stage, **settings: Any) -> tuple[Service, str, str]:
+    """A service, the id of a data set whose training takes seconds, and the sha of its undisturbed model."""
+    service = Service(stage, **settings)
+    service.up()
+    data = dataset(service.http, stage.ledger, **MIDDLE)
+    done = ended(service.http, submit(service.http, stage.ledger, data, "plain", "plain", **SLOW))
+    assert done["status"] == SUCCEEDED, done
+    return service, data, done["result"]["sha256"]
+
+
+def drained(stage: Stage, service: Service, **how: Any) -> None:
+    """Check the invariants, while the service runs and after its end."""
+    store = store_of(service.home, service.settings.get("store"))
+    try:
+        invariants.check(
+            stage.figures, stage.ledger, store, service.home, logs=[service.log], **how
+        )
+    finally:
+        store.close()
+    service.end()
+
+
+def same_model(stage: Stage, job: dict[str, Any], sha: str) -> None:
+    """The job SUCCEEDED with these bits."""
+    if stage.figures.expect(
+        job["status"] == SUCCEEDED, f"job {job['id']} is {job['status']}: {job['message']}"
+    ):
+        stage.figures.expect(job["result"]["sha256"] == sha, f"job {job['id']} has other bits")
+
+
+def newest_part(service: Service, job: str) -> float:
+    """When the newest finished part of a job was written, Unix seconds."""
+    return max((path.stat().st_mtime for path in service.home.run(job).glob("part-*")), default=0.0)
+
+
+def on_again(service: Service, job: str, attempt: int) -> dict[str, Any]:
+    """A job once a later attempt trains, or it has ended."""
+
+    def look() -> Any:
+        found = ok(service.http.get(f"/v1/jobs/{job}"))
+        later = found["attempt"] > attempt and found["phase"] not in ("QUEUED", "STARTING")
+        return (later or found["status"] in TERMINAL) and found
+
+    return until(look, f"the attempt after {attempt} of {job}")
+
+
+def hit(stage: Stage, service: Service, data: str, name: str, share: float) -> tuple[str, int, int]:
+    """A job at a share of its training: its id, attempt and the process that runs it."""
+    job = submit(service.http, stage.ledger, data, "m", name, **SLOW)
+    state = at_share(service.http, job, share)
+    pid = attempts(service.home.path, job).get(f"{job} a{state['attempt']}")
+    assert pid is not None, (
+        f"job {job} has no process at {share:.0%}: {state['status']} {state['phase']}"
+    )
+    return job, state["attempt"], pid
+
+
+@row(
+    "F3",
+    "kill -9 of the process that runs a job",
+    "SIGKILL to the runner at 10, 50, 90 %; the last one together with the service",
+    "tests/jobs/supervision/test_supervisor.py",
+    "tests/jobs/runner/test_batch_jobs.py",
+)
+def runner_killed(stage: Stage) -> None:
+    service, data, sha = working(stage)
+    for turn in range(stage.runs):
+        job, attempt, pid = hit(stage, service, data, f"k{turn}", SHARES[turn % 3])
+        lost = max(0.0, time.time() - newest_part(service, job))
+        kill(pid)
+        both = turn == stage.runs - 1 and not stage.small
+        with stage.figures.recovering():
+            if both:
+                service.kill()
+                service.up()
+            on_again(service, job, attempt)
+        done = ended(service.http, job)
+        same_model(stage, done, sha)
+        stage.figures.expect(
+            done["attempt"] == attempt + 1, f"{done['attempt']} attempts for one kill"
+        )
+        spent = ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"]
+        stage.figures.redone.append(min(1.0, lost / spent))
+        stage.figures.runs += 1
+    drained(stage, service)
+
+
+@row(
+    "F7",
+    "a stopped process wakes again",
+    "SIGSTOP of a runner until another attempt runs, then SIGCONT; SIGSTOP of a process that holds SQLite's write lock",
+    "tests/workers/ray/test_worker_group.py",
+)
+def stopped(stage: Stage) -> None:
+    service, data, sha = working(
+        stage, lease_seconds=8.0, max_attempts=10
+    )  # a busy machine misses beats, too
+    for turn in range(min(stage.runs, 2)):
+        job, attempt, pid = hit(stage, service, data, f"s{turn}", SHARES[turn % 2])
+        kill(pid, signal.SIGSTOP)
+        with stage.figures.recovering():
+            on_again(service, job, attempt)
+        done = ended(service.http, job)
+        kill(pid, signal.SIGCONT)
+        until(
+            lambda pid=pid: pid not in attempts(service.home.path).values(),
+            "the end of the one that woke",
+            60,
+        )
+        same_model(stage, done, sha)
+        same_model(stage, ok(service.http.get(f"/v1/jobs/{job}")), sha)
+        stage.figures.runs += 1
+    if not stage.small:  # it takes as long as a writer waits; tests/jobs/store/test_store.py has it with less patience
+        _stopped_writer(stage, service)
+    drained(stage, service, most_attempts=10)
+
+
+HOLD = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print(1, flush=True)
+time.sleep(600)
+"""
+
+
+def _stopped_writer(stage: Stage, service: Service) -> None:
+    """A stopped process holds the write lock: writes are answered 503 with Retry-After, reads go on; then all is well."""
+    job = ok(service.http.get("/v1/jobs"))["jobs"][0]["id"]
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(service.home.path / "xcray.db")], stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        holder.send_signal(signal.SIGSTOP)
+        answers: list[httpx.Response] = []
+        body = {"dataset": "small", "model": "late", "pool": "serial"}
+        began = time.monotonic()
+        asker = threading.Thread(
+            target=lambda: answers.append(service.http.post("/v1/jobs", json=body))
+        )
+        asker.start()
+        while asker.is_alive():
+            found = service.http.get(f"/v1/jobs/{job}", timeout=30)
+            stage.figures.expect(
+                found.status_code == 200,
+                f"a read was answered {found.status_code} while a writer was stopped",
+            )
+            time.sleep(0.2)
+        asker.join()
+        waited, answer = time.monotonic() - began, answers[0]
+        stage.figures.expect(
+            answer.status_code == 503,
+            f"a write was answered {answer.status_code} while a writer was stopped",
+        )
+        stage.figures.expect("retry-after" in answer.headers, "503 without Retry-After")
+        stage.figures.facts["seconds_to_503"] = round(waited, 1)
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()  # type: ignore[union-attr]
+    with stage.figures.recovering():
+        late = submit(service.http, stage.ledger, "small", "late", "late")
+    stage.figures.runs += 1
+    ok(service.http.post(f"/v1/jobs/{late}/stop"))
+    ended(service.http, late)
+
+
+@row(
+    "F15",
+    "SIGTERM in the middle",
+    "SIGTERM to the runner at 50 %; to the service during an upload; a second SIGTERM; SIGKILL after it",
+    "tests/service/test_service.py::test_a_slow_request_is_answered_after_the_signal",
+    "tests/jobs/supervision/test_supervisor.py",
+    "tests/service/processes/test_manager.py",
+)
+def asked_to_end(stage: Stage) -> None:
+    service, data, sha = working(stage, drain_seconds=1.0)
+    for turn in range(min(stage.runs, 3)):
+        job, attempt, pid = hit(stage, service, data, f"t{turn}", 0.5)
+        lost = max(0.0, time.time() - newest_part(service, job))
+        kill(pid, signal.SIGTERM)
+        if turn % 2:
+            kill(pid, signal.SIGTERM)
+        with stage.figures.recovering():
+            on_again(service, job, attempt)
+        same_model(stage, ended(service.http, job), sha)
+        stage.figures.redone.append(
+            min(1.0, lost / ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"])
+        )
+        stage.figures.runs += 1
+    upload = _in_flight(stage, service)
+    service.up()
+    made = ok(
+        service.http.post(
+            "/v1/datasets", json={"name": "sent", "format": "jsonl", "uploads": {"train": upload}}
+        )
+    )
+    stage.ledger.acknowledged("dataset", settled(service.http, made["id"]))
+    job, attempt, pid = hit(stage, service, data, "both", 0.5)
+    service.signal(signal.SIGTERM)
+    service.kill()
+    service.up()
+    same_model(stage, ended(service.http, job), sha)
+    stage.figures.runs += 1
+    drained(stage, service)
+
+
+def _in_flight(stage: Stage, service: Service) -> str:
+    """An upload that is half sent when the signal comes is answered well; readiness says no at once. The upload's id."""
+    told, sent = threading.Event(), threading.Event()
+    half = b"".join(
+        b'{"text": "row %d of a file", "labels": ["a", "b%d"]}\n' % (i, i % 7) for i in range(2000)
+    )
+
+    def blocks() -> Any:
+        yield half
+        sent.set()
+        assert told.wait(30)
+        yield half
+
+    answers: list[httpx.Response] = []
+    how = {"content": blocks(), "headers": {"Content-Type": "application/octet-stream"}}
+    asker = threading.Thread(target=lambda: answers.append(service.http.post("/v1/uploads", **how)))
+    asker.start()
+    assert sent.wait(30)
+    time.sleep(0.2)
+    service.signal(signal.SIGTERM)
+    time.sleep(0.3)
+    ready = httpx.get(f"{service.url}/readyz", trust_env=False, timeout=10)
+    stage.figures.expect(
+        ready.status_code == 503, f"readiness said {ready.status_code} after SIGTERM"
+    )
+    told.set()
+    asker.join(60)
+    stage.figures.expect(
+        bool(answers) and answers[0].status_code == 201, f"an upload in flight got {answers}"
+    )
+    assert service.popen is not None
+    stage.figures.expect(
+        service.popen.wait(60) == 0, f"the service ended with {service.popen.returncode}"
+    )
+    stage.figures.runs += 1
+    return str(ok(answers[0])["id"])
+
+
+@row(
+    "F17",
+    "a job is stopped at every moment",
+    "stop while queued, starting, in a kernel, merging, ended, twice; store-level races of stop with finish",
+    "tests/jobs/store/test_store.py",
+    "tests/jobs/runner/test_runner.py",
+)
+def cancelled(stage: Stage) -> None:
+    service, data, _ = working(stage)
+    for turn in range(min(stage.runs, 2)):
+        for moment in (
+            ("queued", "kernel")
+            if stage.small
+            else ("queued", "starting", "kernel", "merging", "ended")
+        ):
+            _stop_at(stage, service, data, moment, f"{moment}{turn}")
+            stage.figures.runs += 1
+    store = JobStore(f"sqlite:///{stage.folder / 'races.db'}")
+    races = 40 if stage.small else 1000
+    for turn in range(races):
+        _race(stage, store, turn)
+    store.close()
+    stage.figures.runs += races
+    stage.figures.facts["races"] = races
+    drained(stage, service, most_attempts=3)
+
+
+def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) -> None:
+    """Stop a job at a moment, twice; it ends once, and its process goes."""
+    blocker = (
+        submit(service.http, stage.ledger, data, "m", f"{name}-before", **SLOW)
+        if moment == "queued"
+        else None
+    )
+    job = submit(service.http, stage.ledger, data, "m", name, **SLOW)
+    reached = {
+        "queued": lambda state: True,
+        "starting": lambda state: state["status"] == RUNNING,
+        "kernel": lambda state: (
+            state["phase"] == "TRAINING" and state["progress"].get("done", 0) > 0
+        ),
+        "merging": lambda state: state["phase"] in ("MERGING", "EVALUATING", "PUBLISHING"),
+        "ended": lambda state: False,
+    }[moment]
+    state = until(
+        lambda: (
+            (s := ok(service.http.get(f"/v1/jobs/{job}")))
+            and (reached(s) or s["status"] in TERMINAL)
+            and s
+        ),
+        moment,
+        pause=0.01,
+    )
+    asked = time.monotonic()
+    ok(service.http.post(f"/v1/jobs/{job}/stop"))
+    stage.figures.facts["ack_ms_max"] = max(
+        round(1000 * (time.monotonic() - asked)), stage.figures.facts.get("ack_ms_max", 0)
+    )
+    again = ok(service.http.post(f"/v1/jobs/{job}/stop"))
+    stage.ledger.acknowledged("stop", job)
+    if state["status"] in TERMINAL:
+        stage.figures.expect(
+            again["status"] == state["status"], f"stopping an ended job made it {again['status']}"
+        )
+    done = ended(service.http, job)
+    if moment == "queued":
+        stage.figures.expect(
+            (done["status"], done["attempt"]) == (STOPPED, 0),
+            f"a queued job became {done['status']}",
+        )
+    stage.figures.expect(
+        done["status"] in (STOPPED, SUCCEEDED),
+        f"a stopped job became {done['status']}: {done['message']}",
+    )
+    until(lambda: not attempts(service.home.path, job), f"the end of the process of {job}")
+    stage.figures.recovery.append(time.monotonic() - asked)
+    if blocker is not None:
+        ok(service.http.post(f"/v1/jobs/{blocker}/stop"))
+        ended(service.http, blocker)
+
+
+def _race(stage: Stage, store: JobStore, turn: int) -> None:
+    """Stop against finish, both at once, on a job that nobody really runs: one of the two orders, never a mixture."""
+    job, _ = store.submit({"kind": "race"}, name="race")
+    claimed = store.claim("race", lease_seconds=600)
+    assert claimed is not None
+    assert claimed.id == job.id
+    result = {"model": "race", "version": 0, "sha256": ""}
+    go = threading.Barrier(2)
+
+    def stop() -> None:
+        go.wait()
+        store.request_stop(job.id)
+
+    other = threading.Thread(target=stop)
+    other.start()
+    go.wait()
+    with suppress(XcrayError):
+        store.finish(
+            job.id, claimed.attempt, STOPPED if turn % 2 else FAILED, reason="RACE", result=result
+        )
+    other.join()
+    end = store.get(job.id)
+    stage.figures.expect(
+        end.status in (STOPPED, FAILED) and not end.stop_requested, f"a race left {end.status}"
+    )
+    with suppress(XcrayError):
+        store.finish(job.id, claimed.attempt, SUCCEEDED, result=result)
+        stage.figures.fault("a second end of a job was taken")
+
+
+LOG_BYTES = 50_000_000
+POISON = '''
+"""Read by every Python below the test's path: makes chosen attempts die."""
+import json, os, sys
+words = sys.orig_argv
+if "xcray.jobs.runner.main" in words and "--job" in words:
+    job = words[words.index("--job") + 1]
+    place = os.path.join(os.environ["XCRAY_FAULTS_POISON"], job)
+    kind = open(place).read() if os.path.exists(place) else ""
+    while os.path.exists(os.path.join(os.environ["XCRAY_FAULTS_POISON"], "hold")):
+        import time
+        time.sleep(0.02)
+    if kind == "segfault":
+        import ctypes
+        ctypes.string_at(0)
+    elif kind == "exit":
+        os._exit(1)
+    elif kind == "kill":
+        os.kill(os.getpid(), 9)
+    elif kind == "memory":
+        import resource, threading, time
+        resource.setrlimit(resource.RLIMIT_DATA, (600 << 20, 600 << 20))
+        def eat():
+            kept = []
+            try:
+                while True:
+                    kept.append(bytearray(4 << 20))
+                    time.sleep(0.01)
+            except MemoryError:
+                time.sleep(3600)
+        threading.Thread(target=eat, daemon=True).start()
+    elif kind == "log":
+        for _ in range(200):
+            os.write(2, b"x" * (1 << 20))
+        os._exit(1)
+    elif kind == "hang":
+        import time
+        time.sleep(3600)
+'''
+
+
+@row(
+    "F21",
+    "a job that kills whoever runs it",
+    "a sitecustomize.py of the test makes its attempts segfault, exit, be killed, run out of memory, flood the log, hang",
+    "tests/jobs/supervision/test_supervisor.py",
+    "tests/workers/test_pools.py",
+    limit=600,
+)
+def poison(stage: Stage) -> None:
+    hooks, marks = stage.place("hooks"), stage.place("marks")
+    (hooks / "sitecustomize.py").write_text(POISON)
+    more: dict[str, Any] = {
+        "max_running_jobs": 2,
+        "lease_seconds": 10.0 if not stage.small else 60.0,
+        "PYTHONPATH": hooks,
+        "faults_poison": marks,
+    }
+    service = Service(stage, job_log_bytes=LOG_BYTES, **more)
+    service.up()
+    data = dataset(service.http, stage.ledger)
+    kinds = (
+        ["segfault", "exit"]
+        if stage.small
+        else ["segfault", "exit", "kill", "memory", "log", "hang"]
+    )
+    for kind in kinds:
+        service_job = _poisoned(stage, service, data, kind, marks)
+        neighbour = submit(service.http, stage.ledger, data, "neighbour", f"n-{kind}")
+        beside = ended(service.http, neighbour)
+        stage.figures.expect(
+            beside["status"] == SUCCEEDED, f"a neighbour of {kind} is {beside['status']}"
+        )
+        began = time.monotonic()
+        done = ended(service.http, service_job)
+        if kind == "hang":  # three times as long as a runner may take to begin
+            stage.figures.facts["a_hang_given_up_after_s"] = round(time.monotonic() - began)
+        else:
+            stage.figures.recovery.append(time.monotonic() - began)
+        reasons = (
+            ("POISON", "OUT_OF_MEMORY", "INTERNAL") if kind == "memory" else ("POISON",)
+        )  # it may live to tell, or not
+        stage.figures.expect(
+            done["status"] == FAILED and done["reason"] in reasons,
+            f"{kind} ended as {done['status']} {done['reason']}",
+        )
+        stage.figures.expect(
+            done["attempt"] == 3 or done["reason"] != "POISON",
+            f"{kind} had {done['attempt']} attempts as {done['reason']}",
+        )
+        if kind == "memory":
+            stage.figures.facts["out_of_memory_ended_as"] = done["reason"]
+        log = service.home.log(service_job)
+        stage.figures.expect(
+            log.stat().st_size <= 1.1 * LOG_BYTES,
+            f"the log of {kind} has {log.stat().st_size} bytes",
+        )
+        stage.figures.expect(
+            service.http.get("/healthz").status_code == 200, f"the service is not well after {kind}"
+        )
+        stage.figures.runs += 1
+    stage.figures.facts["attempts"] = 3
+    drained(stage, service)
+
+
+def _poisoned(stage: Stage, service: Service, data: str, kind: str, marks: Path) -> str:
+    """A job whose attempts die: it is marked while jobs before it hold the queue, which begin when it is."""
+    (marks / "hold").touch()
+    holds = [submit(service.http, stage.ledger, data, "before", f"{kind}-{i}") for i in range(2)]
+    job = submit(service.http, stage.ledger, data, "poison", kind, priority=-1)
+    assert ok(service.http.get(f"/v1/jobs/{job}"))["status"] == PENDING
+    (marks / job).write_text(kind)
+    (marks / "hold").unlink()
+    for each in holds:
+        ended(service.http, each)
+    return job

@@ -1,0 +1,584 @@
+"""Rows about the store: clocks, replicas, crashes of who writes, a database that is away, programs of two versions."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.robustness.faults import invariants, strace
+from tests.robustness.faults.catalogue import row
+from tests.robustness.faults.ledger import Ledger
+from tests.robustness.faults.rows_runners import drained, same_model, working
+from tests.robustness.faults.service import MAIN, Service, environment, runner_process, store_of
+from tests.robustness.faults.stage import ROOT, Stage
+from tests.robustness.faults.work import MIDDLE, SLOW, again, at_share, dataset, ended, ok, submit
+from tests.support.postgres import PostgresServer, private_postgres
+from xcray.jobs.home import Home
+from xcray.jobs.states import STOPPED, SUCCEEDED
+from xcray.jobs.store.job_store import JobStore
+
+OLD = "9693235"  # the last commit whose stores have schema 2
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+HOUR, DAY = 3600.0, 86_400.0
+
+
+def postgres(stage: Stage, *, durable: bool = False) -> PostgresServer | None:
+    """A private PostgreSQL, which ends with the stage; None where its binaries lack, which is noted."""
+    manager = private_postgres(durable=durable)
+    try:
+        server = manager.__enter__()
+    except FileNotFoundError as error:
+        stage.figures.note(str(error))
+        return None
+    stage.closing.append(lambda: manager.__exit__(None, None, None))
+    return server
+
+
+@row(
+    "F14",
+    "clocks jump and differ",
+    "the clocks of three stores on one database are an hour or a day apart and jump while jobs run; a "
+    "service under libfaketime whose clock jumps by a day",
+    "tests/jobs/store/test_store.py",
+    "tests/test_leases.py",
+)
+def clocks(stage: Stage) -> None:
+    ahead = [0.0, 0.0, 0.0]
+    path = f"sqlite:///{stage.folder / 'clocks.db'}"
+    stores = [JobStore(path, now=lambda i=i: time.time() + ahead[i]) for i in range(3)]
+    for turn in range(20 * stage.runs):
+        ahead[:] = [
+            stage.random.choice((-DAY, -HOUR, -300.0, 0.0, 300.0, HOUR, DAY)) for _ in stores
+        ]
+        one, two, three = stage.random.sample(stores, 3)
+        first, second = (one.submit({"n": turn, "i": i}, name="clock")[0] for i in range(2))
+        claimed = two.claim("me", lease_seconds=60)
+        stage.figures.expect(
+            claimed is not None and claimed.id == first.id,
+            "jobs are not taken in the order they came",
+        )
+        ahead[:] = [stage.random.choice((-DAY, 0.0, DAY)) for _ in stores]
+        for each in stores:
+            stage.figures.expect(
+                each.expire() == [], "a jump of the clock took a job from its runner"
+            )
+        three.heartbeat(first.id, 1, lease_seconds=60)
+        done = three.finish(first.id, 1, STOPPED)
+        stage.figures.expect(
+            str(done.finished) >= str(done.started) >= done.created,
+            f"a duration is negative: {done}",
+        )
+        other = one.claim("me", lease_seconds=60)
+        stage.figures.expect(
+            other is not None and other.id == second.id, "the second job was not found"
+        )
+        two.finish(second.id, 1, STOPPED)
+        stage.figures.runs += 1
+    for each in stores:
+        each.close()
+    if not stage.small:
+        _jumping_service(stage)
+
+
+def _jumping_service(stage: Stage) -> None:
+    """A real service and its runners under a clock that jumps by a day, both ways, while a job trains."""
+    if not Path(FAKETIME).is_file():
+        stage.figures.note(
+            "libfaketime is not here (apt-get install libfaketime): no whole process had a wrong clock"
+        )
+        return
+    file = stage.folder / "faketime"
+    file.write_text("+0")
+    fake = {
+        "LD_PRELOAD": FAKETIME,
+        "FAKETIME_TIMESTAMP_FILE": file,
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    service, data, sha = working(stage, **fake)
+    for turn, jump in enumerate(("+1d", "-1d")):
+        job = submit(service.http, stage.ledger, data, "m", f"j{turn}", **SLOW)
+        at_share(service.http, job, 0.3)
+        file.write_text(jump)
+        done = ended(service.http, job)
+        same_model(stage, done, sha)
+        stage.figures.expect(done["attempt"] == 1, f"a clock that jumped by {jump} cost an attempt")
+        stage.figures.expect(
+            done["finished"] >= done["started"] >= done["created"],
+            f"after {jump} a duration is negative",
+        )
+        file.write_text("+0")
+        stage.figures.runs += 1
+    drained(stage, service)
+
+
+CLAIMER = """
+import sys
+from xcray.jobs.store import JobStore
+store = JobStore(sys.argv[1])
+sys.stdout.write("ready\\n"); sys.stdout.flush(); sys.stdin.readline()
+while (job := store.claim(sys.argv[2], lease_seconds=600)) is not None:
+    print(job.id, job.attempt, flush=True)
+    store.finish(job.id, job.attempt, "STOPPED")
+"""
+
+
+def _claims(stage: Stage, url: str, jobs: int) -> None:
+    """Four processes claim until nothing is left: each job goes to one of them, once."""
+    store = JobStore(url)
+    for number in range(jobs):
+        store.submit({"n": number}, name="claims")
+    words = [sys.executable, "-c", CLAIMER, url]
+    how: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "env": environment(stage.folder),
+    }
+    claimers = [subprocess.Popen([*words, f"c{i}"], **how) for i in range(4)]
+    for each in claimers:
+        assert each.stdout is not None
+        each.stdout.readline()
+    outputs: list[str] = ["", "", "", ""]
+
+    def run(number: int) -> None:
+        outputs[number], _ = claimers[number].communicate("go\n", timeout=300)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    claimed = Counter(line.split()[0] for text in outputs for line in text.splitlines())
+    for job, times in claimed.items():
+        if times > 1:
+            stage.figures.double(f"{job} was claimed {times} times")
+    for process in claimers:
+        stage.figures.expect(process.returncode == 0, f"a claimer ended with {process.returncode}")
+    if len(claimed) != jobs or store.counts()[STOPPED] != jobs:
+        stage.figures.lose(f"{jobs} jobs, {len(claimed)} claims, {store.counts()}")
+    stage.figures.runs += jobs
+    store.close()
+
+
+@row(
+    "F19",
+    "several replicas on one store",
+    "four processes claim from SQLite and from PostgreSQL; two API replicas and two runners of one home on PostgreSQL",
+    "tests/jobs/store/test_store.py",
+)
+def replicas(stage: Stage) -> None:
+    _claims(
+        stage, f"sqlite:///{stage.folder / 'claims.db'}", 100 if stage.small else 200 * stage.runs
+    )
+    server = postgres(stage)
+    if server is None:
+        return
+    _claims(stage, server.database(), 100 if stage.small else 200 * stage.runs)
+    home, url = Home(stage.folder / "home"), server.database()
+    apis = [Service(stage, f"api{i}", home.path, ("--no-runner",), store=url) for i in range(2)]
+    for each in apis:
+        each.up()
+    runners = [
+        runner_process(stage, home.path, f"runner{i}", store=url, max_running_jobs=2)
+        for i in range(2)
+    ]
+    for each in runners:
+        each.start()
+    data = dataset(apis[0].http, stage.ledger)
+    wanted = 4 if stage.small else 4 * stage.runs
+    answers = Counter[int]()
+    jobs = []
+    for number in range(wanted):
+        job = submit(apis[number % 2].http, stage.ledger, data, f"m{number % 3}", f"k{number}")
+        found = apis[1 - number % 2].http.get(f"/v1/jobs/{job}")
+        answers[found.status_code] += 1
+        jobs.append(job)
+    for number, job in enumerate(jobs):
+        done = ended(apis[number % 2].http, job)
+        stage.figures.expect(
+            (done["status"], done["attempt"]) == (SUCCEEDED, 1),
+            f"{job} is {done['status']} in attempt {done['attempt']}",
+        )
+    stage.figures.expect(set(answers) == {200}, f"the other replica answered {dict(answers)}")
+    stage.figures.runs += wanted
+    _end(stage, home, url, [*apis, *runners])
+
+
+def _end(stage: Stage, home: Home, url: str, processes: list[Any]) -> None:
+    """Check the invariants and end several processes."""
+    store = store_of(home, url)
+    invariants.check(
+        stage.figures, stage.ledger, store, home, logs=[each.log for each in processes]
+    )
+    store.close()
+    for each in processes:
+        each.end()
+
+
+SUBMITTER = """
+import sys
+from xcray.jobs.store import JobStore
+store = JobStore(sys.argv[1])
+n = 0
+while True:
+    job, _ = store.submit({"n": n, "fill": "x" * 2000}, name="load", idempotency_key=f"{sys.argv[2]}-{n}")
+    print(job.id, flush=True)
+    n += 1
+"""
+
+
+@row(
+    "F23",
+    "who writes the store is killed",
+    "SIGKILL of processes in the middle of commits; an upgrade "
+    "killed at its n-th system call; an older program on a newer store; a backup under load",
+    "tests/jobs/store/test_store.py",
+    "tests/jobs/database/test_migrations.py",
+)
+def writers_killed(stage: Stage) -> None:
+    url = f"sqlite:///{stage.folder / 'written.db'}"
+    JobStore(url).close()
+    for turn in range(4 * stage.runs):
+        _killed_commit(stage, url, turn)
+    _backup(stage)
+    _upgrade_killed(stage)
+    _newer(stage)
+
+
+def _killed_commit(stage: Stage, url: str, turn: int) -> None:
+    """A process that submits as fast as it can is killed; what it told is there, at most one more, and the file is sound."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", SUBMITTER, url, str(turn)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(stage.folder),
+    )
+    assert writer.stdout is not None
+    told = [writer.stdout.readline().strip()]
+    timer = threading.Timer(stage.random.uniform(0.05, 0.4), writer.kill)
+    timer.start()
+    told += [line.strip() for line in writer.stdout if line.endswith("\n")]
+    writer.wait()
+    writer.stdout.close()
+    with stage.figures.recovering():
+        store = JobStore(url)
+        there = {
+            job.id
+            for job in invariants.all_jobs(store)
+            if str(job.idempotency_key).startswith(f"{turn}-")
+        }
+    store.close()
+    for job in set(told) - there:
+        stage.figures.lose(f"{job} was told and is gone")
+    stage.figures.expect(
+        len(there - set(told)) <= 1, f"{len(there - set(told))} jobs were stored and not told"
+    )
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as raw:
+        stage.figures.expect(
+            raw.execute("PRAGMA integrity_check").fetchone() == ("ok",), "the file is not sound"
+        )
+    stage.figures.runs += 1
+
+
+def _backup(stage: Stage) -> None:
+    """A backup while another process writes: whole, and all that was told before it began."""
+    home = stage.place("busy")
+    url = f"sqlite:///{home / 'xcray.db'}"
+    JobStore(url).close()
+    writer = subprocess.Popen(
+        [sys.executable, "-c", SUBMITTER, url, "b"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(stage.folder),
+    )
+    assert writer.stdout is not None
+    before = [writer.stdout.readline().strip() for _ in range(50)]
+    copy = stage.folder / "copy.db"
+    words = [*MAIN, "store", "backup", str(copy), "--home", str(home)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment(stage.folder), cwd=stage.folder
+    )
+    writer.kill()
+    writer.wait()
+    writer.stdout.close()
+    if not stage.figures.expect(done.returncode == 0, f"a backup under load: {done.stderr[-300:]}"):
+        return
+    restored = JobStore(f"sqlite:///{copy}")
+    there = {job.id for job in invariants.all_jobs(restored)}
+    restored.close()
+    for job in set(before) - there:
+        stage.figures.lose(f"{job} was told before the backup and is not in it")
+    stage.figures.runs += 1
+
+
+def _old_tree(stage: Stage) -> Path | None:
+    """The program as it was at OLD, with this one's compiled kernels where they are the same; None where git's history lacks."""
+    tree = stage.folder / "old"
+    git = ["git", "-C", str(ROOT)]
+    if tree.is_dir():
+        return tree
+    if (
+        shutil.which("git") is None
+        or subprocess.run(
+            [*git, "cat-file", "-e", f"{OLD}^{{commit}}"], capture_output=True
+        ).returncode
+    ):
+        stage.figures.note(
+            f"no git history with {OLD} here: nothing was run with the older program"
+        )
+        return None
+    shutil.copytree(ROOT / "xcray", tree / "xcray")
+    there = subprocess.run(
+        [*git, "ls-tree", "-r", "--name-only", OLD, "xcray"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = set(there.stdout.splitlines())
+    for path in [
+        each for each in (tree / "xcray").rglob("*.py") if str(each.relative_to(tree)) not in names
+    ]:
+        path.unlink()
+    for name in names:
+        content = subprocess.run(
+            [*git, "show", f"{OLD}:{name}"], capture_output=True, check=True
+        ).stdout
+        path = tree / name
+        if (
+            not path.is_file() or path.read_bytes() != content
+        ):  # the same file keeps its time, and so its compiled kernels
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    return tree
+
+
+def _with_old(stage: Stage, tree: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run Python with the older program."""
+    env = {**environment(stage.folder), "PYTHONPATH": str(tree)}
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=env, cwd=tree
+    )
+
+
+MAKE_OLD = """
+import sys
+from xcray.jobs.store import JobStore
+store = JobStore(sys.argv[1])
+for n in range(30):
+    print(store.submit({"n": n}, name="old", idempotency_key=f"k{n}")[0].id)
+store.close()
+"""
+
+
+def _upgrade_killed(stage: Stage) -> None:
+    """An upgrade that dies at any system call leaves the old store or the new one, with every job."""
+    tree = _old_tree(stage)
+    if tree is None or not strace.there():
+        stage.figures.note("no upgrade was killed: it needs git's history and strace")
+        return
+    beginning = stage.place("schema2")
+    made = _with_old(stage, tree, ["-c", MAKE_OLD, f"sqlite:///{beginning / 'xcray.db'}"])
+    assert made.returncode == 0, made.stderr
+    told = set(made.stdout.split())
+
+    def upgrade(folder: Path) -> None:
+        JobStore(f"sqlite:///{folder / 'xcray.db'}").close()
+
+    rehearsal = stage.folder / "rehearsal"
+    shutil.copytree(beginning, rehearsal)
+    found = strace.counts(lambda: upgrade(rehearsal), stage.folder / "calls")
+    for call, count in found.items():
+        for when in stage.random.sample(
+            range(1, count + 1), min(count, 4 if stage.small else 4 * stage.runs)
+        ):
+            folder = stage.folder / f"upgrade-{call}-{when}"
+            shutil.copytree(beginning, folder)
+            strace.inject(lambda: upgrade(folder), call, "signal=KILL", when)  # noqa: B023  # it is done at once
+            store = JobStore(f"sqlite:///{folder / 'xcray.db'}")
+            there = {job.id for job in invariants.all_jobs(store)}
+            store.close()
+            for job in told - there:
+                stage.figures.lose(f"{job} is gone after an upgrade killed at {call} {when}")
+            stage.figures.runs += 1
+            shutil.rmtree(folder)
+
+
+def _newer(stage: Stage) -> None:
+    """The older program refuses the newer store, and leaves it as it is."""
+    tree = _old_tree(stage)
+    if tree is None:
+        return
+    url = f"sqlite:///{stage.folder / 'newer.db'}"
+    store = JobStore(url)
+    job, _ = store.submit({}, name="new")
+    refused = _with_old(stage, tree, ["-c", MAKE_OLD, url])
+    stage.figures.expect(
+        refused.returncode != 0 and "newer" in refused.stderr,
+        f"an older program on a newer store: {refused.stderr[-300:]}",
+    )
+    stage.figures.expect(
+        [each.id for each in invariants.all_jobs(store)] == [job.id],
+        "an older program changed a newer store",
+    )
+    store.close()
+    stage.figures.runs += 1
+
+
+@row(
+    "F24",
+    "the database is away",
+    "SIGSTOP of all PostgreSQL's processes for 30 s while a job trains, then SIGCONT; SIGKILL and a restart",
+    "tests/jobs/store/test_store.py",
+)
+def database_away(stage: Stage) -> None:
+    server = postgres(stage, durable=True)
+    if server is None:
+        raise FileNotFoundError("F24 needs PostgreSQL's binaries (apt-get install postgresql)")
+    service, data, sha = working(stage, store=server.database())
+    for turn in range(1 if stage.small else min(stage.runs, 2)):
+        if not turn and not stage.small:  # each request takes as long as its patience: once
+            job = submit(service.http, stage.ledger, data, "m", f"p{turn}", **SLOW)
+            at_share(service.http, job, 0.1)
+            with server.paused():
+                _answers_without(stage, service, data, 30.0, turn)
+            _back(stage, service, job, sha)
+        job = submit(service.http, stage.ledger, data, "m", f"q{turn}", **SLOW)
+        at_share(service.http, job, 0.1)
+        server.kill()
+        _answers_without(stage, service, data, 1.0 if stage.small else 5.0, turn + 10)
+        server.start()
+        _back(stage, service, job, sha)
+    store = JobStore(str(service.settings["store"]))
+    invariants.check(stage.figures, stage.ledger, store, service.home, logs=[service.log])
+    store.close()
+    service.end()
+
+
+def _answers_without(stage: Stage, service: Service, data: str, seconds: float, turn: int) -> None:
+    """While the database is away: alive, not ready, predictions go on, writes are refused with 503 and Retry-After."""
+    began, patience = time.monotonic(), 60.0
+    while True:
+        alive = service.http.get("/healthz", timeout=patience)
+        stage.figures.expect(alive.status_code == 200, f"/healthz said {alive.status_code}")
+        body = {"dataset": data, "model": "m", **SLOW}
+        asked = time.monotonic()
+        refused = service.http.post(
+            "/v1/jobs", json=body, headers={"Idempotency-Key": f"away{turn}"}, timeout=patience
+        )
+        stage.figures.facts["refused_after_s"] = round(
+            max(time.monotonic() - asked, stage.figures.facts.get("refused_after_s", 0)), 1
+        )
+        told = refused.status_code == 503 and "retry-after" in refused.headers
+        stage.figures.expect(
+            told, f"a submit was answered {refused.status_code} {refused.text[:200]}"
+        )
+        predicted = service.http.post(
+            "/v1/models/plain:predict",
+            json={"instances": [{"indices": [1], "values": [1.0]}]},
+            timeout=patience,
+        )
+        stage.figures.expect(
+            predicted.status_code == 200, f"a prediction was answered {predicted.status_code}"
+        )
+        if time.monotonic() - began > seconds:
+            break
+    ready = service.http.get("/readyz", timeout=patience)
+    stage.figures.expect(ready.status_code == 503, f"/readyz said {ready.status_code}")
+    stage.figures.runs += 1
+
+
+def _back(stage: Stage, service: Service, job: str, sha: str) -> None:
+    """It is ready again, and the job that ran meanwhile ends with the same bits."""
+    with stage.figures.recovering():
+        service.ready()
+        ok(again(lambda: service.http.get(f"/v1/jobs/{job}")))
+    same_model(stage, ended(service.http, job), sha)
+
+
+@row(
+    "F26",
+    "one version follows another",
+    f"a service of commit {OLD} is replaced in the middle of a queue by this one, by SIGTERM and by "
+    "SIGKILL, under clients that submit; then the older one is tried again",
+    limit=600,
+)
+def two_versions(stage: Stage) -> None:
+    tree = _old_tree(stage)
+    if tree is None:
+        raise FileNotFoundError(f"F26 needs git and a history with {OLD}")
+    for turn in range(1 if stage.small else min(stage.runs, 2)):
+        ledger = Ledger(stage.folder / f"ledger{turn}.jsonl")  # each turn has a home of its own
+        try:
+            _followed(stage._replace(ledger=ledger), tree, turn)
+        finally:
+            ledger.close()
+
+
+def _followed(stage: Stage, tree: Path, turn: int) -> None:
+    """Old, then new on the same home and port."""
+    new = Service(stage, f"new{turn}", stage.folder / f"home{turn}")
+    old = Service(stage, f"old{turn}", new.home.path)
+    old.words[old.words.index("--port") + 1] = str(new.port)
+    old.settings["PYTHONPATH"], old.http, old.port = str(tree), new.http, new.port
+    old.up(120)
+    data = dataset(old.http, stage.ledger, **MIDDLE)
+    first = submit(old.http, stage.ledger, data, "m", f"v{turn}-first", **SLOW)
+    running = submit(old.http, stage.ledger, data, "m", f"v{turn}-running", **SLOW)
+    sha = ended(old.http, first)["result"]["sha256"]
+    at_share(old.http, running, 0.3)
+    ids, ending = [], threading.Event()
+
+    def client() -> None:
+        number = 0
+        with httpx.Client(base_url=new.url, trust_env=False, timeout=60) as http:
+            while not ending.is_set():
+                ids.append(
+                    submit(
+                        http,
+                        stage.ledger,
+                        data,
+                        "m",
+                        f"v{turn}-{number}",
+                        solver="ppdsparse",
+                        priority=-number % 100,
+                    )
+                )
+                number += 1
+                time.sleep(0.3)
+
+    asker = threading.Thread(target=client)
+    asker.start()
+    with stage.figures.recovering():
+        old.kill() if turn else old.end()
+        new.up()
+    time.sleep(1.0)
+    ending.set()
+    asker.join()
+    same_model(stage, ended(new.http, running), sha)
+    for job in ids:
+        stage.figures.expect(
+            ended(new.http, job)["status"] == SUCCEEDED,
+            f"{job}, submitted around the change, did not succeed",
+        )
+    stage.figures.facts["submitted_around_it"] = stage.figures.facts.get(
+        "submitted_around_it", 0
+    ) + len(ids)
+    drained(stage, new, swept=False)
+    old.start()
+    code = old.popen.wait(60) if old.popen is not None else 0
+    stage.figures.expect(
+        code != 0 and "newer" in old.tail(),
+        f"the older one on the newer store ended with {code}: {old.tail(5)}",
+    )
+    stage.figures.runs += 2

@@ -1,0 +1,180 @@
+"""`xcray serve` and `xcray runner` as processes that can be killed, stopped and started again; and their runners."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from tests.robustness.faults.stage import ROOT, Stage, free_port, kill, until
+from xcray.cli.terminal.processes import PROC, snapshot
+from xcray.jobs.home import Home
+from xcray.jobs.store.job_store import JobStore
+
+KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONHASHSEED", "VIRTUAL_ENV")
+QUIET: Final = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "XCRAY_DISK_RESERVE_BYTES": "0",
+    "XCRAY_JOB_NICE": "0",  # on a busy machine jobs that stand back would take minutes
+    "NO_COLOR": "1",
+    "XCRAY_LOG_LEVEL": "warning",
+}
+PATIENCE: Final = 600.0  # seconds for an answer or a start, kernels compiled meanwhile: a limit for hangs, no target
+MAIN: Final = (sys.executable, "-m", "xcray")
+
+
+def environment(folder: Path, more: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """An environment that depends on nothing around; settings as XCRAY_NAME by their lower-case names in `more`."""
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    given = {
+        name if name.isupper() else f"XCRAY_{name.upper()}": str(value)
+        for name, value in (more or {}).items()
+    }
+    paths = os.pathsep.join(path for path in (given.pop("PYTHONPATH", None), str(ROOT)) if path)
+    return {**kept, **QUIET, "PYTHONPATH": paths, "TMPDIR": str(folder), **given}
+
+
+class Process:
+    """A command that can be ended and begun again. Its output goes to one file."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        name: str,
+        words: Iterable[str],
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.words = [*words]
+        self.settings = dict(settings or {})
+        self.log = stage.folder / f"{name}.log"
+        self._folder = stage.folder
+        self.popen: subprocess.Popen[bytes] | None = None
+        stage.closing.append(self.kill)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self.popen is not None, f"{self.name} was not started"
+        return self.popen.pid
+
+    def start(self, **how: Any) -> None:
+        """Begin; returns at once. how: of Popen."""
+        with open(self.log, "ab") as out:
+            self.popen = subprocess.Popen(
+                self.words,
+                env=environment(self._folder, self.settings),
+                stdout=out,
+                stderr=out,
+                cwd=self._folder,
+                **how,
+            )
+
+    def kill(self) -> None:
+        """kill -9, and collect it."""
+        if self.popen is not None:
+            self.popen.kill()
+            self.popen.wait()
+
+    def signal(self, number: int) -> None:
+        """Any other signal."""
+        kill(self.pid, number)
+
+    def end(self, seconds: float = 180.0) -> int:
+        """SIGTERM; its exit status."""
+        self.signal(signal.SIGTERM)
+        assert self.popen is not None
+        return self.popen.wait(seconds)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.popen is not None and self.popen.poll() is None
+
+    def tail(self, lines: int = 20) -> str:
+        """The end of its output."""
+        return (
+            "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            if self.log.is_file()
+            else ""
+        )
+
+
+class Service(Process):
+    """`xcray serve` on a home. settings: those of the service, by their names."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        name: str = "serve",
+        home: Path | None = None,
+        words: Iterable[str] = (),
+        **settings: Any,
+    ) -> None:
+        self.home = Home(home or stage.folder / "home")
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        serve = (*MAIN, "serve", "--home", str(self.home.path), "--port", str(self.port), *words)
+        super().__init__(stage, name, serve, {"poll_seconds": 0.05, **settings})
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE)
+
+    def up(self, seconds: float = PATIENCE) -> float:
+        """Start, and wait until it is ready; the seconds that took."""
+        began = time.monotonic()
+        self.start()
+        self.ready(seconds)
+        return time.monotonic() - began
+
+    def ready(self, seconds: float = PATIENCE) -> None:
+        """Wait until it says that it is ready."""
+        until(lambda: self._says_ready(), f"{self.name} is not ready: {self.tail()}", seconds, 0.02)
+
+    def _says_ready(self) -> bool:
+        assert self.alive, f"{self.name} ended: {self.tail()}"
+        with suppress(httpx.HTTPError):
+            return self.http.get("/readyz", timeout=20).status_code == 200
+        return False
+
+
+def runner_process(stage: Stage, home: Path, name: str, **settings: Any) -> Process:
+    """`xcray runner` on a home."""
+    return Process(stage, name, (*MAIN, "runner", "--home", str(home)), settings)
+
+
+def attempts(home: Path, job: str | None = None) -> dict[str, int]:
+    """Processes that run attempts now, by `job aN`: of one home, of one job when named. Found by their command lines."""
+    found = {}
+    for process in snapshot():
+        with suppress(OSError):
+            words = (
+                (PROC / str(process.pid) / "cmdline")
+                .read_bytes()
+                .decode(errors="replace")
+                .split("\0")
+            )
+            if "xcray.jobs.runner.main" in words and str(home) in words and "--job" in words:
+                mine = words[words.index("--job") + 1]
+                if job in (None, mine):
+                    found[f"{mine} a{words[words.index('--attempt') + 1]}"] = process.pid
+    return found
+
+
+def store_of(home: Path | Home, url: str | None = None) -> JobStore:
+    """A store opened by this process, to look at what others did."""
+    path = home.path if isinstance(home, Home) else home
+    return JobStore(url or f"sqlite:///{path / 'xcray.db'}")
+
+
+def redact(text: str) -> str:
+    """Text without ids, so that runs can be compared."""
+    return re.sub(r"(job|ds|upl)_[a-z0-9]{20}", r"\1_...", text)

@@ -1,0 +1,244 @@
+"""Where a fault is played: private namespaces when the machine allows them, a folder of its own, and an end for every process.
+
+With namespaces the kernel ends everything when the stage ends, nobody else's process can be seen, and /dev/shm and the network are
+our own. Without them processes are told apart by who started them: orphans come to this process (it is their subreaper).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tests.robustness.faults.figures import Figures
+from tests.robustness.faults.ledger import Ledger
+from xcray.cli.terminal.processes import end, family, left_of, snapshot
+
+INSIDE: Final = "FAULTS_INSIDE"  # tells a process that it runs in namespaces of its own
+FOLDER: Final = "FAULTS_FOLDER"  # tells it which folder somebody outside removes when it is gone
+PLAIN: Final = "plain process groups"
+ROOT: Final = Path(__file__).parents[3]
+SPACES: Final = (
+    "--pid",
+    "--fork",
+    "--kill-child=KILL",
+    "--mount-proc",
+    "--net",
+    "--ipc",
+    "--mount",
+)
+PR_SET_CHILD_SUBREAPER: Final = 36
+PR_SET_PDEATHSIG: Final = 1
+LAST_WORDS: Final = 30.0  # seconds from SIGTERM to SIGKILL
+
+
+class AskedToEnd(Exception):
+    """SIGTERM: the row ends where it is, and tells what it has."""
+
+
+class Stage(NamedTuple):
+    """What a row plays on. `small` asks for the quick form that the test suite runs; `runs` says how often."""
+
+    folder: Path
+    figures: Figures
+    ledger: Ledger
+    random: random.Random
+    runs: int
+    small: bool
+    closing: list[Callable[[], None]]
+
+    def place(self, name: str) -> Path:
+        """A new folder."""
+        path = self.folder / name
+        path.mkdir()
+        return path
+
+
+def enter(
+    arguments: list[str], plain: bool = False, module: str = "tests.robustness.faults"
+) -> None:
+    """Run this command, `python -m MODULE ARGUMENTS`, again in namespaces of its own, unless it is there already, or they are not
+    allowed. Returns inside.
+
+    From then on SIGTERM raises AskedToEnd.
+    """
+    if os.environ.get(INSIDE) is None:
+        kind = None if plain else allowed()
+        if kind is not None:
+            words = [*kind, *SPACES, sys.executable, "-m", module, *arguments]
+            environment = {**os.environ, INSIDE: "user namespaces" if kind else "namespaces"}
+            with _swept_folder() as folder:
+                sys.exit(_inside(["unshare", *words], {**environment, FOLDER: str(folder)}))
+        os.environ[INSIDE] = PLAIN
+    signal.signal(signal.SIGTERM, _asked)
+    if namespaces():
+        _loopback_up()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "shm", "/dev/shm"], check=True)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def _swept_folder() -> Iterator[Path]:
+    """A new folder that is removed after the block, and by another process when this one is killed; a short path, for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="xf-"))
+    again = "for _ in range(50):\n    shutil.rmtree(sys.argv[1], True)\n    time.sleep(0.1)\n"
+    sweep = f"import shutil, sys, time\nsys.stdin.read()\n{again}"
+    words = [sys.executable, "-c", sweep, str(folder)]  # what wrote there may take a moment to end
+    quiet = subprocess.DEVNULL
+    sweeper = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        sweeper.kill()
+        sweeper.wait()
+
+
+def _inside(words: list[str], environment: dict[str, str]) -> int:
+    """Run in namespaces; the exit status. `unshare` ignores SIGTERM: it is passed on to its child, and who stays is killed."""
+    with subprocess.Popen(words, cwd=ROOT, env=environment, preexec_fn=_die_with_parent) as process:
+
+        def pass_on(_number: int, _frame: Any) -> None:
+            for child, parent in snapshot().items():
+                if parent == process.pid:
+                    kill(child.pid, signal.SIGTERM)
+            last = threading.Timer(LAST_WORDS, process.kill)
+            last.daemon = True
+            last.start()
+
+        signal.signal(signal.SIGTERM, pass_on)
+        return 1 if process.wait() else 0
+
+
+def _die_with_parent() -> None:
+    """In the child: whoever kills this command ends all that it began."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _asked(_number: int, _frame: Any) -> None:
+    """SIGTERM, the first: later ones change nothing."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise AskedToEnd("it was asked to end before it was done")
+
+
+def namespaces() -> bool:
+    """Whether this process has namespaces of its own."""
+    return os.environ.get(INSIDE, PLAIN) != PLAIN
+
+
+@contextmanager
+def stage(row: str, title: str, *, runs: int, seed: int, small: bool = False) -> Iterator[Stage]:
+    """A stage for one row. At its end all processes that came from us are ended, and the folder is removed."""
+    figures = Figures(row, title)
+    figures.note(
+        "private namespaces" if namespaces() else "no namespaces here: plain process groups"
+    )
+    began = time.monotonic()
+    folder = Path(
+        os.environ.pop(FOLDER, None) or tempfile.mkdtemp(prefix="xf-")
+    )  # short: Ray puts sockets below it
+    folder.chmod(0o711)  # PostgreSQL runs as another user
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    set = Stage(
+        folder, figures, Ledger(folder / "ledger.jsonl"), random.Random(seed), runs, small, []
+    )
+    try:
+        yield set
+    finally:
+        for close in reversed(set.closing):
+            close()
+        end_all()
+        set.ledger.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        figures.seconds = round(time.monotonic() - began, 1)
+
+
+def ours() -> list[Any]:
+    """Processes that came from this one, itself aside; zombies do not count."""
+    return [each for each in family([os.getpid()]) if each.pid != os.getpid()]
+
+
+def end_all(seconds: float = 10.0) -> None:
+    """End every process that came from this one, by its id."""
+    deadline = time.monotonic() + seconds
+    while (left := ours()) and time.monotonic() < deadline:
+        end(left)
+        left_of(left, 1.0)
+
+
+@contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
+    """A file system of its own, of so many megabytes, at `path`. Raises PermissionError where mounting is not allowed."""
+    path.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "faults", str(path)],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise PermissionError(done.stderr.strip())
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def until(check: Callable[[], Any], what: str, seconds: float = 600.0, pause: float = 0.05) -> Any:
+    """The first true answer of `check`. Raises TimeoutError with `what` after so many seconds: a limit for hangs, no target."""
+    deadline = time.monotonic() + seconds
+    while not (found := check()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
+        time.sleep(pause)
+    return found
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> bool:
+    """Send a signal to one process; whether it was there."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def allowed() -> list[str] | None:
+    """What `unshare` needs beside SPACES: nothing for root, a user namespace for others; None where it gives us no namespaces."""
+    return next((each for each in ([], ["-r"]) if _allowed(each)), None)
+
+
+def _allowed(kind: list[str]) -> bool:
+    """Whether the kernel gives us these namespaces."""
+    if shutil.which("unshare") is None or shutil.which("mount") is None:
+        return False
+    mount = ["mount", "-t", "tmpfs", "try", "/dev/shm"]
+    return subprocess.run(["unshare", *kind, *SPACES, *mount], capture_output=True).returncode == 0
+
+
+def _loopback_up() -> None:
+    """A new network has its loopback down."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        flags = struct.pack("16sh14x", b"lo", 0x1 | 0x40)  # IFF_UP, IFF_RUNNING
+        fcntl.ioctl(handle, 0x8914, flags)  # SIOCSIFFLAGS

@@ -1,0 +1,112 @@
+"""Small real work: a synthetic data set, and trainings of seconds that can be hit at any share of their labels."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import httpx
+
+from tests.robustness.faults.ledger import Ledger
+from tests.robustness.faults.stage import until
+from xcray.jobs.states import TERMINAL
+
+TINY: Final = {"rows": 400, "features": 200, "labels": 40, "seed": 7}
+MIDDLE: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
+QUICK: Final[dict[str, Any]] = {
+    "solver": "ppdsparse",
+    "pool": "serial",
+}  # of TINY: about two seconds, most of them to begin
+SLOW: Final[dict[str, Any]] = {
+    "solver": "ppdsparse",
+    "pool": "serial",
+    "params": {"eps": 1e-5},
+}  # of MIDDLE: some seconds of training
+RETRIES: Final = (httpx.TransportError,)
+
+
+def dataset(http: httpx.Client, ledger: Ledger, name: str = "small", **options: Any) -> str:
+    """Have a synthetic data set built; its id once it is READY."""
+    body = {
+        "name": name,
+        "format": "synthetic",
+        "options": {"test_fraction": 0.2, "synthetic": {**TINY, **options}},
+    }
+    made = ok(http.post("/v1/datasets", json=body))
+    ledger.acknowledged("dataset", made["id"])
+    return settled(http, made["id"])
+
+
+def settled(http: httpx.Client, dataset_id: str) -> str:
+    """A data set's id once it is READY."""
+    state = until(
+        lambda: (
+            (found := ok(http.get(f"/v1/datasets/{dataset_id}")))["status"] != "BUILDING" and found
+        ),
+        "data set",
+    )
+    assert state["status"] == "READY", state
+    return dataset_id
+
+
+def submit(http: httpx.Client, ledger: Ledger, data: str, model: str, key: str, **more: Any) -> str:
+    """Submit a job, as often as it takes; its id, which is in the ledger from then on."""
+    body = {**QUICK, "dataset": data, "model": model, **more}
+    found = ok(again(lambda: http.post("/v1/jobs", json=body, headers={"Idempotency-Key": key})))
+    ledger.acknowledged("job", found["id"], key=key)
+    return str(found["id"])
+
+
+def again(ask: Any, seconds: float = 600.0, pause: float = 0.05) -> httpx.Response:
+    """The first answer that is no 502, 503 or 504; connections that break are tried again, as any client must."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            found: httpx.Response = ask()
+            if found.status_code not in (502, 503, 504):
+                return found
+        except RETRIES:
+            found = None  # type: ignore[assignment]
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"no answer within {seconds:.0f} s: {found.text if found is not None else 'nobody there'}"
+            )
+        time.sleep(pause)
+
+
+def ok(answer: httpx.Response) -> Any:
+    """The content of a good answer."""
+    assert answer.is_success, (
+        f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}"
+    )
+    return answer.json() if answer.content else None
+
+
+def ended(http: httpx.Client, job: str, seconds: float = 900.0) -> dict[str, Any]:
+    """A job once it has ended."""
+    return until(
+        lambda: (
+            (found := ok(again(lambda: http.get(f"/v1/jobs/{job}"))))["status"] in TERMINAL
+            and found
+        ),
+        f"the end of {job}",
+        seconds,
+    )
+
+
+def at_share(http: httpx.Client, job: str, share: float) -> dict[str, Any]:
+    """A job once so much of its labels is done, or it has ended."""
+
+    def look() -> Any:
+        found = ok(http.get(f"/v1/jobs/{job}"))
+        told = found["progress"]
+        reached = (
+            told.get("phase") == "TRAINING"
+            and told.get("total")
+            and told["done"] >= share * told["total"]
+        )
+        return (
+            reached or found["status"] in TERMINAL or told.get("phase") in ("MERGING", "EVALUATING")
+        ) and found
+
+    return until(look, f"{share:.0%} of {job}", pause=0.02)

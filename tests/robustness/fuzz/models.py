@@ -1,0 +1,111 @@
+"""Model directories: one file of a small model is another, and the manifest says so or does not (T6)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from tests.support.live_service import text_model
+from xcray.errors import XcrayError
+from xcray.model.directory import MANIFEST, sealed
+from xcray.model.model import Model
+from xcray.predict.predictor import Predictor
+from xcray.storage.atomic import file_digests
+
+WORDS = (
+    b'"shape"',
+    b'"nnz"',
+    b'"files"',
+    b'"bytes"',
+    b'"../x"',
+    b"null",
+    b"[]",
+    b"{}",
+    b"true",
+    b"-1",
+    b"1e9",
+    b"2147483648",
+    b"[[",
+)
+WORDS += (
+    b"indices",
+    b"values",
+    b"ARROW1",
+    b"\xff\xff\xff\xff",
+    b"\xff\xff\xff\x7f",
+    b"\x00\x00\x00\x00",
+    b"n_cols",
+    b"\x08\x00\x00\x00",
+)
+
+
+@cache
+def template() -> tuple[Path, list[str]]:
+    """A model that is sound, and the names of its files."""
+    home = Path(mkdtemp(prefix="xcray-fuzz-"))
+    text_model(home / "model")
+    return home / "model", sorted(
+        str(p.relative_to(home / "model")) for p in (home / "model").rglob("*") if p.is_file()
+    )
+
+
+def seeds() -> list[bytes]:
+    """Each file as it is: a byte for which it is, a byte for whether the manifest shall fit, the content."""
+    root, names = template()
+    return [
+        bytes([i, sealing]) + (root / name).read_bytes()
+        for i, name in enumerate(names)
+        for sealing in (0, 1)
+    ]
+
+
+def run(data: bytes, folder: Path) -> str:
+    """A changed file is refused, unless the manifest was made to fit; then what is opened with care can be used."""
+    root, names = template()
+    if len(data) < 2:
+        return "nothing"
+    name, seal = names[data[0] % len(names)], bool(data[1] & 1)
+    path = folder / "model"
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(root, path)
+    same = (path / name).read_bytes() == data[2:]
+    (path / name).write_bytes(data[2:])
+    if seal:
+        _fit(path, name)
+    outcome = []
+    for verify in (False, True):
+        try:
+            model = Model.open(path, verify=verify)
+        except XcrayError as error:
+            json.dumps(error.as_dict(), allow_nan=False).encode()
+            outcome.append(str(error.code))
+            continue
+        outcome.append("accepted")
+        if verify:
+            assert same or seal, f"{name} is another, and nobody saw it"
+            Predictor(model).named(Predictor(model).predict(["rows of a csv file"], 2))
+    return " ".join(outcome)
+
+
+def _fit(path: Path, name: str) -> None:
+    """Make the manifest tell the sizes and checksums that the files have, and seal it, where it still is one."""
+    try:
+        manifest: Any = json.loads((path / MANIFEST).read_bytes())
+        manifest.pop("seal", None)
+        if name != MANIFEST:
+            manifest["files"] = {
+                file: entry for file, entry in file_digests(path).items() if file != MANIFEST
+            }
+        (path / MANIFEST).write_bytes(sealed(manifest).encode())
+    except (ValueError, TypeError, AttributeError, RecursionError, XcrayError):
+        return  # then it is refused as it is
+
+
+def target(make: Callable[..., Any]) -> Any:
+    """The target."""
+    return make("model-directory", seeds(), WORDS, run)

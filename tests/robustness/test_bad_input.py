@@ -1,0 +1,275 @@
+"""Beside the rows of the bad-input catalogue: memory while reading, two files, errors collected and skipped, codes explained."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.robustness.badinput import json_lines, parquet, svmlight, tables, xc
+from tests.robustness.badinput.memory import CASES
+from xcray.data.build import BuildOptions, build
+from xcray.data.check import check
+from xcray.data.dataset import Dataset
+from xcray.data.readers.error_codes import CODES, GROUPS
+from xcray.data.readers.error_log import DataErrors, Tally
+from xcray.data.readers.options import ReadOptions
+from xcray.data.readers.svmlight import read_svmlight
+from xcray.data.splits import RowSplit
+from xcray.errors import DataError, ParameterError
+
+
+def made(
+    tmp_path: Path, data: bytes, format: str = "svmlight", name: str = "train.txt", **options: Any
+) -> Dataset:
+    path = tmp_path / name
+    path.write_bytes(data)
+    return build(
+        format, {"train": path}, tmp_path / "out", BuildOptions(read=ReadOptions(**options))
+    )
+
+
+def dense(ds: Dataset) -> tuple[Any, Any]:
+    return ds.train.X.to_scipy().toarray().tolist(), ds.train.Y.to_scipy().toarray().astype(
+        int
+    ).tolist()
+
+
+def warnings_of(ds: Dataset) -> dict[str, int]:
+    return dict(ds.manifest["source"]["parts"]["train"]["warnings"])
+
+
+def warmed(tmp_path: Path, format: str, data: bytes) -> None:
+    """Read a good file: what is compiled and loaded once for a format is there before memory is measured."""
+    (tmp_path / "warm").write_bytes(data)
+    assert check(format, tmp_path / "warm").good
+
+
+def test_oddities_are_counted(tmp_path: Path) -> None:
+    ds = made(tmp_path, b"1,1 1:1\n0 3:1 1:2\n 1:1\n2\n")
+    assert warnings_of(ds) == {
+        "duplicate_labels": 1,
+        "unsorted_rows": 1,
+        "rows_without_features": 1,
+        "rows_without_labels": 1,
+    }
+
+
+def test_s44_an_endless_line_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "long.svm"
+    path.write_bytes(b"1 1:1\n" + b"1" * (48 << 20))
+    warmed(tmp_path, "svmlight", b"1 1:1\n")
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError) as caught:
+            list(read_svmlight(path, ReadOptions(max_line_bytes=1 << 20), Tally()))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (caught.value.code, caught.value.line) == ("LINE_TOO_LONG", 2)
+    assert peak < 24 << 20, "a block and its rows, not the line"
+
+
+def test_s47_one_label_everywhere_and_empty_rows_are_warnings(tmp_path: Path) -> None:
+    path = tmp_path / "train.svm"
+    path.write_bytes(b"0,1\n0,2\n")
+    report = check("svmlight", path)
+    assert report.good
+    assert report.warnings == {"labels_in_every_row": 1, "rows_without_features": 2}
+
+
+def test_x5_memory_never_follows_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(b"1000000000 33554432 33554432\n1 0:1\n")
+    warmed(tmp_path, "xc", b"1 1 1\n0 0:1\n")
+    tracemalloc.start()
+    try:
+        report = check("xc", path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [error["code"] for error in report.errors] == ["XC_ROW_COUNT"]
+    assert peak < 8 << 20
+
+
+def two_files(tmp_path: Path, features: bytes, labels: bytes) -> Dataset:
+    (tmp_path / "features.txt").write_bytes(features)
+    (tmp_path / "labels.txt").write_bytes(labels)
+    options = BuildOptions(read=ReadOptions(labels_file=str(tmp_path / "labels.txt")))
+    return build("xc", {"train": tmp_path / "features.txt"}, tmp_path / "out", options)
+
+
+def test_x15_two_files(tmp_path: Path) -> None:
+    ds = two_files(tmp_path, b"3 4\n0:1 2:2\n3:3\n1:4\n", b"3 2\n1:1\n0:1 1:1\n0:0 1:1\n")
+    assert dense(ds) == ([[1, 0, 2, 0], [0, 0, 0, 3], [0, 4, 0, 0]], [[0, 1], [1, 1], [0, 1]])
+
+
+def test_split_file_holds_out_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "split.txt").write_bytes(b"3\n1\n")
+    split = RowSplit(tmp_path / "split.txt")
+    assert split.mask(0, 4).tolist() == [True, False, True, False]
+    assert split.mask(2, 4).tolist() == [True, False]
+
+
+def test_c19_a_bomb_is_stopped_by_its_growth(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.svm.gz"
+    line = b"1 1:1." + b"0" * (1 << 20) + b"\n"
+    with gzip.open(path, "wb", compresslevel=6) as out:
+        for _ in range(90):
+            out.write(line)
+    assert path.stat().st_size < 200_000
+    report = check("svmlight", path)
+    assert [error["code"] for error in report.errors] == ["DECOMPRESSED_LIMIT"]
+    assert report.rows < 80
+
+
+def test_c13_odd_characters_are_normalised(tmp_path: Path) -> None:
+    case = next(case for case in json_lines.GOOD if case.id == "C13-json")
+    ds = made(tmp_path, case.data, "jsonl")
+    assert ds.feature_names.to_pylist() == ["café", "half", "zerowidth"]
+    X = ds.train.X.to_scipy().toarray()
+    assert X[0].tolist() == X[1].tolist()
+
+
+def test_tsv_has_no_quotes(tmp_path: Path) -> None:
+    ds = made(tmp_path, b'text\tlabels\n5" disk\tx\n"words, more\ty\n', "tsv")
+    assert ds.train.n_rows == 2
+
+
+def test_twenty_errors_then_stop(tmp_path: Path) -> None:
+    path = tmp_path / "train.svm"
+    path.write_bytes(b"1 1:1\n1 1:x\n" * 50)
+    with pytest.raises(DataErrors) as caught:
+        list(read_svmlight(path, ReadOptions(), Tally()))
+    assert [error.line for error in caught.value.errors] == list(range(2, 42, 2))
+    assert "19 more" in str(caught.value)
+    assert len(caught.value.as_dict()["errors"]) == 20
+    report = check("svmlight", path)
+    assert (report.n_bad, len(report.errors), report.rows) == (50, 20, 50)
+    assert json.loads(json.dumps(report.as_dict()))["n_bad"] == 50
+
+
+def test_skip_bad_goes_on_and_reports(tmp_path: Path) -> None:
+    ds = made(tmp_path, b"0 1:1\n0 1:x\n\n1 1:2\n-1 1:1\n", skip_bad=True)
+    assert dense(ds) == ([[1], [2]], [[1, 0], [0, 1]])
+    assert ds.manifest["skipped"] == 3
+    reasons = ds.manifest["source"]["parts"]["train"]["skipped_reasons"]
+    assert [(reason["code"], reason["line"]) for reason in reasons] == [
+        ("SVM_BAD_VALUE", 2),
+        ("SVM_BLANK_LINE", 3),
+        ("LABEL_RANGE", 5),
+    ]
+
+
+def test_skip_bad_leaves_nothing_of_a_file_of_errors(tmp_path: Path) -> None:
+    with pytest.raises(DataErrors) as caught:
+        made(tmp_path, b"0 1:x\n0 1:y\n", skip_bad=True)
+    assert len(caught.value.errors) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_skip_bad_counts_towards_the_header(tmp_path: Path) -> None:
+    ds = made(tmp_path, b"3 2 2\n0 0:1\n0 0:x\n1 1:1\n", "xc", skip_bad=True)
+    assert ds.train.n_rows == 2
+    path = tmp_path / "more.txt"
+    path.write_bytes(b"2 2 2\n0 0:1\n0 0:x\n1 1:1\n")
+    found = [(error["code"], error["line"]) for error in check("xc", path).errors]
+    assert found == [("SVM_BAD_VALUE", 3), ("XC_ROW_COUNT", 4)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_errors": 0},
+        {"n_features": -1},
+        {"delimiter": ";;"},
+        {"skip_bad": "yes"},
+        {"text_fields": 3},
+        {"no": 1},
+    ],
+)
+def test_options_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError):
+        ReadOptions.from_dict(options)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_memory_follows_what_is_read_not_what_is_claimed(tmp_path: Path) -> None:
+    """With little room: headers and footers that claim much, a line of 2 GB, bombs of gzip and of dictionaries."""
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT)])
+    command = [sys.executable, "-m", "badinput.memory", str(tmp_path)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "MALLOC_ARENA_MAX": "2",
+    }  # threads of a library do not reserve 64 MiB each
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [each["id"] for each in told] == list(CASES)
+    assert all(each["grown_mb"] < 100 for each in told), told
+
+
+def codes_of(folder: str) -> set[str]:
+    """Codes that errors are made with in the source of a room."""
+    out = set()
+    for path in (ROOT / "xcray" / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
+                "error",
+                "_error",
+                "DataError",
+                "fault",
+            ):
+                strings = [
+                    arg.value
+                    for arg in node.args
+                    if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+                ]
+                out |= {
+                    value
+                    for value in strings[:1]
+                    if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*", value)
+                }
+    return out
+
+
+def test_every_code_of_reading_is_explained() -> None:
+    of_calls = {"NOT_A_LIST", "TEXT_NOT_STRING"}  # what Python code hands over, no file
+    made = codes_of("data") | codes_of("bulk")
+    assert made - of_calls <= set(CODES), (
+        "a code is raised that xcray/data/readers/error_codes.py does not explain"
+    )
+    assert len(made) > 50
+    named = {
+        case.code for module in (svmlight, xc, tables, json_lines, parquet) for case in module.BAD
+    }
+    apart = {
+        "CHANGED",
+        "LABEL_DUPLICATE",
+    }  # of batch predictions, and of the file of names: tests of their own
+    assert set(CODES) - named == apart, (
+        "every code has a row in the tables, and every row a code that is explained"
+    )
+
+
+def test_the_page_has_the_table_of_codes() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text()
+    for group, codes in GROUPS.items():
+        lines = [
+            f"| `{code}` | {told.meaning} | {told.mend.replace('|', chr(92) + '|')} |"
+            for code, told in codes.items()
+        ]
+        table = "\n".join([f"| {group} | what it is | what to do |", "|---|---|---|", *lines])
+        assert table in page, f"docs/formats.md lacks:\n{table}"

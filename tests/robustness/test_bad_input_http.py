@@ -1,0 +1,157 @@
+"""The bad-input catalogue through the real service: one row of each kind here, all with `python -m tests.robustness.badinput`; and its ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from tests.robustness.badinput import json_lines, parquet, predict, svmlight, tables, xc
+from tests.robustness.badinput.case import Bad, row_of
+from tests.robustness.badinput.service import RAW, Sent, faults, left_of, send
+from tests.support.live_service import client_of, settings_for
+from xcray.service.app import create_app
+
+FAMILIES = {"svmlight": svmlight, "xc": xc, "parquet": parquet, "csv": tables, "jsonl": json_lines}
+COUNTS = {"S": 47, "X": 16, "P": 15, "C": 20, "J": 28}
+SAMPLE = (
+    "S1",
+    "S8",
+    "S38",
+    "S44",
+    "S46",
+    "X5-features",
+    "P1",
+    "P2",
+    "P8",
+    "P12",
+    "P14",
+    "C2",
+    "C6",
+    "C16",
+    "json-deep",
+)
+CASES = [
+    (format, case)
+    for format, family in FAMILIES.items()
+    for case in family.BAD
+    if case.id in SAMPLE
+]
+
+
+class Place(NamedTuple):
+    """A service, where it keeps things, and what was sent to it."""
+
+    http: httpx.Client
+    home: Path
+    sent: dict[str, Sent]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Everything is sent at once, and built while the tests look at one after the other."""
+    home = tmp_path_factory.mktemp("bad") / "home"
+    with client_of(create_app(settings_for(home))) as http:
+        yield Place(http, home, {case.id: send(http, format, case) for format, case in CASES})
+
+
+@pytest.mark.parametrize(
+    ("format", "case"), CASES, ids=[f"{format}-{case.id}" for format, case in CASES]
+)
+def test_a_bad_file_ends_failed_with_the_mend(place: Place, format: str, case: Bad) -> None:
+    assert faults(place.http, place.sent[case.id], place.home) == []
+
+
+def test_nothing_is_left(place: Place) -> None:
+    for sent in place.sent.values():
+        faults(place.http, sent, place.home)  # they have ended
+    assert left_of(place.home) == []
+    listed = place.http.get("/v1/datasets?limit=100").json()["datasets"]
+    assert {each["status"] for each in listed} == {"FAILED"}
+    assert len(listed) == len([case for _, case in CASES if case.data])
+
+
+def test_s39_a_cut_upload_is_refused_by_its_checksum(place: Place) -> None:
+    before = list((place.home / "uploads").iterdir())
+    answer = place.http.post(
+        "/v1/uploads", params={"sha256": "0" * 64}, content=b"1 1:1\n2 13:0", headers=RAW
+    )
+    assert (answer.status_code, answer.json()["code"]) == (422, "UPLOAD_TRUNCATED")
+    assert "send the file again" in answer.json()["detail"]
+    assert list((place.home / "uploads").iterdir()) == before
+
+
+def test_x15_paths_of_the_server_are_closed(place: Place) -> None:
+    upload = place.http.post("/v1/uploads", content=b"3 4\n", headers=RAW).json()["id"]
+    asked = {
+        "name": "asked",
+        "format": "xc",
+        "options": {"labels_file": "/etc/passwd"},
+        "uploads": {"train": upload},
+    }
+    answer = place.http.post("/v1/datasets", json=asked)
+    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
+    place.http.post(
+        "/v1/datasets", json={"name": "used", "format": "xc", "uploads": {"train": upload}}
+    )
+
+
+def test_every_row_of_the_catalogue_is_here() -> None:
+    cases = [case for family in FAMILIES.values() for case in (*family.BAD, *family.GOOD)]
+    there = {row_of(case) for case in [*cases, *predict.CASES]} | {
+        "J27",
+        "J28",
+    }  # frames and methods: tests of their own
+    catalogue = {f"{family}{i}" for family, count in COUNTS.items() for i in range(1, count + 1)}
+    assert len(catalogue) == 126
+    assert catalogue - there == set()
+    assert predict.FRAMES
+    assert predict.METHODS
+
+
+# Rows J1 to J22 are of the body's form, so every route that takes JSON answers them alike.
+
+FORM = {"J1", "J2", "J3", "J15", "J16", "J17", "J18", "J19", "J20", "J21", "J22", "J26"}
+ROUTES = (
+    "/v1/models/text:explain",
+    "/v1/models/text:batchPredict",
+    "/v1/jobs",
+    "/v1/datasets",
+    "/v2/models/text/infer",
+)
+BODIES = [
+    case
+    for case in predict.CASES
+    if row_of(case) in FORM
+    and case.code
+    in (
+        "EMPTY_BODY",
+        "BODY_TYPE",
+        "JSON_INVALID",
+        "JSON_DEPTH",
+        "JSON_DUP_KEY",
+        "JSON_KEYS",
+        "ENCODING",
+        "UNICODE",
+        "CONTENT_ENCODING",
+    )
+]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_reads_json_strictly(place: Place, route: str) -> None:
+    assert len(BODIES) > 20
+    for case in BODIES:
+        answer = place.http.post(route, content=case.content, headers=case.headers)
+        status = (
+            400 if route.startswith("/v2") and case.status == 422 else case.status
+        )  # its protocol knows no 422
+        assert (answer.status_code, answer.json()["code"]) == (status, case.code), (
+            case.id,
+            answer.text,
+        )
+        assert str(place.home) not in answer.text
+        assert predict.MARK not in answer.text

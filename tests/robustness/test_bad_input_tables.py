@@ -1,0 +1,29 @@
+"""Rows S, X, P and C of the bad-input catalogue: what is refused and with which words, and what is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.robustness.badinput import json_lines, parquet, svmlight, tables, xc
+from tests.robustness.badinput.build import refused, understood
+from tests.robustness.badinput.case import Bad, Good
+
+FAMILIES = {"svmlight": svmlight, "xc": xc, "csv": tables, "jsonl": json_lines, "parquet": parquet}
+REFUSED = [(format, case) for format, family in FAMILIES.items() for case in family.BAD]
+READ = [(format, case) for format, family in FAMILIES.items() for case in family.GOOD]
+
+
+@pytest.mark.parametrize(
+    ("format", "case"), REFUSED, ids=[f"{format}-{case.id}" for format, case in REFUSED]
+)
+def test_refused(format: str, case: Bad, tmp_path: Path) -> None:
+    refused(format, case, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("format", "case"), READ, ids=[f"{format}-{case.id}" for format, case in READ]
+)
+def test_read(format: str, case: Good, tmp_path: Path) -> None:
+    understood(format, case, tmp_path)

@@ -1,0 +1,180 @@
+"""The most telling rows of the fault table, in their small form: each a command of its own, in namespaces where they are allowed.
+
+The whole table: `python -m tests.robustness.faults all --runs 5`. What a machine does not allow is not passed over: then a row must say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.robustness.faults import __main__ as commands
+from tests.robustness.faults import stage, strace, table
+from tests.robustness.faults.catalogue import ROWS
+from tests.robustness.faults.figures import Figures, percentile
+from tests.robustness.faults.invariants import check
+from tests.robustness.faults.ledger import Ledger
+from xcray.jobs.home import Home
+from xcray.jobs.states import FAILED, SUCCEEDED
+from xcray.jobs.store.job_store import JobStore
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 3600  # a hang, whatever the machine is at
+NEEDS = {  # row -> whether this machine can play it, and what it must name when not
+    "F8": (lambda: stage.allowed() is not None, "mounts"),
+    "F12": (strace.there, "strace"),
+}
+# other files of the suite inject the other rows, in ways that take less time
+SMALL = ("F3", "F4", "F8", "F11", "F12", "F17", "F21", "F25")
+
+
+def played(row: str, place: Path) -> tuple[int, dict[str, Any], str]:
+    """Exit status, figures and output of a row."""
+    words = [
+        sys.executable,
+        "-m",
+        "tests.robustness.faults",
+        row,
+        "--runs",
+        "1",
+        "--small",
+        "--json",
+        str(place / "figures.json"),
+    ]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    return (
+        done.returncode,
+        json.loads((place / "figures.json").read_text()),
+        done.stdout[-3000:] + done.stderr[-3000:],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", SMALL)
+def test_no_promise_is_broken(row: str, tmp_path: Path) -> None:
+    code, figures, output = played(row, tmp_path)
+    can, named = NEEDS.get(row, (lambda: True, ""))
+    if not can():
+        assert (code, figures["runs"]) == (1, 0)
+        assert named in figures["broken"][0], output
+        return
+    assert (figures["lost"], figures["duplicated"], figures["wrong"]) == (0, 0, 0), output
+    assert figures["runs"] > 0
+    assert code == 0
+
+
+def test_every_row_of_the_catalogue_is_there() -> None:
+    assert sorted(ROWS, key=lambda name: int(name[1:])) == [f"F{number}" for number in range(1, 31)]
+
+
+def test_a_row_that_hangs_is_ended_and_the_others_go_on() -> None:
+    chosen = argparse.Namespace(runs=1, seed=0, small=True, plain=False)
+    slow = ROWS["F28"]._replace(limit=4.0)  # it takes minutes
+    figures = commands._alone(slow, chosen, threading.Event())
+    assert figures is not None
+    assert (figures["row"], figures["ok"]) == ("F28", False)
+    ended = threading.Event()
+    ended.set()
+    assert commands._alone(slow, chosen, ended) is None
+
+
+def test_what_a_row_printed_last_are_its_figures() -> None:
+    assert commands._last('F3 BROKEN\n{"row": "F3"}\n') == {"row": "F3"}
+    for cut in ("", "\n", '{"row": "F', "3", "Killed"):
+        assert commands._last(cut) is None
+
+
+# The judges, judged: each broken promise must be found.
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def judged(home: Home, ledger: Ledger) -> Figures:
+    """What the invariants say of a home."""
+    store, figures = JobStore(home.store_url), Figures("F0", "")
+    check(figures, ledger, store, home, secrets=["a canary"], settles=0.0)
+    store.close()
+    return figures
+
+
+def test_what_is_lost_doubled_or_wrong_is_found(home: Home, tmp_path: Path) -> None:
+    store, ledger = JobStore(home.store_url), Ledger(tmp_path / "ledger")
+    job, _ = store.submit({}, name="a", idempotency_key="k")
+    ledger.acknowledged("job", job.id, key="k")
+    ledger.acknowledged("job", "job_gone", key="k")
+    ledger.acknowledged("dataset", "ds_gone")
+    ledger.acknowledged("model", "gone:1")
+    (home.datasets / "ds_orphan").mkdir()
+    home.log(job.id).write_text("here is a canary\n")
+    said = "\n".join(judged(home, ledger).broken)
+    for sentence in (
+        "job_gone was acknowledged and is gone",
+        "ds_gone was acknowledged and is gone",
+        "gone:1 was acknowledged and is gone",
+        "key k has 2 jobs",
+        "is PENDING after all has drained",
+        "ds_orphan belongs to no row",
+        "secret 0 is in",
+    ):
+        assert sentence in said
+    store.close()
+    ledger.close()
+
+
+def test_a_result_without_its_model_is_found_and_an_ended_job_is_well(
+    home: Home, tmp_path: Path
+) -> None:
+    store, ledger = JobStore(home.store_url), Ledger(tmp_path / "ledger")
+    for status, result in (
+        (FAILED, None),
+        (SUCCEEDED, {"model": "m", "version": 1, "sha256": "0" * 64}),
+    ):
+        job, _ = store.submit({}, name=status.lower())
+        store.claim("me", lease_seconds=60)
+        store.finish(job.id, 1, status, result=result)
+        ledger.acknowledged("job", job.id)
+    figures = judged(home, ledger)
+    assert [sentence.partition("I3")[1] for sentence in figures.broken] == ["I3"]
+    store.close()
+    ledger.close()
+
+
+def test_a_row_without_an_injected_fault_is_not_kept() -> None:
+    figures = Figures("F0", "")
+    assert not figures.ok
+    figures.runs = 1
+    assert figures.ok
+    figures.expect(False, "so")
+    assert not figures.ok
+    assert figures.as_dict()["broken"] == ["wrong: so"]
+
+
+def test_the_table_is_written_between_the_marks_of_a_page(tmp_path: Path) -> None:
+    page, figures = (
+        tmp_path / "page.md",
+        Figures("F3", "a fault", "a way", runs=5, recovery=[1.0, 3.0], redone=[0.25]),
+    )
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    table.into(page, [figures.as_dict()], runs=5, small=True)
+    text = page.read_text()
+    assert "old" not in text
+    assert "`python -m tests.robustness.faults all --runs 5 --small` of " in text
+    assert "Not played: F1, F2, F4, " in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| F3 | a fault | a way | 5 | 0 | 0 | 0 | 2.0 / 3.0 | 25% |" in text
+
+
+def test_percentiles() -> None:
+    assert percentile([], 0.5) == 0.0
+    assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0

@@ -1,0 +1,565 @@
+"""What the API promises beside its nouns: keys that make repeating safe, ETags, filters and pages, limits, logs, streams."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from tests.support.live_service import client_of, publish, settings_for
+from xcray.errors import Conflict, NotFound
+from xcray.jobs.states import FAILED
+from xcray.service.app import create_app
+from xcray.service.app_state import Rooms
+from xcray.service.http.etags import tag
+from xcray.service.observability.log_tail import following, last_lines
+from xcray.service.routes.datasets import members as members_of_dataset
+from xcray.service.routes.jobs import members
+from xcray.service.schemas import DatasetView, JobView
+
+OCTETS = {"Content-Type": "application/octet-stream"}
+STUB = "import json, pathlib, sys; (pathlib.Path(sys.argv[1]).parent / 'outcome.json').write_text(json.dumps({'stats': {'n': 4}}))"
+
+
+class Service(NamedTuple):
+    """A served app, its rooms, a client, and a data set that is READY."""
+
+    http: httpx.Client
+    rooms: Rooms
+    app: FastAPI
+    data: str
+
+
+def made(home: Path) -> FastAPI:
+    """An app whose data sets are built by a stub at once."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    stub = home.parent / "stub.py"
+    stub.write_text(STUB)
+    return create_app(settings_for(home), build_command=(sys.executable, str(stub)))
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    app = made(tmp_path / "home")
+    rooms: Rooms = app.state.rooms
+    data = rooms.store.add_dataset("news", str(tmp_path / "nowhere"), stats={"n_labels": 4}).id
+    with client_of(app) as http:
+        yield Service(http, rooms, app, data)
+
+
+def submit(service: Service, key: str | None = None, **more: Any) -> httpx.Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return service.http.post(
+        "/v1/jobs", json={"dataset": service.data, "model": "m", **more}, headers=headers
+    )
+
+
+# Sending again
+
+
+def test_a_key_makes_one_job_however_often_it_is_sent(service: Service) -> None:
+    first, again = submit(service, "k"), submit(service, "k")
+    assert (first.status_code, "idempotency-replayed" in first.headers) == (201, False)
+    assert (again.status_code, again.headers["idempotency-replayed"]) == (200, "true")
+    assert again.json() == first.json()
+    assert again.headers["location"] == first.headers["location"]
+    other = submit(service, "k", model="other")
+    assert (other.status_code, other.json()["code"], other.json()["job"]) == (
+        409,
+        "IDEMPOTENCY_MISMATCH",
+        first.json()["id"],
+    )
+    assert (
+        submit(service, "k", solver="ppdsparse").status_code == 409
+    )  # what a default spells is another body
+    assert len(service.http.get("/v1/jobs").json()["jobs"]) == 1
+
+
+def test_many_at_once_with_one_key_make_one(service: Service) -> None:
+    with ThreadPoolExecutor(10) as threads:
+        jobs = list(threads.map(lambda _: submit(service, "k"), range(30)))
+        sets = list(threads.map(lambda _: build(service, "k"), range(30)))
+    for answers in (jobs, sets):
+        assert sorted(answer.status_code for answer in answers) == [200] * 29 + [201]
+        assert len({answer.json()["id"] for answer in answers}) == 1
+    assert (
+        len(service.http.get("/v1/datasets").json()["datasets"]) == 2
+    )  # and the one of the fixture
+
+
+def test_a_key_lives_as_long_as_what_it_made(service: Service) -> None:
+    first = submit(service, "k").json()["id"]
+    service.http.post(f"/v1/jobs/{first}/stop")
+    assert submit(service, "k").json()["id"] == first
+    assert service.http.delete(f"/v1/jobs/{first}").status_code == 204
+    second = submit(service, "k", model="other")
+    assert (second.status_code, second.json()["id"] != first) == (201, True)
+
+
+def test_a_replay_does_not_ask_what_was_asked_before(service: Service) -> None:
+    """A lost answer is repeated even when the same request would not be accepted any more."""
+    job = submit(service, "k").json()
+    service.http.post(f"/v1/jobs/{job['id']}/stop")
+    assert service.http.delete(f"/v1/datasets/{service.data}").status_code == 204
+    assert submit(service, "k").json()["id"] == job["id"]
+    assert submit(service, "new").status_code == 404
+
+
+def build(service: Service, key: str | None, name: str = "docs") -> httpx.Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return service.http.post(
+        "/v1/datasets", json={"name": name, "format": "pydocs"}, headers=headers
+    )
+
+
+def test_a_key_makes_one_data_set(service: Service) -> None:
+    first, again, other = build(service, "k"), build(service, "k"), build(service, "k", "other")
+    assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
+    assert (again.headers["idempotency-replayed"], again.json()["id"]) == (
+        "true",
+        first.json()["id"],
+    )
+    assert other.json()["code"] == "IDEMPOTENCY_MISMATCH"
+    service.http.delete(f"/v1/datasets/{first.json()['id']}")
+    assert build(service, "k", "other").status_code == 201
+
+
+def test_uploads_that_a_data_set_took_are_not_missed_when_it_is_asked_again(
+    service: Service,
+) -> None:
+    upload = service.http.post("/v1/uploads", content=b"1 1:1\n", headers=OCTETS).json()["id"]
+    body = {"name": "docs", "format": "svmlight", "uploads": {"train": upload}}
+    first = service.http.post("/v1/datasets", json=body, headers={"Idempotency-Key": "k"})
+    again = service.http.post("/v1/datasets", json=body, headers={"Idempotency-Key": "k"})
+    assert (first.status_code, again.status_code, again.json()["id"]) == (
+        201,
+        200,
+        first.json()["id"],
+    )
+    assert service.http.post("/v1/datasets", json=body).status_code == 404
+
+
+def test_a_key_goes_for_raw_bodies_too(service: Service) -> None:
+    def send(content: bytes, query: str = "name=a&format=svmlight") -> httpx.Response:
+        return service.http.post(
+            f"/v1/datasets?{query}", content=content, headers={**OCTETS, "Idempotency-Key": "k"}
+        )
+
+    first, again, other = send(b"1 1:1\n"), send(b"1 1:1\n"), send(b"1 1:2\n")
+    assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
+    assert again.json()["id"] == first.json()["id"]
+    assert send(b"1 1:1\n", "name=b&format=svmlight").status_code == 409
+    assert not list((service.rooms.home.path / "uploads").iterdir())
+
+
+def test_strange_keys_are_refused(service: Service) -> None:
+    for key in ("", "a b", "x" * 256):
+        answer = submit(service, key)
+        assert (answer.status_code, answer.headers["content-type"]) == (
+            422,
+            "application/problem+json",
+        )
+
+
+# ETags
+
+
+def test_who_has_the_newest_is_told_so(service: Service) -> None:
+    publish(service.rooms.registry_of("default"), "docs", service.rooms.home.path / "staged")
+    service.rooms.registry_of("default").sets("docs").put("files", ["csv"])
+    job = submit(service).json()["id"]
+    model = "/v1/models/docs"
+    for path in (
+        *(
+            f"/v1/jobs/{job}",
+            "/v1/jobs",
+            f"/v1/datasets/{service.data}",
+            "/v1/datasets",
+            "/v1/models",
+            model,
+        ),
+        *(
+            f"{model}/versions/1",
+            f"{model}/versions/1/card",
+            f"{model}/sets",
+            f"{model}/sets/files",
+        ),
+    ):
+        first = service.http.get(path)
+        etag = first.headers["etag"]
+        for given in (etag, f'"other", {etag}', f"W/{etag}", "*"):
+            again = service.http.get(path, headers={"If-None-Match": given})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag), (
+                path
+            )
+        assert service.http.get(path, headers={"If-None-Match": '"other"'}).content == first.content
+
+
+def test_an_etag_changes_with_what_can_be_seen(service: Service) -> None:
+    path = f"/v1/jobs/{submit(service).json()['id']}"
+    seen = [service.http.get(path).headers["etag"]]
+    job = service.rooms.store.claim("me", lease_seconds=3600)
+    assert job is not None
+    seen.append(service.http.get(path).headers["etag"])
+    service.rooms.store.heartbeat(job.id, job.attempt, lease_seconds=3600)
+    assert service.http.get(path).headers["etag"] == seen[-1]
+    service.rooms.store.append(job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1})
+    seen.append(service.http.get(path).headers["etag"])
+    service.http.post(f"{path}/stop")
+    seen.append(service.http.get(path).headers["etag"])
+    service.rooms.store.finish(job.id, job.attempt, FAILED, reason="MEMORY", message="too large")
+    seen.append(service.http.get(path).headers["etag"])
+    assert len(set(seen)) == len(seen)
+
+
+def test_jobs_change_only_as_they_were_seen(service: Service) -> None:
+    job = submit(service)
+    path, old = f"/v1/jobs/{job.json()['id']}", job.headers["etag"]
+    stopped = service.http.post(f"{path}/stop", headers={"If-Match": old})
+    assert (stopped.status_code, stopped.json()["status"]) == (200, "STOPPED")
+    for method, what in (("POST", f"{path}/resume"), ("POST", f"{path}/stop"), ("DELETE", path)):
+        answer = service.http.request(method, what, headers={"If-Match": old})
+        assert (answer.status_code, answer.json()["code"], answer.json()["etag"]) == (
+            412,
+            "PRECONDITION",
+            stopped.headers["etag"],
+        )
+    assert (
+        service.http.post(
+            f"{path}/resume", headers={"If-Match": f'"x", {stopped.headers["etag"]}'}
+        ).status_code
+        == 200
+    )
+    assert service.http.post(f"{path}/stop", headers={"If-Match": "*"}).status_code == 200
+    assert (
+        service.http.delete(
+            path, headers={"If-Match": service.http.get(path).headers["etag"]}
+        ).status_code
+        == 204
+    )
+
+
+def test_the_store_itself_compares(service: Service) -> None:
+    """What happens between the look and the change counts too."""
+    job = service.rooms.store.get(submit(service).json()["id"])
+    service.rooms.store.request_stop(job.id)
+    for change in (
+        service.rooms.store.request_stop,
+        service.rooms.store.resume,
+        service.rooms.store.delete,
+    ):
+        with pytest.raises(Conflict, match="has changed since") as changed:
+            change(job.id, if_events=job.events)
+        assert changed.value.code == "PRECONDITION"
+    service.rooms.store.update_dataset(service.data, stats={})
+    with pytest.raises(Conflict, match="has changed since"):
+        service.rooms.store.delete_dataset(service.data, if_version=1)
+    service.rooms.store.delete_dataset(service.data, if_version=2)
+    with pytest.raises(NotFound):
+        service.rooms.store.delete_dataset(service.data, if_version=2)
+
+
+def test_models_and_sets_change_only_as_they_were_seen(service: Service) -> None:
+    registry = service.rooms.registry_of("default")
+    for seed in (1, 2):
+        publish(registry, "docs", service.rooms.home.path / f"staged{seed}", seed=seed)
+    model, alias, a_set = (
+        "/v1/models/docs",
+        "/v1/models/docs/aliases/live",
+        "/v1/models/docs/sets/files",
+    )
+
+    def put(path: str, body: Any, etag: str) -> int:
+        return service.http.put(path, json=body, headers={"If-Match": etag}).status_code
+
+    old = service.http.get(model).headers["etag"]
+    assert put(alias, {"version": 1}, old) == 200
+    assert put(alias, {"version": 2}, old) == 412
+    assert registry.aliases("docs")["live"] == 1
+    for path in (alias, f"{model}/versions/2"):
+        assert service.http.delete(path, headers={"If-Match": old}).status_code == 412
+    new = service.http.get(model).headers["etag"]
+    assert put(alias, {"version": 2}, new) == 200
+    service.http.put(a_set, json={"labels": ["csv"]})
+    old = service.http.get(a_set).headers["etag"]
+    assert put(a_set, {"labels": ["json"]}, old) == 200
+    assert put(a_set, {"labels": ["io"]}, old) == 412
+    assert service.http.delete(a_set, headers={"If-Match": old}).status_code == 412
+    assert service.http.get(a_set).json()["labels"] == ["json"]
+    assert (
+        service.http.delete(
+            a_set, headers={"If-Match": service.http.get(a_set).headers["etag"]}
+        ).status_code
+        == 204
+    )
+
+
+def test_of_many_that_saw_the_same_one_may_change(service: Service) -> None:
+    publish(service.rooms.registry_of("default"), "docs", service.rooms.home.path / "staged")
+    path = "/v1/models/docs/sets/files"
+    service.http.put(path, json={"labels": ["csv"]})
+    headers = {"If-Match": service.http.get(path).headers["etag"]}
+    with ThreadPoolExecutor(8) as threads:
+        found = threads.map(
+            lambda n: (
+                service.http.put(path, json={"labels": [f"{n}"]}, headers=headers).status_code
+            ),
+            range(16),
+        )
+    assert sorted(found) == [200] + [412] * 15
+
+
+def test_data_sets_are_deleted_as_they_were_seen(service: Service) -> None:
+    path = f"/v1/datasets/{service.data}"
+    old = service.http.get(path).headers["etag"]
+    service.rooms.store.update_dataset(service.data, stats={"n_labels": 5})
+    assert service.http.delete(path, headers={"If-Match": old}).status_code == 412
+    assert (
+        service.http.delete(
+            path, headers={"If-Match": service.http.get(path).headers["etag"]}
+        ).status_code
+        == 204
+    )
+
+
+# Lists
+
+
+def listed(service: Service, query: str) -> list[str]:
+    answer = service.http.get(f"/v1/jobs?{query}")
+    assert answer.status_code == 200, answer.text
+    return [job["name"] for job in answer.json()["jobs"]]
+
+
+def test_jobs_are_found_by_what_they_are(service: Service) -> None:
+    other = service.rooms.store.add_dataset("other", "nowhere").id
+    submit(service, name="a", model="x")
+    second = submit(service, name="b", model="y").json()
+    submit(service, name="c", model="x", dataset=other)
+    service.rooms.store.submit({}, name="d", kind="predict", model="x")
+    service.http.post(f"/v1/jobs/{second['id']}/stop")
+    for query, names in {
+        "": ["d", "c", "b", "a"],
+        "status=STOPPED": ["b"],
+        "status=STOPPED&status=PENDING": ["d", "c", "b", "a"],
+        "status=RUNNING&status=FAILED": [],
+        "kind=predict": ["d"],
+        "kind=train&model=x": ["c", "a"],
+        "name=c": ["c"],
+        f"dataset={other}": ["c"],
+        "model=z": [],
+        "created_after=2000-01-01T00:00:00Z": ["d", "c", "b", "a"],
+        "created_before=2000-01-01T00:00:00Z": [],
+        "created_after=2999-01-01T00:00:00.5%2B01:00": [],
+    }.items():
+        assert listed(service, query) == names, query
+
+
+def test_times_are_read_in_any_zone(service: Service) -> None:
+    submit(service, name="a")
+    time.sleep(0.01)
+    submit(service, name="b")
+    newest = datetime.fromisoformat(service.http.get("/v1/jobs").json()["jobs"][0]["created"])
+    assert listed(
+        service, f"created_after={newest.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
+    ) == ["b"]
+    moved = newest.isoformat().replace("+00:00", "%2B00:00")
+    assert listed(service, f"created_before={moved}") == ["a"]
+
+
+def test_filters_are_checked(service: Service) -> None:
+    for query, code in (
+        ("status=DONE", "CHOICE"),
+        ("kind=path", "CHOICE"),
+        ("created_after=yesterday", "BAD_NAME"),
+        ("created_after=2026-13-01T00:00:00Z", "TIME"),
+        ("created_after=2026-01-01T00:00:00", "BAD_NAME"),
+        ("created_before=0001-01-01T00:00:00%2B23:59", "TIME"),
+        ("limit=0", "RANGE"),
+        ("limit=1001", "RANGE"),
+        ("page_token=x", "PARAMETER"),
+        ("name=", "LENGTH"),
+    ):
+        answer = service.http.get(f"/v1/jobs?{query}")
+        assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
+
+
+def test_pages_stay_right_while_jobs_come_and_go(service: Service) -> None:
+    ids = [
+        submit(service, name=f"{n}", model="even" if n % 2 == 0 else "odd").json()["id"]
+        for n in range(12)
+    ]
+    seen, token = [], ""
+    for _ in range(10):
+        page = service.http.get(f"/v1/jobs?model=even&limit=2{token}").json()
+        seen += [job["name"] for job in page["jobs"]]
+        submit(service, name="late", model="even")  # newer than the page: it is not seen
+        if page["next_page_token"] is None:
+            break
+        token = f"&page_token={page['next_page_token']}"
+        service.http.post(f"/v1/jobs/{ids[8]}/stop")
+    assert seen == ["10", "8", "6", "4", "2", "0"]
+
+
+def test_lists_hold_what_the_views_describe(service: Service) -> None:
+    """Lists are written without making a checked view of each entry; so that is done here."""
+    submit(service, timeout_seconds=60, expires_seconds=600, max_attempts=2)
+    job = service.rooms.store.claim("me", lease_seconds=3600)
+    assert job is not None
+    service.rooms.store.append(
+        job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1, "rate": 0.5}
+    )
+    for found in service.http.get("/v1/jobs").json()["jobs"]:
+        assert JobView.model_validate(found, strict=True).model_dump(mode="json") == found
+        assert found == service.http.get(f"/v1/jobs/{found['id']}").json()
+    assert set(members(job)) == set(JobView.model_fields)
+    assert str(service.rooms.home.path) not in json.dumps(members(job))
+    record = service.rooms.store.get_dataset(service.data)
+    assert set(members_of_dataset(record)) == set(DatasetView.model_fields)
+
+
+def test_limits_of_a_job_are_kept(service: Service) -> None:
+    before = time.time()
+    found = submit(service, timeout_seconds=60, expires_seconds=600.5, max_attempts=2).json()
+    assert (found["timeout_seconds"], found["max_attempts"]) == (60, 2)
+    assert before + 600 < datetime.fromisoformat(found["expires"]).timestamp() < time.time() + 601
+    for wrong in (
+        {"timeout_seconds": 0},
+        {"expires_seconds": -1},
+        {"max_attempts": 0},
+        {"max_attempts": 1.5},
+    ):
+        assert submit(service, **wrong).status_code == 422
+
+
+# Logs
+
+
+def test_logs_come_in_whole_lines(service: Service) -> None:
+    job = submit(service).json()["id"]
+    path = f"/v1/jobs/{job}/logs"
+    assert service.http.get(path).text == ""
+    log = service.rooms.home.log(job)
+    log.write_text("".join(f"line {n} ä\n" for n in range(300)))
+    tail = service.http.get(f"{path}?tail=2")
+    assert tail.text == "line 298 ä\nline 299 ä\n"
+    assert (
+        int(tail.headers["log-next-offset"]) == int(tail.headers["log-size"]) == log.stat().st_size
+    )
+    assert len(service.http.get(path).text.splitlines()) == 200
+    read, offset = "", 0
+    for _ in range(100):
+        piece = service.http.get(f"{path}?offset={offset}&limit=100")
+        assert int(piece.headers["log-offset"]) == offset
+        if not piece.text:
+            break
+        assert piece.text.endswith("\n")
+        read, offset = read + piece.text, int(piece.headers["log-next-offset"])
+    assert read == log.read_text()
+    with open(log, "a") as out:
+        out.write("half a li")
+    assert service.http.get(f"{path}?offset={offset}").text == ""  # until it has ended
+    with open(log, "a") as out:
+        out.write("ne\n")
+    assert service.http.get(f"{path}?offset={offset}").text == "half a line\n"
+    assert service.http.get(f"{path}?offset={10**9}").headers["log-next-offset"] == str(
+        log.stat().st_size
+    )
+    assert service.http.get(f"{path}?offset=0&tail=1").json()["code"] == "CHOICE"
+    assert service.http.get("/v1/jobs/job_x/logs").status_code == 404
+
+
+def test_pieces_of_strange_logs(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_lines(log, 5).text == following(log, 0, 10).text == ""
+    log.write_bytes("ääää\n".encode() * 3)
+    for limit in range(1, 9):  # a line longer than the piece is cut between characters
+        text, offset = "", 0
+        while (piece := following(log, offset, limit)).end > offset:
+            text, offset = text + piece.text, piece.end
+        assert text == log.read_text() or limit == 1
+    log.write_bytes(b"\xff\xfe\nok\n")
+    assert following(log, 0, 100).text == "\\xff\\xfe\nok\n"
+    log.write_bytes(b"x" * 3_000_000 + b"\nend\n")
+    assert last_lines(log, 1).text == "end\n"
+    assert len(last_lines(log, 5).text) == 1 << 20
+
+
+# Streams
+
+
+def events_of(answer: httpx.Response) -> list[tuple[int, str]]:
+    """(id, kind) of each event of a stream, which has ended."""
+    blocks = [block.splitlines() for block in answer.text.split("\n\n") if "data:" in block]
+    return [
+        (int(lines[0].removeprefix("id: ")), lines[1].removeprefix("event: ")) for lines in blocks
+    ]
+
+
+def test_a_stream_goes_on_after_a_restart_and_at_another_replica(tmp_path: Path) -> None:
+    first = made(tmp_path / "home")
+    with client_of(first) as http:
+        store = first.state.rooms.store
+        data = store.add_dataset("news", "nowhere").id
+        job_id = http.post("/v1/jobs", json={"dataset": data, "model": "m"}).json()["id"]
+        job = store.claim("me", lease_seconds=3600)
+        assert job is not None
+        store.append(job.id, job.attempt, "phase", {"phase": "TRAINING"})
+        with http.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert (stream.headers["x-accel-buffering"], stream.headers["cache-control"]) == (
+                "no",
+                "no-store, no-transform",
+            )
+            seen = []
+            for line in stream.iter_lines():
+                if line.startswith("id: "):
+                    seen.append(int(line.removeprefix("id: ")))
+                if len(seen) == 3:
+                    break
+    with client_of(made(tmp_path / "home")) as http:
+        second = http
+        store = made_store(tmp_path / "home")
+        store.finish(job.id, job.attempt, FAILED, reason="MEMORY", message="too large")
+        rest = events_of(
+            second.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(seen[-1])})
+        )
+        everything = events_of(second.get(f"/v1/jobs/{job_id}/events"))
+        store.close()
+    assert [*seen, *(number for number, _ in rest)] == [number for number, _ in everything]
+    assert rest[-1][1] == "status"
+
+
+def made_store(home: Path) -> Any:
+    from xcray.jobs.home import Home
+    from xcray.jobs.store.job_store import JobStore
+
+    return JobStore(Home(home).store_url)
+
+
+def test_a_deleted_job_ends_its_stream(service: Service) -> None:
+    job = submit(service).json()["id"]
+    with service.http.stream("GET", f"/v1/jobs/{job}/events") as stream:
+        lines = stream.iter_lines()
+        assert next(line for line in lines if line.startswith("id: ")) == "id: 1"
+        service.rooms.store.request_stop(job)
+        service.rooms.store.delete(job)
+        assert not [line for line in lines if line.startswith("event: progress")]
+    assert (
+        service.http.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "1"}).status_code
+        == 404
+    )
+
+
+def test_etags_belong_to_a_version_of_xcray() -> None:
+    assert tag(3) != tag(4)
+    assert tag(3).startswith('"3-')

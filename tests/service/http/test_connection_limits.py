@@ -1,0 +1,138 @@
+"""What a connection may hold before a request is seen: heads without end, requests ahead of answers, broken framing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.live_service import client_of, publish, raw, settings_for
+from xcray.errors import Unavailable
+from xcray.service.app import create_app
+from xcray.service.http.connection_limits import AHEAD, HEADERS_READ
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+PATIENCE = 300.0  # seconds until a wait is given up
+CHUNKED = b"POST /v1/models/a:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with client_of(create_app(settings_for(tmp_path_factory.mktemp("protocol") / "home"))) as http:
+        yield str(http.base_url)
+
+
+def status(answer: bytes) -> int:
+    """The status of the first answer; 0 for none."""
+    return int(answer.split(b" ")[1]) if answer else 0
+
+
+def sent_until_closed(url: str, begin: bytes, piece: bytes, most: int) -> tuple[int, int]:
+    """Send pieces until the other side has had enough: (how many bytes, the status it gave)."""
+    parts = httpx.URL(url)
+    sent, answer = 0, b""
+    with socket.socket() as connection:
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, HEADERS_READ
+        )  # else the system takes megabytes, as it likes
+        connection.settimeout(PATIENCE)
+        connection.connect((parts.host, parts.port or 80))
+        try:
+            connection.sendall(begin)
+            while sent < most:
+                connection.sendall(piece)
+                sent += len(piece)
+        except OSError:
+            most = sent
+        try:
+            while chunk := connection.recv(4096):
+                answer += chunk
+        except OSError:
+            return sent, status(answer)
+    return sent, status(answer)
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (GET + b"X-Endless: ", b"a" * 4096),
+        (GET, b"X-Many: a\r\n" * 400),
+        (b"GET /" + b"a" * 10, b"b" * 4096),
+        (CHUNKED + b"1;", b"x" * 4096),
+        (CHUNKED + b"0\r\nX-Trailer: ", b"y" * 4096),
+    ],
+    ids=["one header", "many headers", "path", "chunk extension", "trailer"],
+)
+def test_what_does_not_end_is_refused_early(url: str, begin: bytes, piece: bytes) -> None:
+    sent, found = sent_until_closed(url, begin, piece, 100 * HEADERS_READ)
+    assert sent < 50 * HEADERS_READ  # what lies in the buffers of the system counts as sent
+    assert found in (0, 400, 404, 414, 431)
+    assert httpx.get(f"{url}/healthz", trust_env=False, timeout=PATIENCE).status_code == 200
+
+
+def test_a_head_below_the_bound_is_the_guards(url: str) -> None:
+    answer = raw(
+        url, GET + b"Connection: close\r\nX-Big: " + b"a" * (HEADERS_READ // 2) + b"\r\n\r\n"
+    )
+    assert status(answer) == 431
+    assert b"HEADERS_TOO_LARGE" in answer
+
+
+def test_a_body_of_many_small_chunks_is_no_head(url: str) -> None:
+    chunks = b"".join(b"1\r\n \r\n" for _ in range(HEADERS_READ)) + b"0\r\n\r\n"
+    assert len(chunks) > 5 * HEADERS_READ
+    answer = raw(url, CHUNKED.replace(b"chunked\r\n", b"chunked\r\nConnection: close\r\n") + chunks)
+    assert status(answer) == 400
+    assert b"EMPTY_BODY" in answer
+
+
+def test_two_hosts_are_refused(url: str) -> None:
+    answer = raw(
+        url,
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    )
+    assert status(answer) == 400
+    assert b"BAD_HEADER" in answer
+
+
+def test_requests_sent_ahead_are_answered_in_order(url: str) -> None:
+    paths = [b"/healthz", b"/nowhere", b"/v1/jobs"]
+    ahead = b"".join(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in paths * 2)
+    answer = raw(url, ahead[:-2] + b"Connection: close\r\n\r\n")
+    assert [int(part.split(b" ")[0]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [
+        200,
+        404,
+        200,
+    ] * 2
+
+
+def test_requests_sent_ahead_without_end_are_not_kept(tmp_path: Path) -> None:
+    """The first is not answered yet; those behind it wait, up to a bound."""
+    go = threading.Event()
+
+    def slow(path: Path) -> Any:
+        go.wait(2 * PATIENCE)
+        raise Unavailable("so slow")
+
+    app = create_app(settings_for(tmp_path / "home"), opener=slow)
+    publish(app.state.rooms.registry, "docs", tmp_path / "staged")
+    body = b'{"instances": [{"text": "a"}]}'
+    first = b"POST /v1/models/docs:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    first += b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    with client_of(app) as http:
+        parts = http.base_url
+        with socket.create_connection(
+            (parts.host, parts.port or 80), timeout=PATIENCE
+        ) as connection:
+            connection.sendall(first + (GET + b"\r\n") * (AHEAD + 10))
+            try:
+                assert connection.recv(100) == b""  # closed, while the first still waits
+            except ConnectionResetError:
+                assert not go.is_set()
+        go.set()
+        assert http.get("/healthz").status_code == 200

@@ -1,0 +1,440 @@
+"""Limits of callers and of connections: rates, places, memory of bodies, clients that are too slow, files within quotas."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from tests.support.live_service import PATIENCE, client_of, serving, settings_for
+from tests.support.raw_requests import ask
+from xcray.errors import Unavailable
+from xcray.jobs.store.tokens import Limits, new_token
+from xcray.service.app import create_app
+from xcray.service.http.auth import ANYBODY, Caller
+from xcray.service.http.limits import ACCOUNTS, Bucket, Limited, Limiter, network_of
+
+OCTETS = {"Content-Type": "application/octet-stream"}
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+# Callers
+
+
+def test_a_bucket_holds_a_minute_and_fills_evenly() -> None:
+    bucket = Bucket(60, 0.0)
+    assert [bucket.take(1, 0.0) for _ in range(60)] == [0.0] * 60
+    assert bucket.take(1, 0.0) == pytest.approx(1.0)
+    assert bucket.take(1, 1.0) == 0.0
+    assert bucket.take(1, 1.5) == pytest.approx(0.5)
+    taken = sum(
+        bucket.take(1, 2.0 + second / 10) == 0.0 for second in range(36_000)
+    )  # an hour of asking ten times a second
+    assert taken == pytest.approx(3600, abs=2)
+
+
+def test_more_than_is_left_is_taken_once_and_paid_for() -> None:
+    bucket = Bucket(100, 0.0)
+    assert bucket.take(1000, 0.0) == 0.0
+    assert bucket.take(1, 0.0) == pytest.approx((900 + 1) * 60 / 100)
+    assert bucket.take(1, 541.0) == 0.0
+    assert Bucket(0, 0.0).take(1, 5.0) > 0
+
+
+def limiter(clock: Clock, home: Path, **changes: Any) -> Limiter:
+    return Limiter(settings_for(home, **changes), clock)
+
+
+def test_callers_do_not_pay_for_each_other(tmp_path: Path) -> None:
+    clock = Clock()
+    room = limiter(clock, tmp_path, requests_per_minute=5)
+    own = Caller(key_id="key_a", limits=Limits(requests_per_minute=2))
+    for caller, address, most in (
+        (ANYBODY, "10.0.0.1", 5),
+        (ANYBODY, "10.0.0.2", 5),
+        (own, "10.0.0.1", 2),
+    ):
+        for _ in range(most):
+            room.admit(caller, address).close()
+        with pytest.raises(Limited) as caught:
+            room.admit(caller, address)
+        assert caught.value.details["retry_after"] == 60 // most
+    changed = Caller(key_id="key_a", limits=Limits(requests_per_minute=9))
+    for _ in range(9):
+        room.admit(changed, "10.0.0.1").close()
+
+
+def test_an_ipv6_machine_is_one_caller(tmp_path: Path) -> None:
+    assert (
+        network_of("2001:db8::1") == network_of("2001:db8::ffff:1") != network_of("2001:db8:0:1::1")
+    )
+    assert network_of("10.0.0.1") == "10.0.0.1"
+    room = limiter(Clock(), tmp_path, requests_per_minute=1)
+    room.admit(ANYBODY, "2001:db8::1")
+    with pytest.raises(Limited):
+        room.admit(ANYBODY, "2001:db8::2")
+
+
+def test_places_and_memory_are_given_back(tmp_path: Path) -> None:
+    room = limiter(Clock(), tmp_path, requests_at_once=2, bodies_bytes=1000)
+    first, second = room.admit(ANYBODY, "a"), room.admit(ANYBODY, "a")
+    with pytest.raises(Limited) as caught:
+        room.admit(ANYBODY, "a")
+    assert caught.value.code == "CONCURRENCY"
+    first.hold(600)
+    second.hold(400)
+    with pytest.raises(Unavailable) as full:
+        second.hold(1)
+    assert full.value.code == "BUSY"
+    first.close()
+    second.hold(600)
+    second.close()
+    assert room.held == 0
+    room.admit(ANYBODY, "a")
+
+
+def test_accounts_are_bounded(tmp_path: Path) -> None:
+    room = limiter(Clock(), tmp_path)
+    held = room.admit(ANYBODY, "first")
+    for number in range(ACCOUNTS + 50):
+        room.admit(ANYBODY, f"address {number}").close()
+    assert len(room._accounts) == ACCOUNTS
+    assert "first" in room._accounts  # it is still asking
+    held.close()
+
+
+def test_a_key_with_limits_hears_of_them(own_home: Path) -> None:
+    app = create_app(settings_for(own_home))
+    (bounds,) = [each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs]
+    bounds.now = Clock()
+    made = new_token()
+    limits = {"requests_per_minute": 3, "instances_per_minute": 4}
+    app.state.rooms.store.add_key(
+        "default", "n", ["admin"], made.digest, key_id=made.key_id, limits=limits
+    )
+    own = {"authorization": f"Bearer {made.token}"}
+    body = json.dumps({"instances": [{"text": "a"}] * 5}).encode()
+
+    async def asked() -> None:
+        told = await ask(app, "GET", "/v1/jobs", headers=own)
+        assert told.headers["ratelimit-policy"] == '"requests";q=3;w=60'
+        assert told.headers["ratelimit"].startswith('"requests";r=2;t=')
+        for status, code in (
+            (404, "NOT_FOUND"),
+            (429, "RATE_LIMIT"),
+        ):  # five are taken, the next pay for them
+            told = await ask(app, "POST", "/v1/models/none:predict", headers=own, body=body)
+            assert (told.status, told.code) == (status, code)
+        told = await ask(app, "GET", "/v1/jobs", headers=own)
+        assert (told.status, told.code) == (429, "RATE_LIMIT")
+        assert int(told.headers["retry-after"]) == 20
+
+    asyncio.run(asked())
+
+
+# Connections
+
+
+@pytest.fixture
+def slow(own_home: Path) -> Iterator[str]:
+    """A service that waits but little."""
+    app = create_app(
+        settings_for(
+            own_home, head_seconds=0.3, body_seconds=0.5, body_rate=100_000, connections=20
+        )
+    )
+    with serving(app) as url:
+        yield url
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """What comes until the server closes; a test that waits for ever fails by its timeout."""
+    connection.settimeout(PATIENCE)
+    out = b""
+    try:
+        while part := connection.recv(65_536):
+            out += part
+    except ConnectionResetError:
+        return out
+    return out
+
+
+def answered(url: str) -> None:
+    """The service goes on; who asks this is also cut off where the machine keeps it from asking in time, and asks again."""
+    poll(lambda: httpx.get(f"{url}/healthz", trust_env=False, timeout=PATIENCE), 200)
+
+
+def connected(url: str) -> socket.socket:
+    parts = httpx.URL(url)
+    return socket.create_connection((parts.host, parts.port or 80), timeout=PATIENCE)
+
+
+BEGINNINGS = {
+    "nothing": b"",
+    "half a line": b"GET /heal",
+    "half a head": b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+    "blank lines": b"\r\n\r\n",
+    "the second head": b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /",
+    "no body": b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("begun", BEGINNINGS, ids=str)
+def test_who_does_not_go_on_is_cut_off(slow: str, begun: str) -> None:
+    with closing(connected(slow)) as connection:
+        connection.sendall(BEGINNINGS[begun])
+        said = until_closed(connection)
+    assert b"408" in said
+    answered(slow)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ",
+        b"POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 999999\r\n\r\n",
+    ],
+)
+def test_a_byte_now_and_then_does_not_keep_a_connection(
+    slow: str, head: bytes, own_home: Path
+) -> None:
+    with closing(connected(slow)) as connection:
+        connection.sendall(head)
+        said: list[bytes] = []
+        reader = threading.Thread(target=lambda: said.append(until_closed(connection)))
+        reader.start()
+        for _ in range(int(PATIENCE / 0.05)):
+            if not reader.is_alive():
+                break
+            try:
+                connection.sendall(b"x")
+            except OSError:
+                break
+            time.sleep(0.05)
+        reader.join(PATIENCE)
+    assert b"408" in said[0]
+    wait_for(lambda: not list((own_home / "uploads").iterdir()))
+
+
+def test_connections_are_bounded_and_the_others_unharmed(own_home: Path) -> None:
+    """Twenty at once: the client's and nineteen that say nothing; who comes after them hears so at once."""
+    with client_of(create_app(settings_for(own_home, head_seconds=600, connections=20))) as client:
+        client.get("/healthz")
+        idle = [connected(str(client.base_url)) for _ in range(40)]
+
+        def closed() -> list[socket.socket]:
+            return select.select(idle, [], [], 0)[0]
+
+        try:
+            wait_for(lambda: len(closed()) >= 21)
+            refused = closed()
+            assert len(refused) == 21
+            assert all(b"503" in until_closed(each) for each in refused)
+            assert client.get("/healthz").status_code == 200
+            assert len(closed()) == 21  # nobody else was sent away
+        finally:
+            for each in idle:
+                each.close()
+        answered(str(client.base_url))
+
+
+def test_bodies_together_are_bounded(own_home: Path) -> None:
+    app = create_app(settings_for(own_home, bodies_bytes=150_000))
+    with client_of(app) as http:
+        parts = httpx.URL(str(http.base_url))
+        head = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+        with closing(socket.create_connection((parts.host, parts.port or 80))) as half:
+            half.sendall(head + b" " * 90_000)
+            (limits,) = [
+                each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs
+            ]
+            wait_for(
+                lambda: limits.held >= 90_000
+            )  # asked before, the other body would be held, and this one refused
+            answer = poll(
+                lambda: http.post(
+                    "/v1/jobs", content=b" " * 100_000, headers={"Content-Type": "application/json"}
+                ),
+                503,
+            )
+            assert (answer.json()["code"], answer.headers["retry-after"]) == ("BUSY", "1")
+        poll(
+            lambda: http.post(
+                "/v1/jobs", content=b" " * 100_000, headers={"Content-Type": "application/json"}
+            ),
+            400,
+        )
+
+
+def poll(ask_once: Callable[[], httpx.Response], status: int) -> httpx.Response:
+    """Ask until this is answered."""
+    ends = time.monotonic() + PATIENCE
+    while (answer := ask_once()).status_code != status:
+        assert time.monotonic() < ends, f"{answer.status_code} and never {status}"
+        time.sleep(0.02)
+    return answer
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    ends = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < ends, "it never held"
+        time.sleep(0.02)
+
+
+# Uploads (F11)
+
+
+@pytest.fixture
+def app(own_home: Path) -> FastAPI:
+    return create_app(settings_for(own_home, tenant_upload_bytes=250_000, upload_bytes=200_000))
+
+
+@pytest.fixture
+def http(app: FastAPI) -> Iterator[httpx.Client]:
+    with client_of(app) as client:
+        yield client
+
+
+def there(home: Path) -> list[str]:
+    """What lies among the uploads."""
+    return sorted(path.name for path in (home / "uploads").iterdir())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize("path", ["/v1/uploads", "/v1/datasets?name=a&format=jsonl"])
+def test_an_upload_that_breaks_off_leaves_nothing(
+    http: httpx.Client, own_home: Path, share: float, path: str
+) -> None:
+    parts = httpx.URL(str(http.base_url))
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 100000\r\n\r\n"
+    connection = socket.create_connection((parts.host, parts.port or 80))
+    connection.sendall(head.encode() + b"x" * int(100_000 * share))
+    wait_for(lambda: len(there(own_home)) == 1)  # it is being received, and not in sight
+    assert there(own_home)[0].startswith(".")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # RST
+    connection.close()
+    wait_for(lambda: not there(own_home))
+    assert http.get("/v1/datasets").json()["datasets"] == []
+    assert http.post("/v1/uploads", content=b"whole", headers=OCTETS).status_code == 201
+
+
+def test_what_is_not_what_was_declared_leaves_nothing(http: httpx.Client, own_home: Path) -> None:
+    wrong = http.post("/v1/uploads", params={"sha256": "0" * 64}, content=b"x", headers=OCTETS)
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "UPLOAD_TRUNCATED")
+    too_much = http.post("/v1/uploads", content=b"x" * 200_001, headers=OCTETS)
+    assert too_much.status_code == 413
+    blocks = http.post(
+        "/v1/uploads", content=iter([b"x" * 50_000] * 5), headers=OCTETS
+    )  # no length told
+    assert blocks.status_code == 413
+    assert there(own_home) == []
+
+
+def test_an_upload_sent_again_is_the_same_upload(
+    http: httpx.Client, own_home: Path, app: FastAPI
+) -> None:
+    again = {**OCTETS, "Idempotency-Key": "k1"}
+    first = http.post("/v1/uploads", content=b"one", headers=again).json()
+    assert first["sha256"] == hashlib.sha256(b"one").hexdigest()
+    assert http.post("/v1/uploads", content=b"one", headers=again).json() == first
+    assert http.post("/v1/uploads", content=b"one", headers=OCTETS).json()["id"] != first["id"]
+    other = http.post("/v1/uploads", content=b"two", headers=again)
+    assert (other.status_code, other.json()["code"]) == (409, "IDEMPOTENCY_MISMATCH")
+    assert len(there(own_home)) == 2
+    answers = []
+    threads = [
+        threading.Thread(
+            target=lambda: answers.append(
+                http.post("/v1/uploads", content=b"x", headers={**again, "Idempotency-Key": "k2"})
+            )
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len(there(own_home)) == 3
+
+
+def test_uploads_of_a_tenant_are_bounded_together(
+    http: httpx.Client, own_home: Path, app: FastAPI
+) -> None:
+    first = http.post("/v1/uploads", content=b"x" * 200_000, headers=OCTETS).json()["id"]
+    for content in (
+        b"x" * 60_000,
+        iter([b"x" * 60_000]),
+    ):  # foreseen by its length; seen while it comes
+        answer = http.post("/v1/uploads", content=content, headers=OCTETS)
+        assert (answer.status_code, answer.json()["code"]) == (507, "UPLOAD_QUOTA")
+        assert "250,000" in answer.json()["detail"]
+    assert there(own_home) == [first]
+    parts = httpx.URL(str(http.base_url))
+    head = b"POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 40000\r\n\r\n"
+    with closing(socket.create_connection((parts.host, parts.port or 80))) as half:
+        half.sendall(head)
+        wait_for(lambda: len(there(own_home)) == 2)
+        assert (
+            http.post("/v1/uploads", content=b"x" * 20_000, headers=OCTETS).status_code == 507
+        )  # 40,000 are kept for that one
+    wait_for(lambda: there(own_home) == [first])
+    app.state.rooms.uploads.remove(first)
+    assert http.post("/v1/uploads", content=b"x" * 60_000, headers=OCTETS).status_code == 201
+
+
+def test_data_sets_of_a_tenant_are_counted(own_home: Path) -> None:
+    app = create_app(settings_for(own_home, tenant_datasets=1))
+    app.state.rooms.store.add_dataset("a", "/none")
+
+    async def asked() -> None:
+        told = await ask(app, "POST", "/v1/datasets", body=b'{"name": "b", "format": "synthetic"}')
+        assert (told.status, told.code) == (507, "DATASET_QUOTA")
+
+    asyncio.run(asked())
+    assert len(app.state.rooms.store.list_datasets()[0]) == 1
+
+
+def test_jobs_that_wait_are_bounded_by_key(own_home: Path, tmp_path: Path) -> None:
+    app = create_app(settings_for(own_home), check_spec=lambda spec: spec)
+    store = app.state.rooms.store
+    made = new_token()
+    store.add_key(
+        "default", "n", ["submit"], made.digest, key_id=made.key_id, limits={"max_queued": 1}
+    )
+    store.add_dataset("docs", str(tmp_path))
+
+    async def asked() -> None:
+        for status in (201, 429):
+            headers = {"authorization": f"Bearer {made.token}"}
+            told = await ask(
+                app, "POST", "/v1/jobs", headers=headers, body=b'{"dataset": "docs", "model": "m"}'
+            )
+            assert told.status == status, told
+        assert (told.code, "retry-after" in told.headers) == ("QUOTA", True)
+
+    asyncio.run(asked())
+    assert [job.key_id for job in store.list()[0]] == [made.key_id]

@@ -1,0 +1,527 @@
+"""One version takes over from another while requests come: none fails, each has one version's answer, corrupt ones stay out."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import os
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from tests.support.live_service import client_of, publish, settings_for, text_model
+from xcray.errors import Corrupt, NotFound, Refused, Unavailable
+from xcray.model.model import Model
+from xcray.model.registry import Registry
+from xcray.model.traffic_split import Route, chosen, point
+from xcray.predict import Predictor
+from xcray.service.app import create_app
+from xcray.service.app_state import Rooms
+from xcray.service.models.cache import PredictorCache, Wanted, open_predictor
+from xcray.service.models.loading import FIRST_PAUSE
+from xcray.service.observability.metrics import Gauges
+
+BODY = {"instances": [{"text": "read rows of a csv file"}], "top_k": 4}
+SWAPS = int(os.environ.get("SWAPS", "20"))  # by hand: 1000
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Place(NamedTuple):
+    """A cache over a registry with versions 1 and 2 of docs; `opened` lists what was loaded, `gate` lets loading go on."""
+
+    registry: Registry
+    cache: PredictorCache
+    clock: Clock
+    opened: list[int]
+    gate: threading.Event
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    registry, clock, opened, gate = Registry(tmp_path / "models"), Clock(), [], threading.Event()
+    gate.set()
+
+    def opener(path: Path) -> Predictor:
+        assert gate.wait(300)
+        opened.append(int(path.name))
+        return Predictor(Model.open(path, verify=True))
+
+    for version in (1, 2):
+        publish(registry, "docs", tmp_path / f"m{version}", seed=version)
+    cache = PredictorCache(
+        lambda tenant: registry,
+        Gauges(),
+        4,
+        opener,
+        swap_seconds=60.0,
+        linger_seconds=5.0,
+        clock=clock,
+    )
+    yield Place(registry, cache, clock, opened, gate)
+    gate.set()
+    cache.close()
+
+
+def wanted(reference: str, key: str = "") -> Wanted:
+    """As a request of the tenant default asks."""
+    return Wanted("default", reference, key)
+
+
+def settle(cache: PredictorCache) -> None:
+    """Wait for swaps that were begun."""
+    cache._swapper.submit(lambda: None).result(300)
+
+
+def damage(registry: Registry, version: int, file: str = "bias.arrow") -> Callable[[], int]:
+    """Flip a bit of a published version; what is returned mends it."""
+    path = registry.root / "docs" / "versions" / str(version) / file
+    before = path.read_bytes()
+    content = bytearray(before)
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    return lambda: path.write_bytes(before)
+
+
+def test_the_old_version_answers_until_the_new_one_is_loaded(place: Place, tmp_path: Path) -> None:
+    assert place.cache.get(wanted("docs")).version == 2
+    place.gate.clear()
+    publish(place.registry, "docs", tmp_path / "m3", seed=3)
+    assert [place.cache.get(wanted("docs")).version for _ in range(5)] == [2] * 5
+    assert place.opened == [2]
+    place.gate.set()
+    settle(place.cache)
+    assert place.cache.get(wanted("docs")).version == 3
+    assert place.opened == [2, 3]
+
+
+def test_after_the_bound_requests_wait_for_the_new_version(place: Place, tmp_path: Path) -> None:
+    place.cache.get(wanted("docs"))
+    place.gate.clear()
+    publish(place.registry, "docs", tmp_path / "m3", seed=3)
+    assert place.cache.get(wanted("docs")).version == 2
+    place.clock.now = 60.5
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(place.cache.get, wanted("docs"))
+        assert not late.done()
+        place.gate.set()
+        assert late.result(300).version == 3
+
+
+def test_a_look_swaps_what_nobody_asks_for(place: Place, tmp_path: Path) -> None:
+    """As another replica's change is found, before the first request would see it."""
+    place.registry.set_alias("docs", "prod", 1)
+    assert place.cache.get(wanted("docs@prod")).version == 1
+    Registry(place.registry.root).set_alias("docs", "prod", 2)
+    place.cache.look()
+    settle(place.cache)
+    assert place.opened == [1, 2]
+    assert place.cache.get(wanted("docs@prod")).version == 2
+
+
+def test_what_was_replaced_is_unmapped(place: Place, tmp_path: Path) -> None:
+    """Drained: as long as a request holds it, it is there; then its pages go, by the kernel's own list of them."""
+
+    def mapped(version: int) -> bool:
+        return f"docs/versions/{version}/" in Path("/proc/self/maps").read_text()
+
+    place.registry.set_alias("docs", "prod", 1)
+    held = place.cache.get(wanted("docs@prod"))
+    gone = weakref.ref(held)
+    assert mapped(1)
+    place.registry.set_alias("docs", "prod", 2)
+    place.cache.moved("default", "docs")
+    settle(place.cache)
+    assert place.cache.get(wanted("docs@prod")).version == 2
+    place.clock.now = 4.0
+    place.cache.look()
+    assert place.cache.held("default") == {
+        ("docs", 1),
+        ("docs", 2),
+    }  # going back at once would be quick
+    place.clock.now = 10.0
+    place.cache.look()
+    assert place.cache.held("default") == {("docs", 2)}
+    assert held.predictor.predict(["a csv file"], 1).labels.shape == (
+        1,
+        1,
+    )  # whoever holds it finishes
+    assert mapped(1)
+    del held
+    gc.collect()
+    assert gone() is None
+    assert not mapped(1)
+    assert mapped(2)
+
+
+def test_going_back_at_once_loads_nothing(place: Place) -> None:
+    place.registry.set_alias("docs", "prod", 1)
+    for version in (1, 2, 1, 2, 1):
+        place.registry.set_alias("docs", "prod", version)
+        place.cache.moved("default", "docs")
+        settle(place.cache)
+        assert place.cache.get(wanted("docs@prod")).version == version
+    assert sorted(place.opened) == [1, 2]
+
+
+def test_deleting_what_answers_harms_nobody(place: Place) -> None:
+    held = place.cache.get(wanted("docs"))
+    place.registry.delete("docs", 2)
+    place.cache.moved("default", "docs")
+    assert held.predictor.predict(["a csv file"], 4).labels.shape == (1, 4)
+    settle(place.cache)
+    assert place.cache.get(wanted("docs")).version == 1
+    place.cache.look()
+    assert place.cache.held("default") == {("docs", 1)}
+    with pytest.raises(NotFound):
+        place.cache.get(wanted("docs:2"))
+
+
+def test_a_corrupt_version_does_not_take_over(place: Place, tmp_path: Path) -> None:
+    place.cache.get(wanted("docs"))
+    place.cache.check()
+    publish(place.registry, "docs", tmp_path / "m3", seed=3)
+    mend = damage(place.registry, 3)
+    for _ in range(3):
+        assert place.cache.get(wanted("docs")).version == 2
+        settle(place.cache)
+    place.clock.now = 1000.0  # a version that can't be had is not waited for
+    assert place.cache.get(wanted("docs")).version == 2
+    settle(place.cache)
+    states = {state.version: state for state in place.cache.states("default", "docs")}
+    assert states[3].state == "CORRUPT"
+    assert "bias.arrow" in states[3].reason
+    assert Registry(place.registry.root).corrupt("docs").keys() == {3}
+    with pytest.raises(Unavailable, match="version 3 of model docs can't be loaded"):
+        place.cache.check()
+    with pytest.raises(Corrupt):
+        place.cache.get(wanted("docs:3"))
+    mend()
+    place.clock.now += 10 * FIRST_PAUSE
+    place.cache.look()
+    settle(place.cache)
+    assert place.cache.get(wanted("docs")).version == 3
+    place.cache.check()
+    assert place.registry.corrupt("docs") == {}
+
+
+def test_a_new_process_takes_an_earlier_version(place: Place, tmp_path: Path) -> None:
+    """Which has answered nothing yet: by what the alias led to before."""
+    publish(place.registry, "docs", tmp_path / "m3", seed=3)
+    place.registry.set_alias("docs", "prod", 1)
+    place.registry.set_alias("docs", "prod", 3)
+    damage(place.registry, 3)
+    assert place.cache.get(wanted("docs@prod")).version == 1
+    assert place.cache.get(wanted("docs")).version == 2
+    with pytest.raises(Unavailable):
+        place.cache.check()
+    damage(place.registry, 1)
+    damage(place.registry, 2)
+    fresh = PredictorCache(lambda tenant: place.registry, Gauges(), 4)
+    with pytest.raises(Corrupt, match="version 3 of model docs can't be loaded"):
+        fresh.get(wanted("docs"))
+    fresh.close()
+
+
+def test_a_registry_that_can_not_be_read_hinders_nobody_who_answers(place: Place) -> None:
+    path = place.registry.root / "docs" / "aliases.json"
+    place.registry.set_alias("docs", "prod", 1)
+    assert place.cache.get(wanted("docs@prod")).version == 1
+    whole = path.read_text()
+    path.write_text("{")
+    assert place.cache.get(wanted("docs@prod")).version == 1
+    with pytest.raises(Unavailable, match="not as they should be"):
+        place.cache.check()
+    with pytest.raises(Corrupt) as told:
+        place.cache.get(wanted("docs@beta"))
+    assert told.value.code == "REGISTRY"
+    path.write_text(whole)
+    place.cache.look()
+    place.cache.check()
+
+
+def test_a_file_system_that_answers_nothing_hinders_nobody_who_answers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def find(reference: str) -> int:
+        return (await place.cache.find(wanted(reference))).version
+
+    assert asyncio.run(find("docs")) == 2
+    monkeypatch.setattr("xcray.model.registry.SETTLED", -1e9)
+    assert asyncio.run(find("docs")) == 2
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(Registry, "stamp", broken)
+    assert asyncio.run(find("docs")) == 2
+    with pytest.raises(Corrupt) as told:
+        asyncio.run(find("docs@prod"))
+    assert told.value.code == "REGISTRY"
+
+
+def test_unreadable_files_are_no_internal_error(place: Place, tmp_path: Path) -> None:
+    """What the system refuses, and what nobody foresaw, is this version's trouble."""
+    place.cache.get(wanted("docs"))
+    for number, error in enumerate(
+        (PermissionError(13, "no"), MemoryError(), RuntimeError("unforeseen")), 3
+    ):
+
+        def refuse(path: Path, error: Exception = error) -> Predictor:
+            raise error
+
+        place.cache._loader.open = refuse
+        publish(place.registry, "docs", tmp_path / f"m{number}", seed=number)
+        place.cache.get(wanted("docs"))
+        settle(place.cache)
+        assert place.cache.get(wanted("docs")).version == 2
+        with pytest.raises(Corrupt) as told:
+            place.cache.get(wanted(f"docs:{number}"))
+        assert told.value.code == "UNREADABLE"
+    assert place.registry.corrupt("docs") == {}  # its files may be sound
+
+
+def test_splits_answer_by_key_and_do_without_what_is_corrupt(place: Place, tmp_path: Path) -> None:
+    route = Route.of([(1, 0.7), (2, 0.3)])
+    place.registry.set_route("docs", "prod", route)
+    keys = [f"k{i}" for i in range(300)]
+    expected = [route.split[chosen(route.split, point("docs@prod", key))].version for key in keys]
+    for _ in range(2):
+        assert [place.cache.get(wanted("docs@prod", key)).version for key in keys] == expected
+    publish(place.registry, "docs", tmp_path / "m3", seed=3)
+    damage(place.registry, 3)
+    place.registry.set_route("docs", "prod", Route.of([(1, 0.5), (3, 0.5)]))
+    place.cache.moved("default", "docs")
+    settle(place.cache)
+    assert {place.cache.get(wanted("docs@prod", key)).version for key in keys} == {1}
+    with pytest.raises(Unavailable):
+        place.cache.check()
+
+
+def test_a_version_moved_under_another_number_is_found_out(place: Place) -> None:
+    """Both are whole models with valid checksums; they are not what was published under their numbers."""
+    versions = place.registry.root / "docs" / "versions"
+    os.rename(versions / "1", versions / "x")
+    os.rename(versions / "2", versions / "1")
+    os.rename(versions / "x", versions / "2")
+    for version in (1, 2):
+        with pytest.raises(Corrupt):
+            place.cache.get(wanted(f"docs:{version}"))
+    assert "another model" in place.registry.corrupt("docs")[1]
+
+
+def test_loads_are_held_and_followed_by_every_process(place: Place, tmp_path: Path) -> None:
+    for name in "abcd":
+        publish(place.registry, name, tmp_path / name)
+    other = PredictorCache(lambda tenant: place.registry, Gauges(), 2, linger_seconds=0.0)
+    assert place.cache.load("default", "docs").version == 2
+    other.look()
+    assert other.held("default") == {("docs", 2)}
+    for name in "abcd":
+        other.get(wanted(name))
+    assert ("docs", 2) in other.held("default")  # others came and went
+    assert len(other.held("default")) == 2
+    other.load("default", "a")
+    with pytest.raises(Refused) as told:
+        other.load("default", "b")
+    assert told.value.code == "MODELS_LOADED"
+    other.look()
+    place.cache.unload("default", "docs")
+    assert place.cache.held("default") == set()
+    other.look()
+    assert other.held("default") == {("a", 1)}
+    place.cache.load("default", "docs")
+    place.cache.unload("default", "docs:2")  # what `docs` means now
+    assert place.cache.held("default") == set()
+    assert place.registry.kept("docs")[0] == []
+    assert other.get(wanted("docs")).version == 2  # the next request loads it again
+    with pytest.raises(NotFound):
+        place.cache.load("default", "nothing")
+    other.close()
+
+
+def test_tenants_have_models_of_their_own(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    rooms: Rooms = app.state.rooms
+    publish(rooms.registry_of("default"), "docs", tmp_path / "a", seed=1)
+    publish(rooms.registry_of("acme"), "docs", tmp_path / "b", seed=2)
+    ours, theirs = (rooms.predictors.get(Wanted(tenant, "docs")) for tenant in ("default", "acme"))
+    assert ours.answerer != theirs.answerer
+    assert (tmp_path / "home" / "tenants" / "acme" / "models" / "docs" / "versions" / "1").is_dir()
+    assert rooms.registries.tenants() == ["default", "acme"]
+    with pytest.raises(NotFound):
+        rooms.predictors.get(Wanted("third", "docs"))
+    rooms.predictors.close()
+
+
+def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
+    """Publishing, moving aliases, splits, deletes and load at once: each reply's labels are those of the version that it names."""
+    app = create_app(settings_for(tmp_path / "home", linger_seconds=0.05))
+    registry: Registry = app.state.rooms.registry
+    hashes: dict[int, str] = {}
+    staged = tmp_path / "staged"
+
+    def published(number: int) -> int:
+        text_model(staged, seed=number, labels=[f"v{number}-{i}" for i in range(4)])
+        hashes[number] = Model.open(staged, verify=False).sha256
+        return registry.publish("docs", staged)
+
+    for number in (1, 2):
+        assert published(number) == number
+    registry.set_alias("docs", "prod", 1)
+    done = threading.Event()
+    seen: set[int] = set()
+
+    def ask(reference: str) -> int:
+        with httpx.Client(base_url=url, trust_env=False, timeout=600) as http:
+            count = 0
+            while not done.is_set():
+                answer = http.post(f"/v1/models/{reference}:predict", json=BODY)
+                assert answer.status_code == 200, answer.text
+                reply = answer.json()
+                version = reply["model"]["version"]
+                assert reply["model"]["sha256"] == hashes[version]
+                assert {
+                    label.split("-")[0] for one in reply["predictions"] for label in one["labels"]
+                } == {f"v{version}"}
+                seen.add(version)
+                count += 1
+            return count
+
+    with client_of(app) as http, ThreadPoolExecutor(4) as pool:
+        url = str(http.base_url)
+        asking = [
+            pool.submit(ask, reference) for reference in ("docs", "docs@prod", "docs@prod", "docs")
+        ]
+        try:
+            for number in range(3, SWAPS + 3):
+                assert published(number) == number
+                alias = "/v1/models/docs/aliases/prod"
+                split = [{"version": number, "weight": 0.5}, {"version": number - 1, "weight": 0.5}]
+                body = {"split": split, "shadow": number - 2} if number % 2 else {"version": number}
+                assert http.put(alias, json=body).status_code == 200
+                if number > 4:  # only what no alias names
+                    assert http.put(alias, json={"version": number}).status_code == 200
+                    assert http.delete(f"/v1/models/docs/versions/{number - 2}").status_code == 204
+                ends = time.monotonic() + 600.0
+                while (
+                    number % 3 == 0
+                    and number not in seen
+                    and not any(each.done() for each in asking)
+                ):
+                    assert time.monotonic() < ends, "nobody sees what was published"
+                    time.sleep(0.01)  # however slow those who ask: they see some versions
+        finally:
+            done.set()
+        counts = [each.result() for each in asking]
+    assert min(counts) > 0
+    assert len(seen) > SWAPS // 4
+    assert "docs/versions/3/" not in Path("/proc/self/maps").read_text()
+
+
+def test_over_http_a_corrupt_version_is_shown_and_refused(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    registry: Registry = app.state.rooms.registry
+    for number in (1, 2):
+        publish(registry, "docs", tmp_path / "staged", seed=number)
+    registry.set_alias("docs", "prod", 1)
+    damage(registry, 2, "manifest.json")
+    publish(registry, "only", tmp_path / "staged")
+    shutil.copytree(registry.root / "docs" / "versions" / "1", tmp_path / "kept")
+    (registry.root / "only" / "versions" / "1" / "weights.arrow").write_bytes(b"")
+    with client_of(app) as http:
+        assert http.post("/v1/models/docs@prod:predict", json=BODY).json()["model"]["version"] == 1
+        assert http.post("/v1/models/docs:predict", json=BODY).json()["model"]["version"] == 1
+        refused = http.put("/v1/models/docs/aliases/prod", json={"version": 2})
+        assert (refused.status_code, refused.json()["code"]) == (503, "CORRUPT")
+        assert http.post("/v1/models/docs@prod:predict", json=BODY).json()["model"]["version"] == 1
+        shown = http.get("/v1/models/docs").json()
+        assert (shown["latest"], shown["aliases"]["prod"]) == (None, 1)
+        assert [(state["version"], state["state"]) for state in shown["states"]] == [
+            (1, "LOADED"),
+            (2, "CORRUPT"),
+        ]
+        only = http.post("/v1/models/only:predict", json=BODY)
+        assert (only.status_code, only.json()["code"]) == (503, "CORRUPT")
+        assert "version 1 of model only can't be loaded" in only.json()["detail"]
+        assert str(tmp_path) not in only.text
+        assert {model["name"] for model in http.get("/v1/models").json()["models"]} == {
+            "docs",
+            "only",
+        }
+        assert http.get("/readyz").status_code == 200
+        with pytest.raises(Unavailable) as told:
+            app.state.rooms.checks["MODEL"]()
+        assert told.value.code == "MODEL"
+
+
+def test_aliases_over_http(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    for number in (1, 2, 3):
+        publish(app.state.rooms.registry, "docs", tmp_path / "staged", seed=number)
+    path = "/v1/models/docs/aliases/prod"
+    with client_of(app) as http:
+        for body, code in (
+            ({}, "SPLIT"),
+            ({"version": 1, "split": [{"version": 2, "weight": 1.0}]}, "SPLIT"),
+            ({"split": [{"version": 1, "weight": 0.5}]}, "SPLIT"),
+            ({"version": 1, "shadow": 1}, "SPLIT"),
+            ({"split": []}, "LENGTH"),
+            ({"version": 1, "shadow": {"version": 2, "share": 0}}, "RANGE"),
+            ({"version": 1, "shadow": {"version": 2, "weight": 1}}, "UNKNOWN_FIELD"),
+        ):
+            answer = http.put(path, json=body)
+            assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
+        assert http.put(path, json={"version": 9}).status_code == 404
+        split = {
+            "split": [{"version": 1, "weight": 0.5}, {"version": 2, "weight": 0.5}],
+            "shadow": {"version": 3, "share": 0.5},
+        }
+        shown = http.put(path, json=split).json()
+        assert shown["splits"] == {
+            "prod": {"split": split["split"], "shadow": {"version": 3, "weight": 0.5}}
+        }
+        versions = {}
+        for key in ("a", "b", "c", "d", "e", "f"):
+            answers = [
+                http.post("/v1/models/docs@prod:predict", json=BODY, headers={"X-Routing-Key": key})
+                for _ in range(3)
+            ]
+            (versions[key],) = {answer.json()["model"]["version"] for answer in answers}
+        route = Route.of([(1, 0.5), (2, 0.5)])
+        assert versions == {
+            key: route.split[chosen(route.split, point("docs@prod", key))].version
+            for key in versions
+        }
+        assert http.post("/v1/models/docs:3:load").json() == {
+            "reference": "docs:3",
+            "name": "docs",
+            "version": 3,
+        }
+        assert http.post("/v1/models/docs:unload").status_code == 204
+        assert app.state.rooms.predictors.held("default") == set()
+        assert http.delete(path).status_code == 204
+        assert http.post("/v1/models/docs@prod:predict", json=BODY).status_code == 404
+        assert http.get(path + "/shadow").status_code == 404
+
+
+def test_the_real_opener_warms_what_it_maps(tmp_path: Path) -> None:
+    text_model(tmp_path / "model")
+    assert open_predictor(tmp_path / "model").predict(["a csv file"], 1).labels.shape == (1, 1)

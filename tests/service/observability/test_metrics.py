@@ -1,0 +1,571 @@
+"""Figures and logs: names as Prometheus has them, as many series for ten thousand jobs as for one, a page that lists them all."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.live_service import LABELS, TEXTS, client_of, publish, settings_for
+from xcray.errors import InputError
+from xcray.index.search_result import Answer
+from xcray.jobs.database.schema import EVENTS, JOBS
+from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.states import FAILED, SUCCEEDED
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.metric_deltas import Tally, bucket_of, reason_class
+from xcray.model.registry import Registry
+from xcray.schedule.events import Task
+from xcray.service.app import create_app
+from xcray.service.observability import request_log as logs
+from xcray.service.observability.metrics import MOST_CODES, Gauges
+from xcray.service.observability.probe import Lately
+from xcray.service.observability.store_metrics import StoreCollector
+from xcray.service.prediction.encode import predict_reply
+from xcray.service.prediction.offload import heavily
+from xcray.telemetry.logging import JSONLines, TextLines, Whereabouts, log_runner, visible
+from xcray.telemetry.progress import Progress
+from xcray.workers.pool import WorkerStatus
+from xcray.workers.run_metrics import Vitals
+from xcray.workers.timeline import DONE, DUPLICATE, LOST, Span
+
+ROOT = Path(__file__).parents[3]
+CANARY = "xck_aaaaaaaaaaaaaaaaaaaa_" + "S3cret" * 7 + "x"
+
+
+class Clock:
+    """Wall time of the test."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[JobStore]:
+    store = JobStore(f"sqlite:///{tmp_path / 'store.db'}", now=clock)
+    yield store
+    store.close()
+
+
+def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample of an exposition: (name, labels) -> value."""
+    found = text_string_to_metric_families(text.decode())
+    return {
+        (each.name, tuple(sorted(each.labels.items()))): each.value
+        for family in found
+        for each in family.samples
+    }
+
+
+def shown(store: JobStore) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """What a store's figures are now."""
+    return samples(Gauges(StoreCollector(store.figures, patience=300.0)).text())
+
+
+# Figures
+
+
+def test_names_follow_the_conventions_and_help_says_whose_they_are(store: JobStore) -> None:
+    text = Gauges(StoreCollector(store.figures, patience=300.0)).text().decode()
+    families = [
+        each
+        for each in text_string_to_metric_families(text)
+        if not each.name.startswith(("process_", "python_"))
+    ]
+    assert len({each.name for each in families}) == len(families) > 30
+    for each in families:
+        assert re.fullmatch(r"xcray_[a-z][a-z0-9_]*[a-z0-9]", each.name)
+        assert each.documentation.startswith(("Of this replica: ", "Of the store: ")), each.name
+        assert each.documentation.endswith(".")
+        assert each.type in ("counter", "gauge", "histogram"), each.name
+        assert not re.search(r"_(ms|millis|minutes|kb|mb|count|total|percent)$", each.name), (
+            each.name
+        )
+        if each.type == "histogram":
+            assert each.name.endswith("_seconds")
+        if "_bytes" in each.name:
+            assert each.name.endswith("_bytes")
+
+
+def test_the_page_lists_every_figure() -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import metrics as page
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+    text = page.PAGE.read_text()
+    assert page.written(text) == text, "run: python docs/metrics.py"
+    for code in (
+        "DRAINING",
+        "STORE",
+        "SCHEMA",
+        "DISK",
+        "MODELS",
+        "RUNNER",
+        "RAY",
+        "MODEL",
+        "BUILDER",
+        "WORKERS",
+    ):
+        assert f"| {code} |" in text
+
+
+def test_waits_ends_and_losses_are_counted_with_the_change_itself(
+    store: JobStore, clock: Clock
+) -> None:
+    job, _ = store.submit({"a": 1}, name="x")
+    clock.now += 7.0
+    assert shown(store)["xcray_jobs_waiting_oldest_seconds", ()] == 7.0
+    store.claim("me", lease_seconds=10.0)
+    store.lose(job.id, 1)
+    clock.now += 400.0
+    again = store.claim("me", lease_seconds=10.0)
+    assert again is not None
+    store.finish(job.id, again.attempt, FAILED, reason="SOME_READERS_CODE", message="no")
+    found = shown(store)
+    assert found["xcray_job_queue_wait_seconds_bucket", (("le", "10.0"),)] == 1
+    assert found["xcray_job_queue_wait_seconds_bucket", (("le", "900.0"),)] == 2
+    assert found["xcray_job_queue_wait_seconds_count", ()] == 2
+    assert found["xcray_job_queue_wait_seconds_sum", ()] == 407.0
+    assert found["xcray_job_attempts_lost_total", ()] == 1
+    assert (
+        found[
+            "xcray_jobs_ended_total", (("kind", "train"), ("reason", "INPUT"), ("status", "FAILED"))
+        ]
+        == 1
+    )
+    assert found["xcray_jobs", (("status", "FAILED"),)] == 1
+    assert found["xcray_jobs_waiting_oldest_seconds", ()] == 0
+
+
+def test_a_clock_that_jumps_back_makes_no_negative_wait(store: JobStore, clock: Clock) -> None:
+    store.submit({"a": 1}, name="x")
+    clock.now -= 3600.0
+    assert store.figures().waiting <= 0.0
+    store.claim("me", lease_seconds=10.0)
+    assert shown(store)["xcray_job_queue_wait_seconds_sum", ()] == 0.0
+
+
+def test_buckets_and_classes_of_reasons() -> None:
+    assert [bucket_of(seconds) for seconds in (0.0, 0.5, 0.6, 86400.0, 1e9)] == [
+        "0.5",
+        "0.5",
+        "1.0",
+        "86400.0",
+        "+Inf",
+    ]
+    assert [reason_class(reason) for reason in (None, "POISON", "K_RANGE")] == [
+        "NONE",
+        "POISON",
+        "INPUT",
+    ]
+
+
+def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore) -> None:
+    job, _ = store.submit({"a": 1}, name="x")
+    store.claim("me", lease_seconds=10.0)
+    tally = Tally()
+    told = {
+        "workers": 4,
+        "workers_wanted": 6,
+        "busy_share": 0.5,
+        "largest_gap": 0.01,
+        "object_store_bytes": 7,
+    }
+    told |= {"counted": {"classes_solved": 10.0}}
+    tally.hear(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", vitals=told))
+    store.append(
+        job.id, 1, "progress", {"vitals": told, "eta": 90.0}, counted=tally.news()
+    )  # and the answer was lost: the news stay
+    news = tally.news()
+    tally.know(news)
+    assert list(news.values()) == [10.0]
+    assert tally.news() == {}
+    tally.hear(
+        Progress(
+            "TRAINING",
+            2,
+            2,
+            1.0,
+            1.0,
+            None,
+            "",
+            vitals={**told, "counted": {"classes_solved": 12.0, "worker_seconds": 3.0}},
+        )
+    )
+    assert shown(store)["xcray_jobs_remaining_seconds", ()] == 90.0
+    lost = {
+        "batches_lost": 2.0,
+        "seconds_lost": 0.5,
+        "workers_lost": 1,
+        "nodes_lost": 1,
+        "batches_copied": 3.0,
+    }
+    tally.hear(Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**told, "counted": lost}))
+    store.append(job.id, 1, "phase", {"phase": "MERGING"}, counted=tally.news())
+    found = shown(store)
+    assert found["xcray_classes_solved_total", ()] == 12.0
+    assert found["xcray_worker_seconds_total", (("kind", "train"),)] == 3.0
+    assert found["xcray_batches_total", (("outcome", "lost"),)] == 2.0
+    assert found["xcray_worker_seconds_wasted_total", (("outcome", "lost"),)] == 0.5
+    assert [
+        found[f"xcray_{name}_total", ()]
+        for name in ("batches_copied", "workers_lost", "nodes_lost")
+    ] == [3.0, 1.0, 1.0]
+    assert (
+        found["xcray_workers", ()],
+        found["xcray_workers_wanted", ()],
+        found["xcray_workers_busy_share", ()],
+    ) == (4, 6, 0.5)
+    assert (found["xcray_certified_gap_ratio", ()], found["xcray_object_store_bytes", ()]) == (
+        0.01,
+        7,
+    )
+    store.finish(job.id, 1, SUCCEEDED)
+    assert shown(store)["xcray_workers", ()] == 0
+
+
+def test_a_training_fills_the_figures(tmp_path: Path, tiny: Any) -> None:
+    from xcray.jobs.home import Home
+
+    home = Home(tmp_path / "home")
+    store = JobStore(home.store_url)
+    spec = {
+        "dataset": str(tiny.path),
+        "name": "tiny",
+        "pool": "threads",
+        "workers": 2,
+        "solver": "ppdsparse",
+        "params": {},
+    }
+    job, _ = store.submit(spec, name="tiny")
+    store.claim("me", lease_seconds=60.0)
+    assert run_attempt(store, home, job.id, 1, lease_seconds=60.0) == SUCCEEDED
+    found = shown(store)
+    told = [
+        event.data["vitals"]
+        for event in store.events(job.id)
+        if event.kind == "progress" and "vitals" in event.data
+    ]
+    store.close()
+    assert found["xcray_classes_solved_total", ()] == tiny.n_labels
+    assert found["xcray_batches_total", (("outcome", "done"),)] > 0
+    assert found["xcray_worker_seconds_total", (("kind", "train"),)] > 0
+    assert all(each["workers_wanted"] == 2 for each in told)
+
+
+def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> None:
+    job, _ = store.submit({"a": 1}, name="x", tenant="t0")
+    store.claim("me", lease_seconds=10.0)
+    store.finish(job.id, 1, SUCCEEDED)
+    store.submit({"a": 1}, name="x", tenant="t0")
+    before = set(shown(store))
+    with store._database.write() as connection:
+        row = dict(
+            connection.execute(sa.select(JOBS).where(JOBS.c.status == "PENDING")).mappings().one()
+        )
+        row.pop("seq")
+        more = [
+            {**row, "id": f"job_{i}", "name": f"name{i}", "tenant": f"t{i % 500}"}
+            for i in range(10_000)
+        ]
+        connection.execute(sa.insert(JOBS), more)
+    found = shown(store)
+    assert set(found) == before
+    assert found["xcray_jobs", (("status", "PENDING"),)] == 10_001
+    with store._database.read() as connection:
+        assert (
+            connection.execute(sa.select(sa.func.count()).select_from(EVENTS)).scalar() < 10
+        )  # they were not looked for
+
+
+def test_vitals_see_the_last_half_minute() -> None:
+    vitals, task = Vitals(2, 10), Task(0, (), 0.0)
+    assert vitals.told() == {"workers": 2, "workers_wanted": 2, "busy_share": None, "counted": {}}
+    musters = iter(
+        [WorkerStatus(4, 2, stored=100), WorkerStatus(4, 3, lost=1, nodes_lost=1, stored=200)]
+    )
+    vitals.follow(lambda: next(musters))
+    for begin, seconds, outcome in ((0.0, 10.0, DONE), (0.0, 5.0, LOST), (90.0, 10.0, DONE)):
+        vitals.span(Span("w", task, begin, seconds, outcome))
+    vitals.span(Span("w", Task(1, (), 0.0, 2, copy=True), 95.0, 0.0, DUPLICATE))
+    told = vitals.told()
+    assert told["busy_share"] == pytest.approx(
+        10.0 / (2 * 30.0), abs=1e-4
+    )  # of the seconds 70 to 100, two workers
+    assert told["counted"] == {  # what was lost did not count as work
+        "worker_seconds": 20.0,
+        "seconds_lost": 5.0,
+        "seconds_duplicate": 0.0,
+        "batches_done": 2.0,
+        "batches_lost": 1.0,
+        "batches_duplicate": 1.0,
+        "batches_copied": 1.0,
+    }
+    assert (told["workers"], told["workers_wanted"], told["object_store_bytes"]) == (2, 4, 100)
+    told = vitals.told()
+    assert (told["workers"], told["object_store_bytes"]) == (3, 200)
+    assert (told["counted"]["workers_lost"], told["counted"]["nodes_lost"]) == (1, 1)
+    vitals.follow(lambda: WorkerStatus(2, 2))
+    for epoch in (5, 6, 4, 7):  # 5 were done by an earlier attempt; back from 6 to 4, and on
+        vitals.reach_epoch(epoch)
+    assert vitals.told()["counted"]["epochs"] == 2
+    assert vitals.told()["counted"]["rows_trained"] == 20
+
+
+def test_a_store_that_hangs_delays_no_scrape() -> None:
+    held = threading.Event()
+
+    def hang() -> Any:
+        held.wait(300)
+        raise InputError("too late")
+
+    before = set(threading.enumerate())
+    gauges = Gauges(StoreCollector(hang, patience=0.01))
+    for _ in range(3):
+        found = samples(gauges.text())
+        assert found["xcray_store_figures_age_seconds", ()] == float("inf")
+        assert not any(name.startswith("xcray_jobs") for name, _ in found)
+    assert (
+        sum(thread.name == "xcray-figures" for thread in set(threading.enumerate()) - before) == 1
+    )  # one waits, not three
+    held.set()
+
+
+def test_lately_asks_once_and_tells_how_old_an_answer_is() -> None:
+    clock, asked = Clock(), list[int]()
+    question = Lately("xcray-test", lambda: asked.append(1) or len(asked), clock)
+    assert question.soon(2.0, 10.0).value == 1
+    clock.now += 1.0
+    assert question.soon(2.0, 10.0) == (1, None, 1.0, 0.0)
+    clock.now += 2.0
+    assert question.soon(2.0, 10.0).value == 2
+    assert len(asked) == 2
+
+
+def test_codes_of_refusals_are_bounded() -> None:
+    gauges = Gauges()
+    for i in range(3 * MOST_CODES):
+        gauges.refused(429, f"CODE{i}")
+    gauges.refused(404, "NOT_FOUND")
+    codes = {
+        dict(labels)["code"]
+        for name, labels in samples(gauges.text())
+        if name == "xcray_http_refusals_total"
+    }
+    assert len(codes) == MOST_CODES + 1
+    assert "OTHER" in codes
+    assert "NOT_FOUND" not in codes
+
+
+def test_a_prediction_moves_its_figures(tmp_path: Path) -> None:
+    publish(Registry(tmp_path / "home" / "models"), "docs", tmp_path / "m")
+    app = create_app(settings_for(tmp_path / "home"))
+    with client_of(app) as http:
+        for top_k in (1, 4):
+            body = {"instances": [{"text": text} for text in TEXTS], "top_k": top_k}
+            assert http.post("/v1/models/docs:predict", json=body).status_code == 200
+        assert http.post("/v1/models/docs:predict", content=b"x" * 10_000_001).status_code in (
+            413,
+            415,
+        )
+        found = samples(http.get("/metrics").content)
+    assert (
+        found["xcray_predict_instances_total", ()]
+        == found["xcray_predict_exact_total", ()]
+        == 2 * len(TEXTS)
+    )
+    assert found["xcray_predict_labels_scored_total", ()] >= len(TEXTS)
+    assert found["xcray_predict_seconds_count", ()] == 2
+    assert (
+        found["xcray_model_finds_total", (("how", "waited"),)] == 1
+    )  # the first had to wait, the other did not
+    assert found["xcray_model_finds_total", (("how", "mapped"),)] == 1
+    assert found["xcray_model_loads_total", (("outcome", "loaded"),)] == 1
+    assert found["xcray_http_requests_under_way", ()] == 1  # this one
+    assert found["xcray_store_seconds_count", (("door", "read"),)] > 0
+    assert found["xcray_disk_free_bytes", ()] > 0
+    assert found["xcray_check_failing", (("check", "DRAINING"),)] == 0
+    assert ("process_resident_memory_bytes", ()) in found or sys.platform != "linux"
+
+
+# Logs
+
+
+def lines_of(formatter: logging.Formatter, event: str, **extra: Any) -> list[str]:
+    """What one event becomes."""
+    stream, logger = StringIO(), logging.Logger("test")
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logger.addHandler(handler)
+    logger.info("%s", event, extra=extra)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\r\nb",
+        "\x1b[31mred",
+        "a\u2028b",
+        "\u202egnp.exe",
+        "n" * 1_000_000,
+        "\ud800",
+        '"}{',
+        "a=b c",
+    ],
+)
+def test_each_event_is_one_line_in_both_forms(text: str) -> None:
+    where = Whereabouts("job_1", 2)
+    where.at("TRAINING")
+    (line,) = lines_of(JSONLines(where), text, model=text)
+    entry = json.loads(line)
+    assert (entry["job"], entry["attempt"], entry["phase"]) == ("job_1", 2, "TRAINING")
+    assert (entry["event"], entry["model"]) == (text[:256], text[:256])
+    (line,) = lines_of(TextLines(where), text, model=text)
+    assert line.endswith(f"job=job_1 attempt=2 phase=TRAINING model={line.rpartition('model=')[2]}")
+    assert line == visible(line)
+    assert len(line) < 4000
+
+
+def test_a_runners_log_is_text_for_people_and_json_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        for form, begins in ((None, "20"), ("json", '{"time"')):
+            if form:
+                monkeypatch.setenv("XCRAY_LOG_FORMAT", form)
+            log_runner(tmp_path / f"{form}.log", Whereabouts("job_1", 1))
+            logging.getLogger("xcray.jobs").info("hello")
+            assert (tmp_path / f"{form}.log").read_text().startswith(begins)
+            assert (tmp_path / f"{form}.log").stat().st_mode & 0o777 == 0o600
+            for handler in root.handlers:
+                assert isinstance(handler, logging.StreamHandler)
+                if handler.stream is not sys.stderr:
+                    handler.stream.close()
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    assert "hello" in capfd.readouterr().err
+
+
+def test_a_request_says_who_asked_and_never_with_what(tmp_path: Path) -> None:
+    stream = StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JSONLines(logs.context))
+    level = logs.LOGGER.level
+    logs.LOGGER.addHandler(handler)
+    logs.LOGGER.setLevel(logging.DEBUG)
+    try:
+        with client_of(create_app(settings_for(tmp_path / "home"))) as http:
+            http.get("/v1/jobs", headers={"X-Request-ID": "req_9"})
+            http.get(
+                "/v1/jobs", headers={"Authorization": f"Bearer {CANARY}", "X-Request-ID": "req_10"}
+            )
+            http.get("/v1/jobs/none", headers={"X-Request-ID": "req_11"})
+            http.post(
+                "/v1/models/m:predict",
+                json={"instances": [{"text": CANARY}]},
+                headers={"X-Request-ID": "req_12"},
+            )
+    finally:
+        logs.LOGGER.removeHandler(handler)
+        logs.LOGGER.setLevel(level)
+    entries = [json.loads(line) for line in stream.getvalue().splitlines()]
+    by_id = {entry["request_id"]: entry for entry in entries if entry["event"] == "request"}
+    assert by_id["req_9"]["tenant"] == "default"
+    assert by_id["req_11"]["code"] == "NOT_FOUND"
+    assert "code" not in by_id["req_9"]
+    assert set(by_id) >= {"req_10", "req_12"}
+    assert "S3cret" not in stream.getvalue()
+
+
+# What holds the interpreter
+
+
+def test_heavy_work_is_done_one_piece_at_a_time_without_the_collector() -> None:
+    import asyncio
+
+    logs.REQUEST_ID.set("req_heavy")
+    at_work, most = [0], [0]
+
+    def work() -> tuple[bool, str]:
+        at_work[0] += 1
+        most[0] = max(most[0], at_work[0])
+        time.sleep(0.002)
+        at_work[0] -= 1
+        return gc.isenabled(), logs.REQUEST_ID.get()
+
+    async def all_of_them() -> list[tuple[bool, str]]:
+        return list(await asyncio.gather(*(heavily(work) for _ in range(8))))
+
+    assert asyncio.run(all_of_them()) == [(False, "req_heavy")] * 8
+    assert most == [1]
+    assert gc.isenabled()
+
+
+def test_an_error_of_heavy_work_keeps_nothing_of_the_body() -> None:
+    import asyncio
+
+    def work() -> None:
+        body = [0] * 10
+        try:
+            raise ValueError(body)
+        except ValueError:
+            raise InputError("no") from None
+
+    async def ask() -> InputError:
+        with pytest.raises(InputError) as caught:
+            await heavily(work)
+        return caught.value
+
+    error = asyncio.run(ask())
+    assert error.__context__ is None
+    names = []
+    trace = error.__traceback__
+    while trace is not None:
+        names.append(trace.tb_frame.f_code.co_name)
+        trace = trace.tb_next
+    assert "work" not in names
+
+
+def test_a_large_reply_written_in_pieces_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.support.live_service import text_model
+    from xcray.predict import Predictor
+    from xcray.service.models.loading import Loaded
+    from xcray.service.prediction import encode as replies
+
+    loaded = Loaded("default", "m", 1, Predictor(text_model(tmp_path / "m")))
+    n, k = 7, len(LABELS)
+    rng = np.random.default_rng(0)
+    answer = loaded.predictor.answer(list(TEXTS) + list(TEXTS)[:3], k)
+    assert isinstance(answer, Answer)
+    shares = rng.random((n, k))
+    whole = predict_reply(loaded, answer, True, shares)
+    monkeypatch.setattr(replies, "AT_ONCE", 2 * k)
+    assert predict_reply(loaded, answer, True, shares) == whole

@@ -1,0 +1,224 @@
+"""Readiness that means ready: each reason, told at once whatever hangs, and liveness that depends on nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from tests.support.live_service import client_of, publish, settings_for
+from xcray.errors import Unavailable
+from xcray.jobs.database.schema import HEAD
+from xcray.jobs.store.metric_deltas import LOOKS
+from xcray.jobs.store.statistics import StoreFigures
+from xcray.model.registry import Registry
+from xcray.service.app import create_app
+from xcray.service.models import preloading
+from xcray.service.observability.checks import Idle
+from xcray.service.observability.readiness import HANGS, STALE, Readiness
+
+PATIENCE = (
+    600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+)
+
+
+class Clock:
+    """Steady seconds of the test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def told(http: httpx.Client) -> dict[str, Any]:
+    """What /readyz says."""
+    answer = http.get("/readyz")
+    found = dict(answer.json())
+    assert answer.status_code == (200 if found["ready"] else 503)
+    assert found["ready"] == (not found["reasons"])
+    return found
+
+
+def eventually(http: httpx.Client, **wanted: Any) -> None:
+    """It comes to say so."""
+    ends = time.monotonic() + PATIENCE
+    while not all((found := told(http))[name] == value for name, value in wanted.items()):
+        assert time.monotonic() < ends, found
+        time.sleep(0.02)
+
+
+def test_what_hangs_has_failed_and_holds_up_nobody() -> None:
+    clock, held, draining = Clock(), threading.Event(), [False]
+    readiness = Readiness(
+        {"STORE": lambda: held.wait(PATIENCE) and None},
+        {"RAY": lambda: None},
+        lambda: draining[0],
+        clock,
+    )
+    while "RAY" in readiness.standing().degraded:
+        assert "STORE" in asyncio.run(readiness.look()).reasons  # not known yet: not ready
+    for _ in range(3):
+        clock.now += HANGS
+        assert asyncio.run(readiness.look()).reasons == ["STORE"]
+    assert sum(thread.name == "xcray-check-STORE" for thread in threading.enumerate()) == 1
+    held.set()
+    while readiness.standing().reasons:
+        threading.Event().wait(0.01)
+    draining[0] = True
+    assert readiness.standing() == (["DRAINING"], [])
+    clock.now += STALE  # nobody looked for long: what was found then says nothing now
+    assert readiness.standing() == (["DRAINING", "STORE"], ["RAY"])
+    assert readiness.failing() == {"DRAINING": True, "STORE": True, "RAY": True}
+
+
+def test_a_check_that_takes_a_moment_counts_as_it_was_found_last() -> None:
+    clock, turn, fails = Clock(), threading.Semaphore(1), [False]
+
+    def check() -> None:
+        turn.acquire(timeout=PATIENCE)
+        if fails[0]:
+            raise Unavailable("no")
+
+    readiness = Readiness({"STORE": check}, {}, lambda: False, clock)
+    readiness.patience = PATIENCE
+    assert asyncio.run(readiness.look()).reasons == []
+    readiness.patience = 0.05
+    fails[0] = True
+    assert asyncio.run(readiness.look()).reasons == []  # under way, for less than HANGS
+    clock.now += HANGS
+    assert readiness.standing().reasons == ["STORE"]
+    fails[0] = False
+    turn.release()
+    while readiness.standing().reasons:
+        threading.Event().wait(0.01)
+
+
+def test_a_store_that_stands_still_makes_it_unready_and_not_dead(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=0.0))
+    store, held = app.state.rooms.store, threading.Event()
+    with client_of(app) as http:
+        assert told(http) == {"ready": True, "reasons": [], "degraded": []}
+        app.state.rooms.readiness.patience = 0.05
+        ping, figures = store.ping, store.figures
+        store.ping = store.figures = lambda: held.wait(PATIENCE) and None
+        eventually(
+            http, reasons=["STORE"], degraded=["RUNNER"]
+        )  # whether anybody runs jobs can't be known either
+        assert http.get("/healthz").json()["status"] == "ok"
+        assert http.get("/metrics").status_code == 200
+        store.ping, store.figures = ping, figures
+        held.set()
+        eventually(http, ready=True, degraded=[])
+
+
+@pytest.mark.parametrize("grace", [0.0, 60.0])
+def test_a_store_that_another_xcray_has_changed(tmp_path: Path, grace: float) -> None:
+    app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=grace))
+    engine = sa.create_engine(app.state.rooms.store.url)
+
+    def at(revision: str, oldest: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(
+                sa.text("UPDATE alembic_version SET version_num = :at"), {"at": revision}
+            )
+            connection.execute(sa.text("UPDATE oldest_program SET revision = :at"), {"at": oldest})
+
+    with client_of(app) as http:
+        as_it_was = {"ready": True, "reasons": [], "degraded": []}
+        assert told(http) == as_it_was
+        at("9999", HEAD)  # it was added to
+        assert told(http) == as_it_was
+        for another in (
+            "9999",
+            "0001",
+        ):  # for a while, predictions are answered by keys that are known
+            at(another, another)
+            eventually(http, reasons=[], degraded=["SCHEMA"]) if grace else eventually(
+                http, reasons=["SCHEMA"], degraded=[]
+            )
+        at(HEAD, HEAD)
+        eventually(http, **as_it_was)
+    engine.dispose()
+
+
+def test_what_can_be_done_without_for_a_while_degrades_and_then_makes_unready() -> None:
+    clock, fails = Clock(), [True]
+
+    def check() -> None:
+        if fails[0]:
+            raise Unavailable("no")
+
+    def stands() -> tuple[list[str], list[str]]:
+        reasons, degraded = asyncio.run(readiness.look(PATIENCE))
+        return reasons, degraded
+
+    readiness = Readiness(
+        {"STORE": check, "DISK": check},
+        {"RAY": check},
+        lambda: False,
+        clock,
+        graces={"STORE": 60.0},
+    )
+    assert stands() == (["STORE", "DISK"], ["RAY"])  # it never held: nobody could be answered
+    for _ in range(2):
+        fails[0] = False
+        assert stands() == ([], [])
+        fails[0] = True
+        assert stands() == (["DISK"], ["STORE", "RAY"])
+        clock.now += 59.0
+        assert stands() == (["DISK"], ["STORE", "RAY"])
+        assert readiness.failing() == {"DRAINING": False, "STORE": True, "DISK": True, "RAY": True}
+        clock.now += 1.0
+        assert stands() == (["STORE", "DISK"], ["RAY"])
+
+
+def test_models_that_are_wanted_before_requests_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preloading, "AGAIN", 0.02)
+    registry = Registry(tmp_path / "home" / "models")
+    publish(registry, "first", tmp_path / "a")
+    app = create_app(settings_for(tmp_path / "home", preload=("first", "second:1")))
+    with client_of(app) as http:
+        eventually(http, reasons=["MODELS"])
+        publish(registry, "second", tmp_path / "b", seed=1)
+        eventually(http, ready=True)
+        assert {name for name, _ in app.state.rooms.predictors.held("default")} == {
+            "first",
+            "second",
+        }
+
+
+def test_jobs_that_wait_and_nobody_looks() -> None:
+    clock, looks, waiting = Clock(), [0.0], [5.0]
+    idle = Idle(lambda: StoreFigures({}, waiting[0], (), ((LOOKS, {}, looks[0]),)), 60.0, clock)
+    idle.check()
+    clock.now += 59.0
+    idle.check()
+    clock.now += 2.0
+    with pytest.raises(Unavailable, match="xcray runner"):
+        idle.check()
+    looks[0] += 1.0  # somebody came
+    idle.check()
+    clock.now += 61.0
+    waiting[0] = 0.0  # or nothing waits
+    idle.check()
+
+
+def test_data_sets_that_nobody_builds(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home", build_seconds=600))
+    with client_of(app) as http:
+        folder = tmp_path / "home" / "builds" / "ds_old"
+        folder.mkdir()
+        assert told(http)["degraded"] == []
+        os.utime(folder, (1.0, 1.0))
+        assert told(http) == {"ready": True, "reasons": [], "degraded": ["BUILDER"]}

@@ -1,0 +1,258 @@
+"""The quick reader of predict requests against the law: whatever it takes, the strict reader takes, and understands the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.robustness.badinput.predict import CASES
+from tests.support.live_service import plain_model, text_model
+from xcray.arrays import CSR
+from xcray.errors import InputError
+from xcray.service.http.body import parse
+from xcray.service.prediction import fast_decode as quick
+from xcray.service.prediction.instances import rows_of, taken
+from xcray.service.schemas import PredictRequest
+
+MOST = 64
+
+
+def strictly(body: bytes) -> quick.Ask:
+    """What the law finds."""
+    return quick.strictly(parse(PredictRequest, body))
+
+
+def plain(ask: quick.Ask) -> list[Any]:
+    """A request as comparable values; repr tells -0.0 from 0.0."""
+    rows = [
+        (
+            each.text,
+            each.indices,
+            None if each.values is None else [repr(float(v)) for v in each.values],
+        )
+        for each in ask.instances
+    ]
+    return [rows, *ask[1:]]
+
+
+def agree(body: bytes) -> bool:
+    """Whether the quick reader took it; if so, the law must say the same."""
+    found = quick.read(body, MOST)
+    if found is not None:
+        assert plain(found) == plain(strictly(body))
+    return found is not None
+
+
+texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=12)
+indices = st.lists(st.integers(0, 2**31 - 2), max_size=5)
+values = st.lists(
+    st.floats(width=32, allow_nan=False, allow_infinity=False) | st.integers(-(10**6), 10**6),
+    max_size=5,
+)
+instances = st.fixed_dictionaries(
+    {}, optional={"text": texts, "indices": indices, "values": values}
+)
+labels = st.lists(texts, min_size=1, max_size=3)
+requests = st.fixed_dictionaries(
+    {"instances": st.lists(instances, min_size=1, max_size=3)},
+    optional={
+        "top_k": st.integers(1, 2000),
+        "allow": labels,
+        "deny": labels,
+        "deadline_ms": st.floats(0.001, 1000.0),
+        "certificate": st.booleans(),
+        "probabilities": st.booleans(),
+    },
+)
+
+
+@given(requests, st.booleans())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_good_requests_are_taken_and_understood_alike(
+    request: dict[str, Any], ascii_only: bool
+) -> None:
+    body = json.dumps(request, ensure_ascii=ascii_only).encode()
+    took = agree(body)
+    assert took or b"\\u0022" in body
+
+
+PIECES = [
+    b'"text":',
+    b'"indices":',
+    b'"values":',
+    b'"top_k":',
+    b'"a"',
+    b"null",
+    b"1",
+    b"[1]",
+    b"1.0",
+    b"1e400",
+    b"-0",
+    b",",
+    b"{",
+    b"}",
+    b"]",
+]
+PIECES += [
+    b'"',
+    b"\\",
+    b"\\u0022",
+    b"\\ud800",
+    b"\xff",
+    b"\xc0\xaf",
+    b"NaN",
+    b" ",
+    b"\n",
+    b"\x00",
+    b"true",
+    b'"allow":["x"],',
+    b"9" * 30,
+]
+PIECES += [
+    b'"certificate":true,',
+    b'"certificate":null,',
+    b'"te\\u0078t":"b",',
+    b'"text":"b",',
+    b'"top_k":2,',
+    b"01",
+    b"1.",
+    b"+1",
+    b"[[1]]",
+]
+
+
+def test_mutated_requests_are_never_understood_otherwise() -> None:
+    """Pieces cut out, doubled and put in anywhere: 30,000 bodies, some of which are good."""
+    rng, took = random.Random(7), 0
+    seeds = [
+        json.dumps(
+            {"instances": [{"text": 'a "b" \\ c'}], "top_k": 3, "allow": ["x"], "certificate": True}
+        ).encode(),
+        json.dumps(
+            {
+                "instances": [{"indices": [3, 1], "values": [0.5, -1e-3]}, {"values": [1.0]}],
+                "deadline_ms": 5.0,
+            }
+        ).encode(),
+        b'{"instances":[{"text":"a"},{"indices":[1],"values":[2]}],"probabilities":false,"deny":["y"]}',
+    ]
+    for _ in range(30_000):
+        body = rng.choice(seeds)
+        for _ in range(rng.randint(1, 3)):
+            i, j = sorted(rng.randrange(len(body) + 1) for _ in range(2))
+            piece = rng.choice([*PIECES, body[i : i + 12]])
+            body = rng.choice(
+                [
+                    body[:i] + piece + body[i:],
+                    body[:i] + body[min(j, i + 8) :],
+                    body[:i] + piece + body[i + len(piece) :],
+                ]
+            )
+        try:
+            took += agree(body)
+        except InputError as error:
+            raise AssertionError(f"taken, but the law says {error.code}: {body!r}") from None
+    assert took > 300
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.status in (400, 422)], ids=lambda case: case.id
+)
+def test_what_the_law_refuses_is_left_to_it(case: Any) -> None:
+    """Bad requests of the table: refused by the law itself, or only later, by the model."""
+    try:
+        strictly(case.content)
+    except InputError:
+        assert quick.read(case.content, MOST) is None
+
+
+TWICE = [
+    b'{"instances": [{"text": "a", "text": "a"}]}',
+    b'{"instances": [{"text": "a"}], "instances": [{"text": "a"}]}',
+    b'{"instances": [{"text": "\\"", "text": "a"}]}',
+    b'{"instances": [{"text": "a", "te\\u0078t": "\\u0022\\u0022"}]}',
+    b'{"instances": [{"text": "a"}], "top_k": 1, "top_k": 1}',
+    b'{"instances": [{"text": "a", "indices": null}]}',
+    b'{"instances": [{"values": [1], "values": [1]}]}',
+]
+
+
+@pytest.mark.parametrize("body", TWICE)
+def test_keys_given_twice_and_nulls_are_left_to_the_law(body: bytes) -> None:
+    assert quick.read(body, MOST) is None
+
+
+def test_ordinary_requests_are_taken() -> None:
+    """The strict reader is many times slower: what clients send must not come to it."""
+    for body in (
+        b'{"instances": [{"text": "say \\"hello\\" \\\\ \\u00e9 \xc3\xa9"}], "top_k": 5}',
+        b'{"top_k":1,"instances":[{"values":[1,2.5,-0.0,1e-3],"indices":[4,3,2,1]}],"certificate":true,"deadline_ms":2}',
+        json.dumps({"instances": [{"text": "a"}] * MOST, "allow": ["b", "set:c"]}).encode(),
+    ):
+        assert agree(body)
+    assert (
+        quick.read(json.dumps({"instances": [{"text": "a"}] * (MOST + 1)}).encode(), MOST) is None
+    )
+
+
+def ask(*rows: dict[str, Any]) -> list[quick.InstanceLike]:
+    """Instances as the quick reader gives them."""
+    found = quick.read(json.dumps({"instances": rows}).encode(), MOST)
+    assert found is not None
+    return list(found.instances)
+
+
+def test_rows_all_at_once_are_the_rows_one_by_one(tmp_path: Any) -> None:
+    model = plain_model(tmp_path / "model", 6)
+    good = [
+        {"indices": [4, 1], "values": [0.1, 2]},
+        {"indices": [], "values": []},
+        {"indices": [0, 5], "values": [1, -3.5]},
+    ]
+    for rows in (
+        good,
+        good[:1],
+        good[1:2],
+        good[1:],
+        [good[1], good[1]],
+        [*good, {"values": [0, 1, 0, 0, 2, 0]}],
+    ):
+        found, expected = taken(model, ask(*rows)), rows_of(model, ask(*rows))
+        assert isinstance(found, CSR)
+        for one, other in zip(found, expected, strict=True):
+            assert np.array_equal(one, other)
+            assert np.asarray(one).dtype == np.asarray(other).dtype
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        ({"indices": [1, 6], "values": [1, 1]}, "INDEX_RANGE"),
+        ({"indices": [1, 2], "values": [1]}, "ROW_LENGTHS"),
+        ({"indices": [2, 1, 2], "values": [1, 1, 1]}, "DUP_INDEX"),
+        ({"values": [1]}, "DIM"),
+        ({"text": "a"}, "NO_TEXT"),
+        ({}, "ROW_KIND"),
+    ],
+)
+def test_a_fault_among_good_rows_is_named_with_its_place(
+    tmp_path: Any, row: dict[str, Any], code: str
+) -> None:
+    model, good = plain_model(tmp_path / "model", 6), {"indices": [5, 1], "values": [1, 1]}
+    with pytest.raises(InputError) as caught:
+        taken(model, ask(good, row, good))
+    assert (caught.value.code, caught.value.details["loc"]) == (code, "instances[1]")
+
+
+def test_texts_stay_texts_and_mixtures_become_rows(tmp_path: Any) -> None:
+    model = text_model(tmp_path / "model")
+    assert taken(model, ask({"text": "a csv file"}, {"text": ""})) == ["a csv file", ""]
+    mixed = taken(model, ask({"text": "a csv file"}, {"indices": [1], "values": [2.0]}))
+    assert isinstance(mixed, CSR)
+    assert mixed.n_rows == 2

@@ -1,0 +1,473 @@
+"""The Open Inference Protocol v2: conformance to its objects, and the same answers, bit for bit, as /v1 predict gives.
+
+The schemas below state the facts of https://github.com/kserve/open-inference-protocol (specification/protocol/inference_rest.md and
+open_inference_rest.yaml: which members each object has and which are required), and of the extensions for binary tensors and model
+repositories as documented for Triton (docs/protocol/extension_binary_data.md, extension_model_repository.md).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import jsonschema
+import numpy as np
+import pytest
+
+from tests.support.live_service import TEXTS, client_of, plain_model, publish, settings_for
+from xcray.service.app import create_app
+from xcray.service.app_state import Rooms
+
+INFER = "/v2/models/docs/infer"
+FEATURES = 6
+
+STRING, INTEGERS = {"type": "string"}, {"type": "array", "items": {"type": "integer"}}
+
+
+def record(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+    """An object of the protocol."""
+    return {
+        "type": "object",
+        "required": [*required],
+        "properties": {**required, **(optional or {})},
+    }
+
+
+TENSOR = record({"name": STRING, "datatype": STRING, "shape": INTEGERS})
+OUTPUT = record(
+    {"name": STRING, "datatype": STRING, "shape": INTEGERS},
+    {"data": {"type": "array"}, "parameters": {"type": "object"}},
+)
+SERVER = record(
+    {"name": STRING, "version": STRING, "extensions": {"type": "array", "items": STRING}}
+)
+MODEL = record(
+    {
+        "name": STRING,
+        "platform": STRING,
+        "inputs": {"type": "array", "items": TENSOR},
+        "outputs": {"type": "array", "items": TENSOR},
+    },
+    {"versions": {"type": "array", "items": STRING}},
+)
+REPLY = record(
+    {"model_name": STRING, "outputs": {"type": "array", "items": OUTPUT}},
+    {"model_version": STRING, "id": STRING, "parameters": {"type": "object"}},
+)
+ERROR = record({"error": STRING})
+INDEX = {
+    "type": "array",
+    "items": record({"name": STRING, "state": STRING, "reason": STRING}, {"version": STRING}),
+}
+DATATYPES = {
+    "BOOL",
+    *(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)),
+    "FP16",
+    "FP32",
+    "FP64",
+    "BYTES",
+}
+SIZES = {"BOOL": "?", "INT64": "<i8", "FP64": "<f8"}
+
+
+class Place(NamedTuple):
+    """A served app with a model that reads text, docs, in two versions, and one over numbered features, plain."""
+
+    http: httpx.Client
+    rooms: Rooms
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    home = tmp_path_factory.mktemp("inference") / "home"
+    app = create_app(settings_for(home, max_instances=8))
+    rooms: Rooms = app.state.rooms
+    registry = rooms.registry_of("default")
+    publish(registry, "docs", home / "one", seed=1)
+    publish(registry, "docs", home / "two", seed=2)
+    plain_model(home / "plain", FEATURES)
+    registry.publish("plain", home / "plain")
+    registry.sets("docs").put("files", ["csv", "json"])
+    with client_of(app) as http:
+        yield Place(http, rooms)
+
+
+def text(*texts: str) -> dict[str, Any]:
+    return {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": [*texts]}
+
+
+def sparse(indptr: list[int], indices: list[int], values: list[float]) -> list[dict[str, Any]]:
+    parts = (("indptr", "INT64", indptr), ("indices", "INT32", indices), ("values", "FP32", values))
+    return [
+        {"name": name, "datatype": datatype, "shape": [len(data)], "data": data}
+        for name, datatype, data in parts
+    ]
+
+
+def told(answer: httpx.Response) -> dict[str, Any]:
+    """The outputs of a reply by name, its schema checked, as nested lists."""
+    assert answer.status_code == 200, answer.text
+    length = int(answer.headers.get("inference-header-content-length", len(answer.content)))
+    body = json.loads(answer.content[:length])
+    jsonschema.validate(body, REPLY)
+    out, rest = {}, answer.content[length:]
+    for tensor in body["outputs"]:
+        assert tensor["datatype"] in DATATYPES
+        n = int(np.prod(tensor["shape"]))
+        if "data" in tensor:
+            flat = tensor["data"]
+        else:
+            size = tensor["parameters"]["binary_data_size"]
+            flat, rest = elements(tensor["datatype"], rest[:size]), rest[size:]
+        assert len(flat) == n
+        out[tensor["name"]] = np.array(flat, object).reshape(tensor["shape"]).tolist()
+    assert not rest
+    return out
+
+
+def elements(datatype: str, data: bytes) -> list[Any]:
+    """Elements of a binary tensor."""
+    if datatype != "BYTES":
+        return np.frombuffer(data, SIZES[datatype]).tolist()
+    out = []
+    while data:
+        (length,) = struct.unpack_from("<I", data)
+        out.append(data[4 : 4 + length].decode())
+        data = data[4 + length :]
+    return out
+
+
+def v1(
+    place: Place, model: str, instances: list[dict[str, Any]], **more: Any
+) -> list[dict[str, Any]]:
+    answer = place.http.post(f"/v1/models/{model}:predict", json={"instances": instances, **more})
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["predictions"])
+
+
+def same(found: dict[str, Any], predictions: list[dict[str, Any]]) -> None:
+    """The same labels and the same bits of scores."""
+    assert found["labels"] == [one["labels"] for one in predictions]
+    assert found["scores"] == [one["scores"] for one in predictions]
+
+
+def test_health_and_metadata(place: Place) -> None:
+    assert place.http.get("/v2/health/live").json() == {"live": True}
+    assert place.http.get("/v2/health/ready").json() == {"live": True, "ready": True}
+    server = place.http.get("/v2").json()
+    jsonschema.validate(server, SERVER)
+    assert server["extensions"] == ["binary_tensor_data", "model_repository"]
+    for path, versions in (("docs", ["1", "2"]), ("docs/versions/1", ["1", "2"]), ("plain", ["1"])):
+        found = place.http.get(f"/v2/models/{path}").json()
+        jsonschema.validate(found, MODEL)
+        assert found["versions"] == versions
+        assert {tensor["datatype"] for tensor in (*found["inputs"], *found["outputs"])} <= DATATYPES
+        assert ("text" in [tensor["name"] for tensor in found["inputs"]]) == path.startswith("docs")
+        assert place.http.get(f"/v2/models/{path}/ready").json() == {
+            "name": path.partition("/")[0],
+            "ready": True,
+        }
+
+
+def test_readiness_follows_the_service(place: Place) -> None:
+    place.rooms.draining = True
+    try:
+        answer = place.http.get("/v2/health/ready")
+        assert (answer.status_code, answer.json()) == (503, {"live": True, "ready": False})
+        assert place.http.get("/v2/health/live").status_code == 200
+    finally:
+        place.rooms.draining = False
+
+
+def test_texts_are_answered_as_by_v1(place: Place) -> None:
+    body = {"id": "42", "inputs": [text(*TEXTS)], "parameters": {"top_k": 3}}
+    answer = place.http.post(INFER, json=body)
+    assert (answer.json()["id"], answer.json()["model_name"], answer.json()["model_version"]) == (
+        "42",
+        "docs",
+        "2",
+    )
+    found = told(answer)
+    same(found, v1(place, "docs", [{"text": each} for each in TEXTS], top_k=3))
+    model = place.rooms.predictors.get(wanted("docs")).predictor.model
+    assert [[model.label_name(j) for j in row] for row in found["label_ids"]] == found["labels"]
+    older = told(place.http.post("/v2/models/docs/versions/1/infer", json=body))
+    same(older, v1(place, "docs:1", [{"text": each} for each in TEXTS], top_k=3))
+    column = {**text(*TEXTS), "shape": [len(TEXTS), 1]}
+    assert told(place.http.post(INFER, json={**body, "inputs": [column]})) == found
+    nested = {**column, "data": [[each] for each in TEXTS]}
+    assert told(place.http.post(INFER, json={**body, "inputs": [nested]})) == found
+
+
+def wanted(reference: str) -> Any:
+    from xcray.service.models.cache import Wanted
+
+    return Wanted("default", reference)
+
+
+def test_rows_are_answered_as_by_v1(place: Place) -> None:
+    instances = [
+        {"indices": [4, 0, 2], "values": [0.1, 1.5, -2.0]},
+        {"indices": [], "values": []},
+        {"indices": [5], "values": [3.25]},
+    ]
+    expected = v1(place, "plain", instances)
+    inputs = sparse([0, 3, 3, 4], [4, 0, 2, 5], [0.1, 1.5, -2.0, 3.25])
+    same(told(place.http.post("/v2/models/plain/infer", json={"inputs": inputs})), expected)
+    same(told(place.http.post("/v2/models/plain/infer", json={"inputs": inputs[::-1]})), expected)
+    dense = [[1.5, 0, -2.0, 0, 0.1, 0], [0] * 6, [0, 0, 0, 0, 0, 3.25]]
+    expected = v1(place, "plain", [{"values": row} for row in dense])
+    for data in (dense, [value for row in dense for value in row]):
+        inputs = [{"name": "dense", "datatype": "FP32", "shape": [3, 6], "data": data}]
+        same(told(place.http.post("/v2/models/plain/infer", json={"inputs": inputs})), expected)
+
+
+def test_filters_and_outputs(place: Place) -> None:
+    texts = [{"text": each} for each in TEXTS]
+    for options in (
+        {"allow": ["csv", "io"]},
+        {"allow": "set:files"},
+        {"deny": ["csv"], "top_k": 2},
+        {"allow": "csv", "deadline_ms": 600_000},
+    ):
+        listed = {
+            name: [value] if isinstance(value, str) else value for name, value in options.items()
+        }
+        found = told(place.http.post(INFER, json={"inputs": [text(*TEXTS)], "parameters": options}))
+        same(found, v1(place, "docs", texts, **listed))
+    for outputs in (["scores"], ["exact", "labels"], []):
+        body = {"inputs": [text(*TEXTS)], "outputs": [{"name": name} for name in outputs]}
+        found = told(place.http.post(INFER, json=body))
+        assert [*found] == outputs
+        assert found.get("exact", [True]) == [True] * len(found.get("exact", [True]))
+    refused = place.http.post(
+        INFER, json={"inputs": [text("a")], "outputs": [{"name": "probabilities"}]}
+    )
+    assert (refused.status_code, refused.json()["code"]) == (400, "NOT_CALIBRATED")
+
+
+def binary(
+    inputs: list[dict[str, Any]], tensors: list[bytes], **more: Any
+) -> tuple[bytes, dict[str, str]]:
+    """A body with binary tensors, and its headers."""
+    named = [
+        {**each, "parameters": {"binary_data_size": len(data)}}
+        for each, data in zip(inputs, tensors, strict=True)
+    ]
+    head = json.dumps({"inputs": named, **more}).encode()
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Inference-Header-Content-Length": str(len(head)),
+    }
+    return head + b"".join(tensors), headers
+
+
+def without_data(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in each.items() if name != "data"} for each in tensors]
+
+
+def test_binary_tensors(place: Place) -> None:
+    strings = b"".join(struct.pack("<I", len(each)) + each for each in (t.encode() for t in TEXTS))
+    body, headers = binary(
+        without_data([text(*TEXTS)]), [strings], parameters={"binary_data_output": True, "top_k": 2}
+    )
+    answer = place.http.post(INFER, content=body, headers=headers)
+    assert answer.headers["content-type"] == "application/octet-stream"
+    same(told(answer), v1(place, "docs", [{"text": each} for each in TEXTS], top_k=2))
+
+    inputs = sparse([0, 2, 3], [4, 0, 5], [0.1, 1.5, 3.25])
+    tensors = [
+        np.array(each["data"], dtype).tobytes()
+        for each, dtype in zip(inputs, ("<i8", "<i4", "<f4"), strict=True)
+    ]
+    outputs = [
+        {"name": "labels"},
+        {"name": "scores", "parameters": {"binary_data": True}},
+        {"name": "exact", "parameters": {"binary_data": True}},
+    ]
+    body, headers = binary(without_data(inputs), tensors, outputs=outputs)
+    found = told(place.http.post("/v2/models/plain/infer", content=body, headers=headers))
+    rows = [{"indices": [4, 0], "values": [0.1, 1.5]}, {"indices": [5], "values": [3.25]}]
+    same(found, v1(place, "plain", rows))
+    assert found["exact"] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code"),
+    [
+        ([], "LENGTH"),
+        ([text("a"), text("a")], "ROW_KIND"),
+        ([text("a"), *sparse([0, 0], [], [])], "ROW_KIND"),
+        (sparse([0, 1], [0], [1.0])[:2], "ROW_KIND"),
+        ([{**text("a"), "name": "other"}], "CHOICE"),
+        ([{**text("a"), "datatype": "FP32"}], "DATATYPE"),
+        ([{**text("a"), "datatype": "STRING"}], "CHOICE"),
+        ([{**text("a"), "shape": [2]}], "TENSOR_SHAPE"),
+        ([{**text("a"), "shape": [1, 2]}], "TENSOR_SHAPE"),
+        ([{**text("a"), "shape": [2**53, 1]}], "INSTANCES"),
+        ([{**text("a"), "shape": [2**60]}], "RANGE"),
+        ([{**text("a"), "shape": []}], "LENGTH"),
+        ([{**text("a"), "data": ["a", ["b"]]}], "TENSOR_SHAPE"),
+        ([{**text("a"), "data": [1]}], "TYPE"),
+        ([{**text("a"), "data": None}], "TENSOR_DATA"),
+        ([text()], "INSTANCES"),
+        ([text(*"abcdefghi")], "INSTANCES"),
+        (sparse([1, 1], [0], [1.0]), "ROW_LENGTHS"),
+        (sparse([0, 2, 1], [0], [1.0]), "ROW_LENGTHS"),
+        (sparse([0, 1], [0], [1.0, 2.0]), "ROW_LENGTHS"),
+        (sparse([0, 1], [FEATURES], [1.0]), "INDEX_RANGE"),
+        (sparse([0, 1], [-1], [1.0]), "INDEX_RANGE"),
+        (sparse([0, 2], [1, 1], [1.0, 2.0]), "DUP_INDEX"),
+        (sparse([0, 1], [10**30], [1.0]), "RANGE"),
+        (sparse([0, 1], [1], [1e39]), "NOT_FINITE"),
+        (sparse([0, 1], [True], [1.0]), "TYPE"),
+        ([{"name": "dense", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}], "DIM"),
+        (
+            [
+                {
+                    "name": "dense",
+                    "datatype": "FP32",
+                    "shape": [1, 6],
+                    "data": [[1, 2, 3], [4, 5, 6]],
+                }
+            ],
+            "TENSOR_SHAPE",
+        ),
+    ],
+)
+def test_wrong_tensors_are_refused(place: Place, inputs: list[dict[str, Any]], code: str) -> None:
+    answer = place.http.post("/v2/models/plain/infer", json={"inputs": inputs})
+    jsonschema.validate(answer.json(), ERROR)
+    assert (answer.status_code, answer.json()["code"]) == (400, code), answer.text
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told_length", "code"),
+    [
+        ([4], None, "JSON_INVALID"),  # without the header all of the body is JSON
+        ([4], "9999", "TENSOR_SIZE"),
+        ([4], "x", "BAD_HEADER"),
+        ([4], "-1", "BAD_HEADER"),
+        ([4], "0", "EMPTY_BODY"),
+        ([3], "right", "TENSOR_SIZE"),
+        ([5], "right", "TENSOR_SIZE"),
+        ([2**52], "right", "TENSOR_SIZE"),
+    ],
+)
+def test_wrong_binary_sizes_are_refused(
+    place: Place, sizes: list[int], told_length: str | None, code: str
+) -> None:
+    head = {
+        "inputs": [{**without_data([text("a")])[0], "parameters": {"binary_data_size": sizes[0]}}]
+    }
+    body = json.dumps(head).encode()
+    headers = {"Content-Type": "application/octet-stream"}
+    if told_length is not None:
+        headers["Inference-Header-Content-Length"] = (
+            str(len(body)) if told_length == "right" else told_length
+        )
+    answer = place.http.post(INFER, content=body + b"\0\0\0\0", headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (400, code), answer.text
+
+
+@pytest.mark.parametrize(
+    ("tensor", "code"),
+    [
+        (b"\x05\0\0\0a", "TENSOR_SIZE"),
+        (b"\xff\xff\xff\xffa", "TENSOR_SIZE"),
+        (b"\x01\0\0\0ab", "TENSOR_SIZE"),
+        (b"\x01\0\0\0a" * 2, "TENSOR_SIZE"),
+        (b"\x01\0", "TENSOR_SIZE"),
+        (b"", "TENSOR_SIZE"),
+        (b"\x01\0\0\0\xff", "ENCODING"),
+    ],
+)
+def test_wrong_strings_are_refused(place: Place, tensor: bytes, code: str) -> None:
+    body, headers = binary(without_data([text("a")]), [tensor])
+    answer = place.http.post(INFER, content=body, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (400, code), answer.text
+
+
+def test_binary_numbers_must_be_finite(place: Place) -> None:
+    tensors = [
+        np.array(data, dtype).tobytes()
+        for data, dtype in (([0, 1], "<i8"), ([1], "<i4"), ([np.nan], "<f4"))
+    ]
+    body, headers = binary(without_data(sparse([0, 1], [1], [1.0])), tensors)
+    answer = place.http.post("/v2/models/plain/infer", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (400, "NOT_FINITE")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/v2/models/none/infer", {"inputs": [text("a")]}, 404, "NOT_FOUND"),
+        ("/v2/models/docs/versions/9/infer", {"inputs": [text("a")]}, 404, "NOT_FOUND"),
+        ("/v2/models/plain/infer", {"inputs": [text("a")]}, 400, "NO_TEXT"),
+        (INFER, {"inputs": [text("a")], "parameters": {"top_k": 0}}, 400, "K_RANGE"),
+        (INFER, {"inputs": [text("a")], "parameters": {"top_k": 10**6}}, 400, "K_RANGE"),
+        (INFER, {"inputs": [text("a")], "parameters": {"topk": 1}}, 400, "UNKNOWN_FIELD"),
+        (INFER, {"inputs": [text("a")], "model_name": "other"}, 400, "MODEL_NAME"),
+        (INFER, {"inputs": [text("a")], "outputs": [{"name": "scores"}] * 2}, 400, "OUTPUTS"),
+        ("/v2/nothing", {}, 404, "NO_SUCH_PATH"),
+    ],
+)
+def test_errors_are_the_protocols(
+    place: Place, path: str, body: dict[str, Any], status: int, code: str
+) -> None:
+    answer = place.http.post(path, json=body)
+    jsonschema.validate(answer.json(), ERROR)
+    assert (answer.status_code, answer.json()["code"], answer.json()["status"]) == (
+        status,
+        code,
+        status,
+    ), answer.text
+
+
+def test_bodies_are_bounded(place: Place) -> None:
+    huge = place.rooms.settings.predict_body_bytes + 1
+    answer = place.http.post(
+        INFER, content=b" " * huge, headers={"Content-Type": "application/json"}
+    )
+    assert (answer.status_code, "error" in answer.json()) == (413, True)
+    assert (
+        place.http.post(INFER, content=b"{}", headers={"Content-Type": "text/plain"}).status_code
+        == 415
+    )
+
+
+def test_the_model_repository(place: Place) -> None:
+    def index(**body: Any) -> dict[tuple[str, str], str]:
+        found = place.http.post("/v2/repository/index", json=body).json()
+        jsonschema.validate(found, INDEX)
+        return {(one["name"], one["version"]): one["state"] for one in found}
+
+    def done(verb: str, name: str, body: Any = None) -> int:
+        return place.http.post(f"/v2/repository/models/{name}/{verb}", json=body).status_code
+
+    assert done("unload", "docs") == done("unload", "plain") == 200
+    everything = {("docs", "1"), ("docs", "2"), ("plain", "1")}
+    assert index() == dict.fromkeys(everything, "UNAVAILABLE")
+    assert done("load", "docs") == 200
+    assert index(ready=True) == {("docs", "2"): "READY"}
+    assert done("load", "docs", {"parameters": {"version": "1"}}) == 200
+    assert index(ready=True) == {("docs", "1"): "READY", ("docs", "2"): "READY"}
+    assert done("unload", "docs", {"parameters": {"version": "2"}}) == 200
+    assert index(ready=True) == {("docs", "1"): "READY"}
+    assert place.http.post(INFER, json={"inputs": [text("a")]}).status_code == 200
+    assert (
+        done("load", "none")
+        == done("unload", "none")
+        == done("unload", "docs", {"parameters": {"version": "7"}})
+        == 404
+    )
+    assert (
+        done("load", "docs", {"parameters": {"version": "x"}})
+        == done("load", "docs", {"parameters": {"config": "{}"}})
+        == 400
+    )
+    assert place.http.post("/v2/repository/index").status_code == 200

@@ -1,0 +1,340 @@
+"""Predictions over HTTP: filters, deadlines, certificates, probabilities; replies as described; what moves meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI, Request
+
+from tests.support.live_service import (
+    LABELS,
+    TEXTS,
+    client_of,
+    plain_model,
+    publish,
+    settings_for,
+    text_model,
+)
+from xcray.model.model import Model
+from xcray.model.registry import Registry
+from xcray.model.traffic_split import Route
+from xcray.predict import Predictor
+from xcray.service.app import create_app
+from xcray.service.app_state import Rooms
+from xcray.service.http import auth
+from xcray.service.models.cache import PredictorCache, Wanted
+from xcray.service.prediction.encode import FEW, names_of
+from xcray.service.routes.predict import PredictDoor
+from xcray.service.schemas import PredictReply
+
+PREDICT = "/v1/models/docs:predict"
+
+
+class Place(NamedTuple):
+    """A served app with a model that reads text."""
+
+    http: httpx.Client
+    rooms: Rooms
+    predictor: Predictor
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    home = tmp_path_factory.mktemp("predict") / "home"
+    app = create_app(settings_for(home))
+    rooms: Rooms = app.state.rooms
+    publish(rooms.registry, "docs", home / "staged")
+    rooms.registry.sets("docs").put("files", ["csv", "json", "gone"])
+    with client_of(app) as http:
+        yield Place(http, rooms, Predictor(Model.open(rooms.registry.resolve("docs"))))
+
+
+def wanted(reference: str) -> Wanted:
+    """As a request of the tenant default asks."""
+    return Wanted("default", reference)
+
+
+def answers(place: Place, **more: Any) -> list[dict[str, Any]]:
+    """Predictions of all texts."""
+    found = place.http.post(PREDICT, json={"instances": [{"text": text} for text in TEXTS], **more})
+    assert found.status_code == 200, found.text
+    return list(found.json()["predictions"])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"top_k": 1},
+        {"certificate": True},
+        {"top_k": 100},
+        {"allow": ["csv", "io"], "deadline_ms": 1000, "certificate": True},
+    ],
+)
+def test_replies_are_what_the_description_says(place: Place, more: dict[str, Any]) -> None:
+    """The bytes are written without a schema; it must allow them, hold nothing else, and the values must be the predictor's own."""
+    answer = place.http.post(
+        PREDICT, json={"instances": [{"text": text} for text in TEXTS], **more}
+    )
+    reply = PredictReply.model_validate(answer.json(), strict=True, extra="forbid")
+    assert reply.model_dump(exclude_unset=True, mode="json") == answer.json()
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    among = place.predictor.filter(more.get("allow"))
+    found = place.predictor.answer(list(TEXTS), more.get("top_k", 5), allow=among)
+    assert [one.scores for one in reply.predictions] == found.scores.tolist()
+    assert [one.labels for one in reply.predictions] == [
+        [LABELS[j] for j in row] for row in found.labels
+    ]
+    for i, one in enumerate(reply.predictions):
+        assert (one.certificate is not None) == ("certificate" in more)
+        if one.certificate is not None:
+            assert one.certificate.exact is bool(found.exact[i])
+
+
+def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Place) -> None:
+    for more, expected in (
+        ({"allow": ["io", "csv"]}, {"io", "csv"}),
+        ({"deny": ["io"]}, {"csv", "json", "socket"}),
+        ({"allow": ["set:files"]}, {"csv", "json"}),
+        ({"allow": ["set:files", "io"], "deny": ["csv"]}, {"json", "io"}),
+    ):
+        for _ in range(2):  # the second time from those that are kept
+            assert [set(one["labels"]) for one in answers(place, top_k=100, **more)] == [
+                expected
+            ] * len(TEXTS)
+    place.rooms.registry.sets("docs").put("files", ["socket"])
+    assert {label for one in answers(place, allow=["set:files"]) for label in one["labels"]} == {
+        "socket"
+    }
+    place.rooms.registry.sets("docs").put("files", ["csv", "json", "gone"])
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "code"),
+    [
+        ({"allow": ["nothing"]}, 404, "NOT_FOUND"),
+        ({"allow": ["set:nothing"]}, 404, "NOT_FOUND"),
+        ({"allow": ["csv"], "deny": ["csv"]}, 422, "NO_LABELS"),
+        ({"allow": []}, 422, "LENGTH"),
+        ({"allow": "csv"}, 422, "TYPE"),
+        ({"deny": [1]}, 422, "TYPE"),
+        ({"deadline_ms": 0}, 422, "RANGE"),
+        ({"deadline_ms": "5"}, 422, "TYPE"),
+        ({"certificate": 1}, 422, "TYPE"),
+        ({"probabilities": True}, 422, "NOT_CALIBRATED"),
+        ({"probabilities": True, "allow": ["csv"]}, 422, "NOT_CALIBRATED"),
+        ({"labels": ["csv"]}, 422, "UNKNOWN_FIELD"),
+    ],
+)
+def test_what_can_not_be_had_is_refused(
+    place: Place, more: dict[str, Any], status: int, code: str
+) -> None:
+    answer = place.http.post(PREDICT, json={"instances": [{"text": "a"}], **more})
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    if code == "NOT_CALIBRATED":
+        assert "calibrate" in answer.json()["detail"]
+
+
+def test_many_at_once_get_their_own_answers(place: Place) -> None:
+    """Computed together or not, with other numbers of labels and rows between them."""
+    asked = [
+        {"instances": [{"text": text}] * (1 + i % 3), "top_k": 1 + i % 4}
+        for i, text in enumerate(TEXTS * 30)
+    ]
+    expected = {text: place.predictor.predict([text], 4).scores[0].tolist() for text in TEXTS}
+    with ThreadPoolExecutor(16) as pool:
+        found = list(
+            pool.map(lambda body: place.http.post(PREDICT, json=body).json()["predictions"], asked)
+        )
+    for body, predictions in zip(asked, found, strict=True):
+        scores = expected[str(body["instances"][0]["text"])][: body["top_k"]]  # type: ignore[index]
+        assert [one["scores"] for one in predictions] == [scores] * len(body["instances"])  # type: ignore[arg-type]
+
+
+def test_sparse_rows_of_several_requests_are_joined(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    model = plain_model(tmp_path / "staged")
+    predictor = Predictor(model)
+    rng = np.random.default_rng(5)
+    dense = (rng.normal(size=(60, 6)) * (rng.random((60, 6)) < 0.6)).astype(np.float32)
+    bodies = [
+        [{"indices": np.flatnonzero(row)[::-1].tolist(), "values": row[row != 0][::-1].tolist()}]
+        for row in dense
+    ]
+    expected = predictor.predict(dense, 3).scores.tolist()
+    app.state.rooms.registry.publish("rows", tmp_path / "staged")
+    with client_of(app) as http, ThreadPoolExecutor(16) as pool:
+        path = "/v1/models/rows:predict"
+        found = list(
+            pool.map(
+                lambda one: http.post(path, json={"instances": one, "top_k": 3}).json(), bodies
+            )
+        )
+    assert [reply["predictions"][0]["scores"] for reply in found] == expected
+
+
+def test_the_door_and_the_route_behind_it_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the door FastAPI's own route answers: the same bytes, the same problems, the same figures."""
+    bodies = [
+        b'{"instances": [{"text": "a csv file"}]}',
+        b'{"instances": []}',
+        b"[",
+        b'{"instances": [{"text": "a"}], "top_k": 0}',
+    ]
+
+    def told(app: FastAPI) -> list[Any]:
+        with client_of(app) as http:
+            headers = {"Content-Type": "application/json", "X-Request-ID": "same"}
+            replies = [http.post(PREDICT, content=body, headers=headers) for body in bodies]
+            counted = [
+                line
+                for line in http.get("/metrics").text.splitlines()
+                if line.startswith("xcray_http_requests_total")
+            ]
+            return [
+                [(one.status_code, one.content, one.headers["content-type"]) for one in replies],
+                counted,
+            ]
+
+    def app_of(name: str) -> FastAPI:
+        app = create_app(settings_for(tmp_path / name))
+        publish(app.state.rooms.registry, "docs", tmp_path / f"{name}.staged")
+        return app
+
+    with_door = told(app_of("a"))
+    monkeypatch.setattr(
+        PredictDoor, "__call__", lambda self, scope, receive, send: self._app(scope, receive, send)
+    )
+    assert told(app_of("b")) == with_door
+    assert '/v1/models/{reference}:predict",status="2xx"' in with_door[1][0] + with_door[1][1]
+
+
+def test_the_door_asks_who_calls(tmp_path: Path) -> None:
+    async def nobody(request: Request) -> auth.Caller:
+        return auth.Caller("other", frozenset({"read"}))
+
+    app = create_app(settings_for(tmp_path / "home"), authenticate=nobody)
+    publish(app.state.rooms.registry, "docs", tmp_path / "staged")
+    with client_of(app) as http:
+        answer = http.post(PREDICT, json={"instances": [{"text": "a"}]})
+        assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
+
+
+def test_a_full_desk_refuses_at_once_and_recovers(tmp_path: Path) -> None:
+    """A predictor that stands still: what waits is bounded by rows, the rest hears when to come again, nothing is lost."""
+    reached, go = threading.Event(), threading.Event()
+
+    class Slow(Predictor):
+        """Answers once the test says so."""
+
+        def answer(self, rows: Any, k: int = 5, **how: Any) -> Any:
+            reached.set()
+            assert go.wait(300)
+            return super().answer(rows, k, **how)
+
+    def opened(path: Path) -> Predictor:
+        return Slow(Model.open(path))
+
+    app = create_app(
+        settings_for(tmp_path / "home", predict_rows=10, predict_batch_ms=0), opener=opened
+    )
+    publish(app.state.rooms.registry, "docs", tmp_path / "staged")
+    body = {"instances": [{"text": "a"}] * 4}
+    with client_of(app) as http, ThreadPoolExecutor(12) as pool:
+        first = pool.submit(http.post, PREDICT, json=body)
+        assert reached.wait(300)
+        others = [pool.submit(http.post, PREDICT, json=body) for _ in range(11)]
+        refused = [one for one in others if wait_for_refusal(one, go, others)]
+        assert len(refused) == 10
+        assert all(one.result().headers["retry-after"] == "1" for one in refused)
+        assert http.get("/healthz").status_code == 200
+        assert app.state.rooms.desk.rows == 8
+        go.set()
+        assert first.result().status_code == 200
+        assert sorted(one.result().status_code for one in others) == [200] + [503] * 10
+        assert http.post(PREDICT, json=body).status_code == 200
+        assert app.state.rooms.desk.rows == 0
+
+
+def wait_for_refusal(one: Any, go: threading.Event, others: list[Any]) -> bool:
+    """Whether a request was refused while the first still waits: ten of eleven are."""
+    while not one.done() and sum(each.done() for each in others) < 10:
+        go.wait(0.01)
+    return bool(one.done() and one.result().status_code == 503)
+
+
+def test_references_are_remembered_until_something_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    rooms: Rooms = app.state.rooms
+    for seed in (1, 2):
+        publish(rooms.registry, "docs", tmp_path / f"m{seed}", seed=seed)
+    looked: list[str] = []
+    route = Registry.route
+
+    def counted(self: Registry, reference: str) -> tuple[str, Route]:
+        looked.extend(
+            [reference] if ":" not in reference else []
+        )  # not those that a loading asks for
+        return route(self, reference)
+
+    monkeypatch.setattr(Registry, "route", counted)
+    monkeypatch.setattr("xcray.model.registry.SETTLED", 1e6)
+    rooms.predictors.get(wanted("docs"))
+    rooms.predictors.get(wanted("docs"))
+    before = len(looked)
+    rooms.predictors.get(wanted("docs"))
+    assert len(looked) == before + 1  # too young to be trusted
+    monkeypatch.setattr("xcray.model.registry.SETTLED", 0.0)
+    for _ in range(3):
+        assert rooms.predictors.get(wanted("docs")).version == 2
+    assert len(looked) == before + 2
+    rooms.registry.set_alias("docs", "prod", 1)
+    assert rooms.predictors.get(wanted("docs@prod")).version == 1
+    assert rooms.predictors.get(wanted("docs")).version == 2
+    rooms.registry.delete("docs", 2)
+    assert rooms.predictors.get(wanted("docs")).version == 1
+    rooms.predictors.close()
+
+
+def test_versions_deleted_elsewhere_are_let_go(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    rooms: Rooms = app.state.rooms
+    publish(rooms.registry, "docs", tmp_path / "a", seed=1)
+    publish(rooms.registry, "docs", tmp_path / "b", seed=2)
+    cache = PredictorCache(rooms.registry_of, rooms.gauges, 4)
+    assert [cache.get(wanted(f"docs:{version}")).version for version in (1, 2)] == [1, 2]
+    Registry(rooms.home.models).delete("docs", 1)
+    cache.look()
+    assert cache.held("default") == {("docs", 2)}
+    cache.close()
+
+
+@pytest.mark.parametrize("rows", [0, 1, FEW, FEW + 1])
+def test_names_are_the_same_by_either_way(tmp_path: Path, rows: int) -> None:
+    names = text_model(tmp_path / "model", labels=["é \U0001f600", '"', "", "d"]).label_names
+    labels = np.arange(rows * 2, dtype=np.int32).reshape(rows, 2) % 4
+    assert names_of(names, labels) == [[names[int(j)].as_py() for j in row] for row in labels]
+
+
+def test_strange_names_arrive_whole(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    labels = ['say "hi"\\', "é\u2028\U0001f600", "<script>", "tab\there"]
+    publish(app.state.rooms.registry, "docs", tmp_path / "staged", labels=labels)
+    with client_of(app) as http:
+        content = http.post(
+            PREDICT, json={"instances": [{"text": "a csv file"}], "top_k": 4}
+        ).content
+    assert sorted(json.loads(content)["predictions"][0]["labels"]) == sorted(labels)

@@ -1,0 +1,345 @@
+"""Several processes on one port: who is started again when; and one real service of two that loses one, answers, drains."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.live_service import client_of, publish, settings_for
+from xcray.errors import Conflict, Unavailable
+from xcray.jobs.home import Home
+from xcray.jobs.supervision.launch import ProcessLauncher
+from xcray.model.registry import Registry
+from xcray.service.app import create_app
+from xcray.service.processes.manager import LASTING, Child, Keeper, check_workers
+from xcray.service.processes.sockets import listen, reserve
+from xcray.service.settings import Settings
+from xcray.system.processes import lower_priority
+
+PATIENCE = (
+    600.0  # seconds until a wait is given up: on a slow machine two processes compile the kernels
+)
+
+
+class Puppet:
+    """A worker that does what the test says."""
+
+    def __init__(self, place: int, pid: int) -> None:
+        self.place = place
+        self.pid = pid
+        self.exit: int | None = None
+        self.answers = False
+        self.heard: list[int] = []
+
+    def poll(self) -> int | None:
+        return self.exit
+
+    def ready(self) -> bool:
+        return self.answers
+
+    def signal(self, number: int) -> None:
+        self.heard.append(number)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Stage:
+    """A keeper of puppets, and a clock that the test turns."""
+
+    def __init__(self, count: int) -> None:
+        self.now = 0.0
+        self.all = []
+        self.buried = []
+        self.keeper = Keeper(count, self.spawn, lambda: self.now, self.buried.append)
+
+    all: list[Puppet]
+    buried: list[Child]
+
+    def spawn(self, place: int) -> Child:
+        self.all.append(Puppet(place, 100 + len(self.all)))
+        return self.all[-1]
+
+    def step(self, now: float) -> list[int]:
+        """The places of workers started by then, that had not been before."""
+        before, self.now = len(self.all), now
+        self.keeper.step()
+        return [each.place for each in self.all[before:]]
+
+
+def test_a_worker_is_started_again_at_once_and_then_later_and_later() -> None:
+    stage = Stage(2)
+    assert stage.step(0.0) == [0, 1]
+    for puppet in stage.all:
+        puppet.answers = True
+    assert stage.step(1.0) == []
+    assert (stage.keeper.alive, stage.keeper.still_born) == (2, False)
+    waits, now = [], 100.0
+    stage.all[1].exit = -9
+    for _ in range(9):
+        died = now
+        while not (begun := stage.step(now)):
+            now += 0.125
+        assert begun == [1]
+        waits.append(now - died)
+        stage.all[-1].exit = 1
+    assert waits == [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
+    assert [child.pid for child in stage.buried] == [
+        each.pid for each in stage.all if each.exit is not None
+    ][:9]
+    stage.all[-1].exit, stage.all[-1].answers = None, True
+    now += LASTING
+    stage.all[-1].exit = 1
+    assert stage.step(now) == [1]  # it lasted: at once again
+
+
+def test_none_is_started_while_all_shall_end() -> None:
+    stage = Stage(2)
+    stage.step(0.0)
+    stage.keeper.ending = True
+    stage.keeper.signal(signal.SIGTERM)
+    assert [each.heard for each in stage.all] == [[signal.SIGTERM]] * 2
+    stage.all[0].exit = 0
+    assert stage.step(1.0) == []
+    assert not stage.keeper.ended
+    stage.all[1].exit = 0
+    assert stage.step(2.0) == []
+    assert stage.keeper.ended
+
+
+def test_a_first_worker_that_never_answers_is_seen() -> None:
+    stage = Stage(1)
+    stage.step(0.0)
+    assert not stage.keeper.still_born
+    stage.all[0].exit = 1
+    stage.step(0.1)
+    assert stage.keeper.still_born
+
+
+def test_missing_workers_are_told() -> None:
+    check_workers(lambda: {"alive": 2, "workers": 2})
+    check_workers(dict)
+    with pytest.raises(Unavailable, match="1 of 2"):
+        check_workers(lambda: {"alive": 1, "workers": 2})
+
+
+def test_an_address_is_kept_for_those_who_share_it(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    with reserve(settings) as held:
+        port = held.getsockname()[1]
+        with listen(settings, beside=held) as one, listen(settings, beside=held) as two:
+            for listener in (one, two):
+                listener.listen()
+                assert listener.getsockname()[1] == port
+            taken = settings_for(tmp_path, port=port)
+            for attempt in (listen, reserve):
+                with pytest.raises(Conflict, match="--port 0"):
+                    attempt(taken)
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE):
+                assert one.family == socket.AF_INET
+
+
+def test_only_the_leader_builds_and_it_sees_what_others_accept(tmp_path: Path) -> None:
+    """Two apps of one home, as two workers are: a data set accepted by one is built by the other, a deleted one is given up."""
+    stub = tmp_path / "stub.py"
+    stub.write_text(
+        "import json, pathlib, sys, time\nfolder = pathlib.Path(sys.argv[1]).parent\n"
+        "slow = json.loads((folder / 'request.json').read_text())['name'] == 'slow'\n(folder / 'begun').touch()\n"
+        "time.sleep(600 if slow else 0)\n(folder / 'outcome.json').write_text('{\"stats\": {}}')\n"
+    )
+    how: dict[str, Any] = {"build_command": (sys.executable, str(stub))}
+    settings = settings_for(tmp_path / "home", workers=2)
+    with (
+        client_of(create_app(settings, **how)) as leader,
+        client_of(create_app(settings, leads=False, **how)) as other,
+    ):
+        quick = other.post("/v1/datasets", json={"name": "quick", "format": "pydocs"}).json()["id"]
+        eventually(lambda: leader.get(f"/v1/datasets/{quick}").json()["status"] == "READY")
+        slow = other.post("/v1/datasets", json={"name": "slow", "format": "pydocs"}).json()["id"]
+        eventually(lambda: (settings.home / "builds" / slow / "begun").exists())
+        assert other.delete(f"/v1/datasets/{slow}").status_code == 204
+        third = leader.post("/v1/datasets", json={"name": "third", "format": "pydocs"}).json()["id"]
+        eventually(
+            lambda: other.get(f"/v1/datasets/{third}").json()["status"] == "READY"
+        )  # one at a time: the slow one is gone
+        eventually(
+            lambda: not list((settings.home / "builds").iterdir())
+        )  # what was used goes after all is told
+
+
+def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """The first true answer."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not come to pass")
+
+
+SERVE = """
+import sys
+from pathlib import Path
+from xcray.service.server import serve
+from xcray.service.settings import Settings
+serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, workers=2))
+"""
+
+
+def children(pid: int) -> list[int]:
+    """Processes whose parent is `pid`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (stat := read(entry / "stat")):
+            found += [int(entry.name)] if int(stat.rpartition(")")[2].split()[1]) == pid else []
+    return sorted(found)
+
+
+def read(path: Path) -> str:
+    """A file of a process that may be gone."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    registry = Registry(Home(home).models)
+    publish(registry, "docs", tmp_path / "staged")
+    body = {"instances": [{"text": "read a csv file"}], "top_k": 1}
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=log, stdout=log)
+        try:
+            told = eventually(
+                lambda: (
+                    (home / "serve.json").is_file()
+                    and json.loads((home / "serve.json").read_text())
+                )
+            )
+            assert (told["pid"], told["workers"], told["alive"]) == (process.pid, 2, 2)
+
+            def ask() -> httpx.Response:
+                return httpx.post(
+                    f"{told['url']}/v1/models/docs:predict",
+                    json=body,
+                    trust_env=False,
+                    timeout=PATIENCE,
+                )
+
+            replies = [ask() for _ in range(24)]  # a connection each: dealt out among both
+            assert {one.status_code for one in replies} == {200}
+            assert len({one.content for one in replies}) == 1
+            workers = children(process.pid)
+            assert len(workers) == 2
+            os.kill(workers[0], signal.SIGKILL)
+            eventually(lambda: len(new := children(process.pid)) == 2 and workers[0] not in new)
+            eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
+            eventually(
+                lambda: (
+                    httpx.get(f"{told['url']}/readyz", trust_env=False, timeout=PATIENCE).json()[
+                        "degraded"
+                    ]
+                    == []
+                )
+            )
+            assert ask().status_code == 200
+            figures = httpx.get(f"{told['url']}/metrics", trust_env=False, timeout=PATIENCE).text
+            assert (
+                "xcray_predict_instances_total 25.0" in figures
+            )  # of all, also of the one that died
+            publish(registry, "docs", tmp_path / "again", seed=1)
+            eventually(
+                lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2}
+            )  # each process loads it in its own time
+            last = children(process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+    assert not [pid for pid in last if read(Path(f"/proc/{pid}/cmdline"))]
+    assert not (home / "serve.json").exists()
+
+
+def test_runners_stand_back_for_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[list[str]] = []
+
+    class Process:
+        """Stands for a runner that has ended."""
+
+        returncode = 0
+
+        def __init__(self, command: list[str], **how: Any) -> None:
+            begun.append(command)
+
+        def poll(self) -> int:
+            return 0
+
+    monkeypatch.setattr("xcray.jobs.supervision.launch.subprocess.Popen", Process)
+    launcher = ProcessLauncher(Home(tmp_path / "home"), nice=Settings().job_nice)
+    launcher.launch(SimpleNamespace(id="job_1", attempt=1))  # type: ignore[arg-type]  # all that is looked at
+    assert begun[0][-2:] == ["--nice", "10"]
+    assert [each.job_id for each in launcher.tend()] == ["job_1"]
+
+
+def test_a_runner_stands_back_with_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nice counts only within a session where sessions are scheduled against each other."""
+    heard: list[int] = []
+    monkeypatch.setattr("xcray.jobs.runner.main.os.nice", heard.append)
+    group = tmp_path / "autogroup"
+    lower_priority(10, group)
+    assert not group.exists()  # this system has none
+    group.write_text("/autogroup-1 nice 0")
+    lower_priority(10, group)
+    assert (heard, group.read_text()) == ([10, 10], "10")
+    lower_priority(0, group)
+    assert group.read_text() == "10"
+    lower_priority(5, tmp_path)  # can't be written
+    assert heard == [10, 10, 0, 5]
+
+
+def test_workers_are_a_setting() -> None:
+    assert (Settings().workers, Settings(workers=3).workers) == (1, 3)
+    assert Settings(predict_threads=5, workers=2).threads == 5
+    assert Settings(workers=256).threads == 1
+
+
+def test_threads_share_what_the_allocator_keeps() -> None:
+    """In a process of its own: threads that free what they held leave it to each other, by the allocator's own account."""
+    program = (
+        "import ctypes, sys, threading\n"
+        "from xcray.system.malloc import share_arenas\n"
+        "told = share_arenas()\n"
+        "barrier = threading.Barrier(8)\n"
+        "def work():\n"
+        "    held = [bytes(1000) for _ in range(1000)]\n"
+        "    barrier.wait()\n"
+        "threads = [threading.Thread(target=work) for _ in range(8)]\n"
+        "[each.start() for each in threads]; [each.join() for each in threads]\n"
+        "print(told, flush=True)\n"
+        "if told: ctypes.CDLL(None).malloc_stats()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
+    )
+    told = ended.stdout.strip() == "True"
+    assert ended.stderr.count("Arena ") <= (2 if told else 0)

@@ -1,0 +1,136 @@
+"""Who answers and who runs jobs as processes of their own: on a file one of each, on PostgreSQL any number, over one home."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.postgres import unhurried
+from tests.support.service_processes import PATIENCE, process, told, until
+from xcray.jobs.home import Home
+from xcray.jobs.states import SUCCEEDED, TERMINAL
+from xcray.jobs.store.job_store import JobStore
+
+SIZES = {"rows": 400, "features": 200, "labels": 40, "seed": 7}
+DATA = {
+    "name": "small",
+    "format": "synthetic",
+    "options": {"test_fraction": 0.2, "synthetic": SIZES},
+}
+
+
+def built(http: httpx.Client, home: Path) -> str:
+    """A data set, made by whoever keeps the house."""
+    made: str = http.post("/v1/datasets", json=DATA).json()["id"]
+    until(lambda: http.get(f"/v1/datasets/{made}").json()["status"] == "READY", home)
+    return made
+
+
+def trained(http: httpx.Client, home: Path, data: str) -> dict[str, Any]:
+    """A job that has ended."""
+    job = http.post("/v1/jobs", json={"dataset": data, "model": "m", "pool": "serial"}).json()["id"]
+    found: dict[str, Any] = until(
+        lambda: (job_ := http.get(f"/v1/jobs/{job}").json())["status"] in TERMINAL and job_, home
+    )
+    return found
+
+
+def client(url: str) -> httpx.Client:
+    """A plain client."""
+    return httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE)
+
+
+def refused(home: Path, *words: str) -> str:
+    """What a command that is refused says."""
+    environment = {**os.environ, "XCRAY_HOME": str(home), "XCRAY_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "xcray", *words, "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_on_a_file_one_answers_and_one_runs_jobs(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with (
+        process(home, "serve", "--no-runner", lease="600") as api,
+        process(home, "runner", lease="600") as runner,
+    ):
+        facts = told(home, api, "serve"), told(home, runner, "runner")
+        with client(facts[0]["url"]) as http, client(facts[1]["url"]) as health:
+            assert trained(http, home, built(http, home))["status"] == SUCCEEDED
+            assert (health.get("/healthz").status_code, health.get("/readyz").status_code) == (
+                200,
+                200,
+            )
+            assert "xcray_dataset_builds_total" in health.get("/metrics").text
+            assert health.get("/v1/jobs").status_code == 404  # it tells how it is, and nothing else
+        for words in (("serve",), ("serve", "--no-runner"), ("runner",)):
+            assert "HOME_IN_USE" in refused(home, *words)
+        for child in (runner, api):
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(PATIENCE) == 0, (home / "processes.log").read_text()[-4000:]
+    assert not [*home.glob("serve*.json"), *home.glob("runner*.json")]
+
+
+@pytest.mark.slow
+def test_on_postgresql_replicas_share_a_home_and_who_dies_is_followed(
+    tmp_path: Path, postgres: Any
+) -> None:
+    """Two that answer, two that run jobs. The one that keeps the house is killed: the other builds and runs what comes."""
+    home, url = tmp_path / "home", unhurried(postgres.emptied())
+    with ExitStack() as held:
+        first = held.enter_context(process(home, "serve", "--no-runner", store=url))
+        told(home, first, "serve")  # it makes the tables
+        apis = [first, held.enter_context(process(home, "serve", "--no-runner", store=url))]
+        runners = [held.enter_context(process(home, "runner", store=url)) for _ in range(2)]
+        https = [held.enter_context(client(told(home, api, "serve")["url"])) for api in apis]
+        for runner in runners:
+            told(home, runner, "runner")
+        built(https[0], home)
+        keeper = keeper_of(url)
+        dead = next(runner for runner in runners if f":{runner.pid}:" in keeper)
+        dead.kill()
+        assert trained(https[1], home, built(https[1], home))["status"] == SUCCEEDED
+        assert keeper_of(url) != keeper
+        assert len(https[0].get("/v1/models/m").json()["versions"]) == 1
+
+
+def keeper_of(url: str) -> str:
+    """The process that keeps the house, by the store."""
+    import sqlalchemy as sa
+
+    from xcray.jobs.database.schema import DUTIES
+
+    store = JobStore(url)
+    with store._database.read() as connection:
+        owner = connection.execute(
+            sa.select(DUTIES.c.owner).where(DUTIES.c.name == "house")
+        ).scalar()
+    store.close()
+    return str(owner)
+
+
+def test_settings_name_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xcray.service.settings import Settings
+
+    home = Home(tmp_path)
+    assert (Settings(home=tmp_path).store_url, Settings(home=tmp_path).shares_store) == (
+        home.store_url,
+        False,
+    )
+    monkeypatch.setenv("XCRAY_STORE", "postgresql+psycopg://db/xcray")
+    settings = Settings(home=tmp_path)
+    assert (settings.store_url, settings.shares_store) == ("postgresql+psycopg://db/xcray", True)

@@ -1,0 +1,224 @@
+"""An upgrade without downtime: the next release changes the schema under programs that answer and train, and nobody notices; a
+release after that, which would cut them off, is refused until it is forced, and even then they answer predictions for a while."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.live_service import publish
+from tests.support.next_release import NextStep, newest, release
+from tests.support.service_processes import PATIENCE, process, told, until
+from xcray.data.dataset import Dataset
+from xcray.errors import Conflict
+from xcray.jobs.database.engine import Database
+from xcray.jobs.database.schema import HEAD
+from xcray.jobs.database.upgrade import Steps, bring_up, look
+from xcray.jobs.home import Home
+from xcray.jobs.job import new_id
+from xcray.jobs.states import RUNNING, SUCCEEDED, TERMINAL
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.tokens import new_token
+from xcray.model.registry import Registry
+
+ADDS = f'oldest = "{HEAD}"'
+EXPAND = (
+    NextStep(
+        'op.add_column("jobs", sa.Column("colour", sa.Text))\n'
+        'op.add_column("jobs", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))\n'
+        'op.add_column("keys", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))\n'
+        'op.create_table("places", sa.Column("id", sa.Text, primary_key=True))',
+        ADDS,
+    ),
+    NextStep('online.index("jobs_colour", "jobs", ["colour"])', f"{ADDS}\nin_transaction = False"),
+)
+CONTRACT = NextStep(
+    'op.drop_column("keys", "revoked")', f'oldest = "{int(HEAD) + 3:04}"'
+)  # a key that was revoked would look good
+ROWS = {"instances": [{"text": "read rows of a csv file"}]}
+
+
+def upgraded_by_the_next_program(following: Path, home: Path, store: str | None) -> dict[str, Any]:
+    """What `xcray store upgrade` of a release says, as a process."""
+    environment = {
+        **os.environ,
+        "XCRAY_HOME": str(home),
+        **({"XCRAY_STORE": store} if store else {}),
+    }
+    command = [
+        sys.executable,
+        str(Path(__file__).parents[2] / "support" / "next_release.py"),
+        str(following),
+        "store",
+        "upgrade",
+        "--json",
+    ]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def upgraded(url: str, folder: Path, *, forced: bool = False) -> None:
+    """The same by a call, of any release."""
+    database = Database(url)
+    try:
+        bring_up(database, forced=forced, steps=Steps(folder, newest(folder)))
+    finally:
+        database.close()
+
+
+class Clients:
+    """Threads that ask all the time; what they are told, counted by path and status."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.heard: Counter[tuple[str, int]] = Counter()
+        self.http = httpx.Client(
+            base_url=url,
+            trust_env=False,
+            timeout=PATIENCE,
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        self._ending = threading.Event()
+        asks = (
+            ("POST", "/v1/models/m:predict", ROWS),
+            ("GET", "/readyz", None),
+            ("GET", "/v1/jobs", None),
+        )
+        self._threads = [threading.Thread(target=self._ask, args=ask) for ask in asks]
+
+    def _ask(self, method: str, path: str, body: Any) -> None:
+        while not self._ending.wait(0.05):
+            try:
+                status = self.http.request(method, path, json=body).status_code
+            except httpx.HTTPError:
+                status = 0
+            self.heard[path, status] += 1
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """While the block runs."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._ending.set()
+            for thread in self._threads:
+                thread.join()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()
+
+    def more(self, path: str, n: int, home: Path) -> None:
+        """Wait until a path was answered so often again."""
+        before = self.heard[path, 200]
+        until(lambda: self.heard[path, 200] >= before + n, home)
+
+    def failed(self) -> dict[tuple[str, int], int]:
+        """Answers that were no 200."""
+        return {what: n for what, n in self.heard.items() if what[1] != 200}
+
+
+def train(http: httpx.Client, data: str, n: int) -> list[str]:
+    """Submit jobs; their ids."""
+    asked = [
+        http.post("/v1/jobs", json={"dataset": data, "model": f"t{i}", "pool": "serial"})
+        for i in range(n)
+    ]
+    assert [each.status_code for each in asked] == [201] * n, asked[-1].text
+    return [each.json()["id"] for each in asked]
+
+
+def ended(store: JobStore, jobs: list[str], home: Path) -> list[tuple[str, int]]:
+    """Status and attempt of jobs, once they have ended."""
+    until(lambda: all(store.get(job).status in TERMINAL for job in jobs), home)
+    return [(store.get(job).status, store.get(job).attempt) for job in jobs]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str | None]:
+    home = tmp_path / "home"
+    publish(Registry(Home(home).models), "m", tmp_path / "staged")
+    return home, None if request.param == "sqlite" else request.getfixturevalue(
+        "postgres"
+    ).database()
+
+
+def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
+    place: tuple[Path, str | None], tmp_path: Path, tiny: Dataset
+) -> None:
+    home, address = place
+    following, after = (
+        release(tmp_path / "following", *EXPAND),
+        release(tmp_path / "after", *EXPAND, CONTRACT),
+    )
+    store, made, data = JobStore(address or Home(home).store_url), new_token(), new_id("ds")
+    store.add_key("default", "clients", ["admin"], made.digest, key_id=made.key_id)
+    shutil.copytree(tiny.path, Home(home).dataset(data))
+    store.add_dataset("tiny", str(Home(home).dataset(data)), dataset_id=data)
+    with (
+        process(home, "serve", store=address, lease="600") as serve,
+        closing(Clients(told(home, serve, "serve")["url"], made.token)) as clients,
+    ):
+        until(lambda: clients.http.get("/readyz").status_code == 200, home)
+        with clients.asking():
+            jobs = train(clients.http, data, 2)
+            until(lambda: store.get(jobs[0]).status == RUNNING, home)
+            clients.more("/v1/models/m:predict", 5, home)
+            found = upgraded_by_the_next_program(following, home, address)
+            assert (found["before"], found["revision"], found["oldest"]) == (
+                HEAD,
+                newest(following),
+                HEAD,
+            )
+            assert found["programs"][HEAD] >= 1  # it was done under them
+            assert ended(store, jobs, home) == [(SUCCEEDED, 1)] * 2
+            clients.more("/v1/models/m:predict", 5, home)
+            with pytest.raises(Conflict, match="roll out the release between first") as caught:
+                upgraded(store.url, after)
+            assert caught.value.code == "SCHEMA_IN_USE"
+            assert look(store.url)["revision"] == newest(following)
+            JobStore(
+                store.url, upgrade=False
+            ).close()  # a program of before begins and works, as after `helm rollback`
+            clients.more("/readyz", 5, home)
+        assert clients.failed() == {}
+        upgraded(store.url, after, forced=True)
+        _only_predictions(clients, home)
+    with pytest.raises(Conflict, match="serves programs from") as caught:
+        JobStore(store.url, upgrade=False)
+    assert caught.value.code == "SCHEMA_NEWER"
+    store.close()
+
+
+def _only_predictions(clients: Clients, home: Path) -> None:
+    """What a program answers that was cut off: predictions, to those it knew, and nothing else."""
+    until(lambda: "SCHEMA" in clients.http.get("/readyz").json()["degraded"], home)
+    ready = clients.http.get("/readyz")
+    assert (ready.status_code, ready.json()["reasons"]) == (200, [])
+    assert clients.http.post("/v1/models/m:predict", json=ROWS).status_code == 200
+    until(
+        lambda: clients.http.get("/v1/jobs").status_code == 503, home
+    )  # reads believe for a moment what they saw last
+    for answer in (
+        clients.http.get("/v1/jobs"),
+        clients.http.post("/v1/jobs", json={"dataset": "ds_1", "model": "m"}),
+    ):
+        assert (answer.status_code, answer.json().get("code")) == (503, "SCHEMA_NEWER"), answer.text
+    stranger = {"Authorization": f"Bearer {new_token().token}"}
+    assert clients.http.post("/v1/models/m:predict", json=ROWS, headers=stranger).status_code == 503

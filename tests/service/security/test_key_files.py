@@ -1,0 +1,318 @@
+"""Keys whose secret was made elsewhere, as by a Kubernetes Secret: taken over by their hash, once, and rotated with a grace."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.live_service import client_of, settings_for
+from xcray.cli.main import main
+from xcray.errors import ParameterError
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.tokens import TOKEN, digest_of, given_token, new_token, read_token
+from xcray.service.app import create_app
+
+
+def sprig(seed: int) -> str:
+    """What Helm makes of `printf "xck_%s_%s" (randAlpha 20 | lower) (randAlphaNum 43)`."""
+    draw = random.Random(seed)
+    letters = "".join(draw.choices(string.ascii_letters, k=20)).lower()
+    return f"xck_{letters}_{''.join(draw.choices(string.ascii_letters + string.digits, k=43))}"
+
+
+def test_what_helm_can_draw_is_a_key() -> None:
+    assert 43 * 5.954 >= 256  # bits of 43 out of 62 characters
+    for seed in range(2000):
+        token = sprig(seed)
+        made = given_token(f"{token}\n")
+        assert read_token(token) == (made.key_id, made.digest)
+        assert made.token == token
+    assert all(given_token(each.token) == each for each in (new_token() for _ in range(2000)))
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "",
+        "a" * 43,
+        "ab" * 21 + "a",
+        (string.ascii_letters + string.digits)[:43],
+        (string.digits + string.ascii_uppercase + string.ascii_lowercase)[::-1][:43],
+        "changeme" * 5 + "abc",
+        "S3cret" * 7 + "x",
+        "correct-horse-battery-staple",
+        sprig(1)[-43:-1],
+        sprig(1)[-43:] + "a",
+        "\u0660" * 43,
+    ],
+)
+def test_weak_secrets_are_refused_and_not_told(secret: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        given_token(f"xck_{'a' * 20}_{secret}")
+    assert caught.value.code == "SECRET"
+    assert len(secret) < 3 or secret not in str(caught.value)
+
+
+class Place:
+    """A store that was just made, and files with secrets beside it."""
+
+    def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.url = url
+        self.folder = folder
+        self.capsys = capsys
+
+    def file(self, token: str, name: str = "key") -> Path:
+        """A file as Kubernetes mounts one."""
+        path = self.folder / name
+        path.write_text(token)
+        return path
+
+    def create(
+        self, token: str, *more: str, code: int = 0, name: str = "bootstrap"
+    ) -> dict[str, object]:
+        """The command a hook runs, what it said; what it printed holds no secret."""
+        how = [
+            "--scopes",
+            "admin",
+            "--name",
+            name,
+            "--secret-file",
+            str(self.file(token)),
+            "--json",
+            *more,
+        ]
+        assert main(["keys", "create", *how]) == code
+        told = self.capsys.readouterr()
+        assert token.rpartition("_")[2] not in told.out + told.err
+        return json.loads(told.err if code else told.out)  # type: ignore[no-any-return]
+
+    def store(self) -> JobStore:
+        """The store."""
+        return JobStore(self.url)
+
+
+@pytest.fixture
+def place(
+    store_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Place]:
+    monkeypatch.setenv("XCRAY_STORE", store_url)
+    monkeypatch.setenv("XCRAY_STORE_UPGRADE", "false")  # as in the pods of a chart
+    monkeypatch.setenv(
+        "XCRAY_HOME", str(tmp_path / "read" / "only")
+    )  # a hook has no home, and needs none
+    assert main(["store", "upgrade"]) == 0
+    capsys.readouterr()
+    yield Place(store_url, tmp_path, capsys)
+    assert not (tmp_path / "read").exists()
+
+
+def test_a_hook_puts_the_key_of_a_secret_into_a_store_just_made_and_does_so_once(
+    place: Place,
+) -> None:
+    token = sprig(7)
+    first = place.create(token, "--if-absent")
+    again = place.create(token, "--if-absent")
+    assert (first["new"], again["new"]) == (True, False)
+    assert first["id"] == again["id"] == f"key_{token[4:24]}"
+    assert "key" not in first
+    store = place.store()
+    assert [key.digest for key in store.list_keys()] == [digest_of(token[25:])]
+    assert [
+        (entry.action, entry.subject, entry.detail["by"]) for entry in store.list_audit()[0]
+    ] == [("key.create", first["id"], "command line")]
+    assert token[25:] not in str(store.list_audit())
+    store.close()
+    assert place.create(token, code=1)["code"] == "KEY_TAKEN"
+    assert (
+        place.create(token[:25] + sprig(8)[25:], "--if-absent", code=1)["code"] == "KEY_TAKEN"
+    )  # its id with another secret
+
+
+def test_a_key_that_was_revoked_stays_so_when_the_hook_comes_again(place: Place) -> None:
+    key_id = str(place.create(sprig(7), "--if-absent")["id"])
+    assert main(["keys", "revoke", key_id]) == 0
+    place.capsys.readouterr()
+    how = [
+        "--scopes",
+        "admin",
+        "--name",
+        "bootstrap",
+        "--secret-file",
+        str(place.file(sprig(7))),
+        "--if-absent",
+    ]
+    assert main(["keys", "create", *how]) == 0
+    assert "stays so" in place.capsys.readouterr().err
+    store = place.store()
+    assert store.list_keys()[0].revoked is not None
+    assert [entry.action for entry in store.list_audit()[0]] == ["key.revoke", "key.create"]
+    store.close()
+
+
+def test_a_store_that_was_not_upgraded_is_left_alone_by_the_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XCRAY_STORE_UPGRADE", "false")
+    file = tmp_path / "key"
+    file.write_text(sprig(1))
+    assert (
+        main(
+            [
+                "keys",
+                "create",
+                "--scopes",
+                "admin",
+                "--secret-file",
+                str(file),
+                "--home",
+                str(tmp_path / "h"),
+                "--json",
+            ]
+        )
+        == 1
+    )
+    assert json.loads(capsys.readouterr().err)["code"] == "SCHEMA_OLDER"
+
+
+def test_rotation_by_the_file_ends_older_keys_of_that_name_after_a_grace_and_no_others(
+    place: Place,
+) -> None:
+    old = place.create(sprig(1), "--if-absent", "--older-expire", "24h")
+    other = place.create(sprig(2), name="ci")
+    new = place.create(sprig(3), "--if-absent", "--older-expire", "24h")
+    assert (old["retired"], new["retired"]) == ([], [old["id"]])
+    store = place.store()
+    ends = {key.id: key.expires for key in store.list_keys()}
+    assert ends[str(other["id"])] is ends[str(new["id"])] is None
+    assert ends[str(old["id"])] is not None
+    store.close()
+    assert (
+        place.create(sprig(3), "--if-absent", "--older-expire", "48h")["retired"] == []
+    )  # the hook comes again: no longer grace
+    assert (
+        place.create(sprig(1), "--if-absent", "--older-expire", "1s")["retired"] == []
+    )  # a newer key is never ended by an older
+    store = place.store()
+    assert {key.id: key.expires for key in store.list_keys()} == ends
+    assert [entry.action for entry in store.list_audit()[0]].count("key.retire") == 1
+    store.close()
+
+
+def test_a_key_that_opens_nothing_ends_no_other(place: Place) -> None:
+    first = place.create(sprig(1))
+    dead = place.create(sprig(2))
+    assert main(["keys", "revoke", str(dead["id"])]) == 0
+    place.capsys.readouterr()
+    assert place.create(sprig(2), "--if-absent", "--older-expire", "1h")["retired"] == []
+    store = place.store()
+    assert next(key.expires for key in store.list_keys() if key.id == first["id"]) is None
+    store.close()
+
+
+def test_a_key_that_is_known_by_another_name_ends_none_of_either_name(place: Place) -> None:
+    """Two releases share a store, and what made their keys called all of them alike: neither may end the other's."""
+    first = place.create(sprig(1), "--if-absent", name="chart")
+    place.create(sprig(2), "--if-absent", name="chart")
+    assert (
+        place.create(sprig(2), "--if-absent", "--older-expire", "1h", name="chart ml/two")[
+            "retired"
+        ]
+        == []
+    )
+    store = place.store()
+    assert {key.expires for key in store.list_keys()} == {None}
+    store.close()
+    third = place.create(sprig(3), "--if-absent", "--older-expire", "1h", name="chart ml/two")
+    assert (third["new"], third["retired"]) == (
+        True,
+        [],
+    )  # those were called otherwise: an operator revokes them
+    assert (
+        place.create(sprig(4), "--if-absent", "--older-expire", "1h", name="chart")["retired"][0]
+        == first["id"]
+    )
+
+
+def test_while_the_grace_lasts_a_service_knows_both_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = [sprig(1), sprig(2)]
+    home = tmp_path / "home"
+    monkeypatch.setenv("XCRAY_HOME", str(home))
+    for token in tokens:
+        file = tmp_path / "key"
+        file.write_text(token)
+        how = [
+            "--scopes",
+            "read",
+            "--name",
+            "app",
+            "--secret-file",
+            str(file),
+            "--if-absent",
+            "--older-expire",
+            "1h",
+        ]
+        assert main(["keys", "create", *how]) == 0
+    with client_of(create_app(settings_for(home))) as http:
+        status = [
+            http.get("/v1/jobs", headers={"Authorization": f"Bearer {token}"}).status_code
+            for token in tokens
+        ]
+        assert status == [200, 200]
+        assert (
+            http.get("/v1/jobs", headers={"Authorization": f"Bearer {sprig(3)}"}).status_code == 401
+        )
+        store = JobStore(f"sqlite:///{home / 'xcray.db'}")
+        store.retire_keys([f"key_{tokens[0][4:24]}"], 0.0)  # the grace is over
+        store.close()
+    with client_of(create_app(settings_for(home))) as http:
+        status = [
+            http.get("/v1/jobs", headers={"Authorization": f"Bearer {token}"}).status_code
+            for token in tokens
+        ]
+        assert status == [401, 200]
+
+
+def test_a_secret_is_made_without_a_store_for_its_owner_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keys", "secret"]) == 0
+    assert TOKEN.fullmatch(capsys.readouterr().out.strip())
+    file = tmp_path / "key"
+    assert main(["keys", "secret", str(file)]) == 0
+    told = capsys.readouterr()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert given_token(file.read_text()).token[25:] not in told.out + told.err
+    before = file.read_text()
+    assert main(["keys", "secret", str(file)]) == 1
+    assert file.read_text() == before
+    assert (
+        main(["keys", "create", "--scopes", "read", "--secret-file", str(tmp_path / "none")]) != 0
+    )
+    assert main(["keys", "create", "--scopes", "read", "--if-absent"]) != 0
+
+
+def test_a_key_may_be_revoked_with_a_grace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--home", str(tmp_path / "h"), "--json"]
+    assert main(["keys", "create", "--scopes", "read", *at]) == 0
+    key_id = json.loads(capsys.readouterr().out)["id"]
+    assert main(["keys", "revoke", key_id, "--after", "1h", *at]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["revoked"] is None
+    assert first["expires"] is not None
+    assert main(["keys", "revoke", key_id, "--after", "2h", *at]) == 0
+    assert (
+        json.loads(capsys.readouterr().out)["expires"] == first["expires"]
+    )  # it ends no later than was said
+    assert main(["keys", "revoke", "key_none", "--after", "2h", *at]) == 2

@@ -1,0 +1,557 @@
+"""Keys: what they are, how long what is known of them is believed, commands and routes that make and revoke them, the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from tests.support.live_service import client_of, settings_for
+from xcray.cli.main import main
+from xcray.client import Client
+from xcray.errors import InputError, ParameterError, Unavailable, XcrayError
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.keys import Key
+from xcray.jobs.store.tokens import (
+    TOKEN,
+    NewToken,
+    check_limits,
+    check_scopes,
+    new_token,
+    read_span,
+    read_token,
+)
+from xcray.service.app import create_app
+from xcray.service.http.audit import REFUSALS, Auditor
+from xcray.service.http.auth import (
+    ANYBODY,
+    FRESH,
+    STALE,
+    TOUCH,
+    Authenticator,
+    Caller,
+    Unauthorised,
+)
+from xcray.service.settings import Settings, check_address
+
+# What a key is
+
+
+def test_a_token_has_256_bits_and_its_record_none_of_them() -> None:
+    made = new_token()
+    assert TOKEN.fullmatch(made.token)
+    assert read_token(made.token) == (made.key_id, made.digest)
+    secret = (
+        made.token.rsplit("_", 1)[1] if made.token.count("_") == 2 else made.token.split("_", 2)[2]
+    )
+    assert len(secret) * 6 >= 256
+    assert secret not in made.digest
+    assert len({new_token().token for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        "xck_",
+        "xck_a_b",
+        "Bearer x",
+        new_token().token[:-1],
+        new_token().token + "a",
+        "\u0660" * 68,
+    ],
+)
+def test_what_is_no_token_is_not_read(token: str) -> None:
+    assert read_token(token) is None
+
+
+def test_scopes_limits_and_spans_are_checked() -> None:
+    assert check_scopes(["submit", "read", "submit"]) == ["read", "submit"]
+    assert read_span("90d") == 90 * 86_400
+    assert check_limits({"max_queued": 0, "upload_bytes": 5}) == {
+        "max_queued": 0,
+        "upload_bytes": 5,
+    }
+    for wrong in (
+        lambda: check_scopes([]),
+        lambda: check_scopes(["root"]),
+        lambda: read_span("9 days"),
+        lambda: read_span("0d"),
+    ):
+        with pytest.raises(ParameterError):
+            wrong()
+    for limits in ({"speed": 1}, {"max_queued": -1}, {"max_queued": True}, {"max_queued": 1.5}):
+        with pytest.raises(ParameterError):
+            check_limits(limits)
+
+
+# What is known of a key, and for how long
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Keys:
+    """A store of keys that counts what it is asked, and may be away."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Key] = {}
+        self.asked = self.touched = 0
+        self.away = False
+
+    def add(
+        self, scopes: tuple[str, ...] = ("read",), expires: float | None = None, **limits: int
+    ) -> NewToken:
+        """A new key."""
+        made = new_token()
+        self.records[made.digest] = Key(
+            made.key_id, "mine", "n", scopes, made.digest, "", expires, None, None, dict(limits)
+        )
+        return made
+
+    def find_key(self, digest: str) -> Key | None:
+        """See the store."""
+        self.asked += 1
+        if self.away:
+            raise Unavailable("the store is away")
+        return self.records.get(digest)
+
+    def has_keys(self) -> bool:
+        """See the store."""
+        self.asked += 1
+        if self.away:
+            raise Unavailable("the store is away")
+        return bool(self.records)
+
+    def touch_key(self, key_id: str) -> None:
+        """See the store."""
+        self.touched += 1
+
+
+def request_with(*values: str) -> Request:
+    """A request with these Authorization headers."""
+    headers = [(b"authorization", value.encode("latin-1")) for value in values]
+    return Request(
+        {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
+    )
+
+
+class Place:
+    """An authenticator beside the things it works with."""
+
+    def __init__(self, **how: Any) -> None:
+        self.keys = Keys()
+        self.clock = Clock()
+        self.who = Authenticator(self.keys, steady=self.clock, now=self.clock, **how)
+
+    async def ask(self, token: str) -> Caller:
+        """Who bears this key."""
+        found = await self.who(request_with(f"Bearer {token}"))
+        await asyncio.sleep(0)
+        return found
+
+
+def run(test: Callable[[Place], Any], **how: Any) -> None:
+    async def begun() -> None:
+        await test(Place(**how))
+
+    asyncio.run(begun())
+
+
+def test_a_key_is_asked_about_once_while_it_is_fresh() -> None:
+    async def test(place: Place) -> None:
+        made = place.keys.add(("submit",), requests_per_minute=7)
+        first = await place.ask(made.token)
+        asked = place.keys.asked
+        for _ in range(50):
+            assert await place.ask(made.token) is first
+        assert place.keys.asked == asked
+        assert (first.tenant, first.key_id, first.limits.requests_per_minute) == (
+            "mine",
+            made.key_id,
+            7,
+        )
+        assert first.may("read")
+        assert first.may("models")
+        assert not first.may("predict")
+        assert not first.may("admin")
+
+    run(test)
+
+
+def test_a_revoked_key_is_refused_within_five_seconds() -> None:
+    async def test(place: Place) -> None:
+        made = place.keys.add()
+        await place.ask(made.token)
+        place.keys.records[made.digest].revoked = "now"
+        place.clock.seconds += STALE
+        with pytest.raises(Unauthorised, match="revoked"):
+            await place.ask(made.token)
+
+    assert STALE <= 5.0
+    run(test)
+
+
+def test_all_replicas_hear_of_a_revocation(tmp_path: Path) -> None:
+    """Two services on one store: what one of them revokes, both refuse within the time that anything is believed."""
+    url = f"sqlite:///{tmp_path / 'xcray.db'}"
+    stores = [JobStore(url), JobStore(url)]
+    made = new_token()
+    stores[0].add_key("default", "n", ["read"], made.digest, key_id=made.key_id)
+    clock = Clock()
+
+    async def test() -> None:
+        replicas = [Authenticator(store, steady=clock) for store in stores]
+        for who in replicas:
+            assert (await who(request_with(f"Bearer {made.token}"))).key_id == made.key_id
+        stores[0].revoke_key(made.key_id)
+        clock.seconds += STALE
+        for who in replicas:
+            with pytest.raises(Unauthorised, match="revoked"):
+                await who(request_with(f"Bearer {made.token}"))
+
+    asyncio.run(test())
+    for store in stores:
+        store.close()
+
+
+def test_what_is_no_longer_fresh_is_asked_behind_the_scenes() -> None:
+    async def test(place: Place) -> None:
+        made = place.keys.add()
+        await place.ask(made.token)
+        place.keys.records[made.digest].revoked = "now"
+        place.clock.seconds += FRESH
+        await place.ask(made.token)  # believed once more, and asked about
+        while place.who._asking:
+            await asyncio.sleep(0.001)
+        with pytest.raises(Unauthorised, match="revoked"):
+            await place.ask(made.token)
+
+    run(test)
+
+
+def test_a_key_ends_when_it_expires_however_fresh() -> None:
+    async def test(place: Place) -> None:
+        made = place.keys.add(expires=place.clock.seconds + 1)
+        await place.ask(made.token)
+        place.clock.seconds += 1
+        with pytest.raises(Unauthorised, match="expired"):
+            await place.ask(made.token)
+
+    run(test)
+
+
+def test_keys_outlive_a_store_that_is_away_for_a_while_only() -> None:
+    async def test(place: Place) -> None:
+        made, other = place.keys.add(), place.keys.add()
+        await place.ask(made.token)
+        place.keys.away = True
+        place.clock.seconds += STALE + 9
+        assert (await place.ask(made.token)).key_id == made.key_id
+        with pytest.raises(Unavailable):
+            await place.ask(other.token)  # nobody knows it
+        place.clock.seconds += 1
+        with pytest.raises(Unavailable):
+            await place.ask(made.token)
+
+    run(test, grace=10.0)
+
+
+def test_everybody_is_admitted_until_there_is_a_key_and_never_again() -> None:
+    async def test(place: Place) -> None:
+        assert await place.who(request_with()) is ANYBODY
+        assert place.who.peek(request_with()) is ANYBODY
+        made = place.keys.add()
+        place.clock.seconds += FRESH
+        with pytest.raises(Unauthorised, match="xcray keys create"):
+            await place.who(request_with())
+        assert place.who.peek(request_with()) is None
+        place.keys.records[made.digest].revoked = "now"
+        place.clock.seconds += STALE
+        with pytest.raises(Unauthorised):
+            await place.who(request_with())
+
+    run(test)
+
+
+def test_a_public_address_admits_nobody_without_a_key() -> None:
+    async def test(place: Place) -> None:
+        with pytest.raises(Unauthorised):
+            await place.who(request_with())
+        assert place.who.peek(request_with()) is None
+
+    run(test, admits_all=False)
+
+
+def test_what_is_no_key_is_refused_without_a_word_about_why() -> None:
+    async def test(place: Place) -> None:
+        made, other = place.keys.add(), place.keys.add()
+        swapped = f"{made.token[:24]}{other.token[24:]}"  # the id of one, the secret of another
+        said = set()
+        for given in (
+            f"Bearer {new_token().token}",
+            f"Bearer {swapped}",
+            f"Bearer {made.token[:-1]}",
+            "Bearer ",
+        ):
+            with pytest.raises(Unauthorised) as caught:
+                await place.who(request_with(given))
+            said.add(caught.value.message)
+        assert len(said) == 1
+        for wrong in (
+            ("Basic YTpi",),
+            (f"Bearer {made.token}", f"Bearer {made.token}"),
+            (f"Bearer {'x' * 300}",),
+        ):
+            with pytest.raises(Unauthorised):
+                await place.who(request_with(*wrong))
+        assert (await place.who(request_with(f"bearer {made.token}"))).key_id == made.key_id
+
+    run(test)
+
+
+def test_use_is_noted_now_and_then() -> None:
+    async def test(place: Place) -> None:
+        made = place.keys.add()
+        for _ in range(20):
+            await place.ask(made.token)
+            place.clock.seconds += STALE
+        assert place.keys.touched == -(-int(20 * STALE) // int(TOUCH))
+
+    run(test)
+
+
+# Commands and routes
+
+
+@pytest.fixture
+def key(own_home: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The first admin key of a home, by the command; no service runs."""
+    assert main(["keys", "create", "--scopes", "admin", "--name", "ops", "--json"]) == 0
+    return str(json.loads(capsys.readouterr().out)["key"])
+
+
+@pytest.fixture
+def app(own_home: Path) -> FastAPI:
+    return create_app(settings_for(own_home))
+
+
+@pytest.fixture
+def http(key: str, app: FastAPI) -> Iterator[httpx.Client]:
+    """A client with that key."""
+    with client_of(app) as client:
+        client.headers["Authorization"] = f"Bearer {key}"
+        yield client
+
+
+def test_commands_make_list_and_revoke(
+    key: str, own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [
+        "keys",
+        "create",
+        "--scopes",
+        "predict,submit",
+        "--tenant",
+        "t",
+        "--name",
+        "ci",
+        "--expires",
+        "90d",
+    ]
+    assert main([*made, "--limit", "requests_per_minute=600", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["tenant"], told["scopes"], told["limits"]) == (
+        "t",
+        ["predict", "submit"],
+        {"requests_per_minute": 600},
+    )
+    assert main(["keys", "list", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert [each["name"] for each in json.loads(shown)["keys"]] == ["ops", "ci"]
+    assert told["key"].split("_", 2)[2] not in shown
+    assert main(["keys", "revoke", told["id"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["revoked"]
+    store = own_home / "xcray.db"
+    assert all(
+        told["key"].split("_", 2)[2].encode() not in path.read_bytes()
+        for path in own_home.glob(f"{store.name}*")
+    )
+    for wrong in (
+        ["--scopes", "root"],
+        ["--scopes", "read", "--limit", "speed=1"],
+        ["--scopes", "read", "--tenant", "../x"],
+    ):
+        assert main(["keys", "create", *wrong]) == 2
+    assert main(["keys", "revoke", "key_none"]) != 0
+
+
+def test_routes_make_list_and_revoke(http: httpx.Client, app: FastAPI) -> None:
+    asked = {
+        "name": "ci",
+        "scopes": ["submit"],
+        "tenant": "t",
+        "expires_seconds": 3600,
+        "limits": {"max_queued": 3},
+    }
+    made = http.post("/v1/keys", json=asked)
+    assert made.status_code == 201
+    found = made.json()
+    assert made.headers["location"] == f"/v1/keys/{found['id']}"
+    own = {"Authorization": f"Bearer {found['key']}"}
+    assert http.get("/v1/jobs", headers=own).status_code == 200
+    assert http.get("/v1/keys", headers=own).json()["code"] == "FORBIDDEN"
+    assert http.post("/v1/keys", json=asked, headers=own).status_code == 403
+    shown = http.get("/v1/keys").json()["keys"]
+    assert [each["name"] for each in shown] == ["ops", "ci"]
+    assert not any("key" in each or "digest" in each for each in shown)
+    assert [each["name"] for each in http.get("/v1/keys?tenant=t").json()["keys"]] == ["ci"]
+    assert http.delete(f"/v1/keys/{found['id']}").status_code == 204
+    assert http.delete("/v1/keys/key_none").status_code == 404
+    assert http.post("/v1/keys", json={**asked, "limits": {"speed": 1}}).json()["code"] == "LIMIT"
+    until_refused(http, own)
+
+
+def until_refused(http: httpx.Client, own: dict[str, str]) -> None:
+    """A revoked key is refused before long; how long is judged above, by a clock of the test's."""
+    for _ in range(20_000):
+        answer = http.get("/v1/jobs", headers=own)
+        if answer.status_code == 401:
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            return
+    raise AssertionError("a revoked key went on for 20,000 requests")
+
+
+def test_admin_asks_for_any_tenant_others_do_not(http: httpx.Client, app: FastAPI) -> None:
+    made = new_token()
+    store: JobStore = app.state.rooms.store
+    store.add_key("t", "n", ["submit"], made.digest, key_id=made.key_id)
+    job, _ = store.submit({}, name="n", tenant="t")
+    own = {"Authorization": f"Bearer {made.token}"}
+    assert http.get(f"/v1/jobs/{job.id}").status_code == 404
+    assert http.get(f"/v1/jobs/{job.id}?tenant=t").status_code == 200
+    assert http.get(f"/v1/jobs/{job.id}?tenant=t", headers=own).status_code == 200
+    assert http.get("/v1/jobs?tenant=default", headers=own).json()["code"] == "FORBIDDEN"
+    assert http.get("/v1/jobs?tenant=a&tenant=b").json()["code"] == "TENANT"
+    assert http.get("/v1/jobs?tenant=../../x").json()["code"] == "BAD_NAME"
+
+
+def test_changes_and_refusals_are_written_down(
+    http: httpx.Client, app: FastAPI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {"Content-Type": "application/octet-stream", "X-Request-ID": "mine-1"}
+    upload = http.post("/v1/uploads", content=b"{}", headers=content).json()["id"]
+    job, _ = app.state.rooms.store.submit({}, name="n")
+    assert http.post(f"/v1/jobs/{job.id}/stop").status_code == 200
+    assert http.get("/v1/jobs").status_code == 200  # a question: not written down
+    assert http.post("/v1/jobs/job_none/stop").status_code == 404  # nothing changed
+    assert http.get("/v1/jobs", headers={"Authorization": "Bearer no"}).status_code == 401
+    entries = http.get("/v1/audit").json()["entries"]
+    assert [each["action"] for each in entries] == [
+        "login.refused",
+        "job.stop",
+        "upload.create",
+        "key.create",
+    ]
+    assert (entries[2]["request_id"], entries[2]["subject"]) == ("mine-1", "/v1/uploads")
+    assert entries[1]["subject"] == f"/v1/jobs/{job.id}/stop"
+    assert entries[1]["key_id"].startswith("key_")
+    assert upload.startswith("upl_")
+    first = http.get("/v1/audit?limit=2").json()
+    rest = http.get(f"/v1/audit?limit=2&page_token={first['next_page_token']}").json()
+    assert [each["seq"] for each in first["entries"] + rest["entries"]] == [4, 3, 2, 1]
+    assert [each["seq"] for each in http.get("/v1/audit?action=job.stop").json()["entries"]] == [3]
+    assert main(["audit", "--action", "job.stop", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["entries"][0]["seq"] == 3
+
+
+def test_a_flood_of_strangers_is_counted_not_written() -> None:
+    entries: list[tuple[Any, ...]] = []
+
+    class Store:
+        """Takes entries."""
+
+        def record(self, *entry: Any) -> None:
+            """See the store."""
+            entries.append(entry)
+
+        def trim_audit(self, keep: int) -> int:
+            """See the store."""
+            return 0
+
+    async def flood() -> None:
+        clock = Clock()
+        auditor = Auditor(Store(), 1000, clock)  # type: ignore[arg-type]  # the two methods it needs
+        scope = {
+            "method": "GET",
+            "path": "/v1/jobs\r\n\x1b[31m" + "x" * 1000,
+            "client": ("10.0.0.1", 1),
+        }
+        for _ in range(1000):
+            await auditor.refused(scope, "no")
+        clock.seconds += 60
+        await auditor.refused(scope, "no")
+
+    asyncio.run(flood())
+    assert len(entries) == REFUSALS + 1
+    assert entries[-1][4]["unwritten"] == 1000 - REFUSALS
+    assert len(entries[0][4]["path"]) <= 80
+    assert entries[0][4]["path"].isprintable()
+
+
+# Clients and addresses
+
+
+def test_clients_take_the_key_from_where_it_is(
+    key: str, http: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(http.base_url)
+    with Client(url) as stranger, pytest.raises(XcrayError) as caught:
+        list(stranger.jobs.list())
+    assert caught.value.code == "UNAUTHORISED"
+    file = tmp_path / "key"
+    file.write_text(f"{key}\n")
+    with Client(url, key=key) as given:
+        assert list(given.jobs.list()) == []
+    monkeypatch.setenv("XCRAY_KEY_FILE", str(file))
+    with Client(url) as from_file:
+        assert list(from_file.jobs.list()) == []
+    assert main(["jobs", "list", "--server", url]) == 0
+    monkeypatch.setenv("XCRAY_KEY", "xck_wrong")
+    assert main(["jobs", "list", "--server", url]) != 0
+    monkeypatch.setenv("XCRAY_KEY", key + "\r\nX-Evil: 1")
+    with pytest.raises(InputError):
+        Client(url)
+
+
+def test_public_addresses_need_a_key_and_tls() -> None:
+    public = {"host": "0.0.0.0"}
+    for given, has_keys, code in (
+        ({}, False, "PUBLIC_ADDRESS"),
+        ({}, True, "PLAIN_HTTP"),
+        ({"behind_proxy": True}, False, "PUBLIC_ADDRESS"),
+        ({"behind_proxy": True}, True, None),
+        ({"tls_certfile": Path("c"), "tls_keyfile": Path("k")}, True, None),
+        ({"tls_certfile": Path("c")}, True, "TLS"),
+    ):
+        settings = Settings(**{**public, **given})
+        assert not settings.admits_all
+        if code is None:
+            check_address(settings, lambda has=has_keys: has)  # type: ignore[misc]
+            continue
+        with pytest.raises(ParameterError) as caught:
+            check_address(settings, lambda has=has_keys: has)  # type: ignore[misc]
+        assert caught.value.code == code

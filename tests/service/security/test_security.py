@@ -1,0 +1,595 @@
+"""Threats: who may do what at every route, names that climb, headers and browsers, logs and replies that tell too much."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from fastapi import FastAPI
+
+from tests.support.live_service import publish, settings_for
+from tests.support.raw_requests import Told, ask, operations
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.tokens import NewToken, new_token
+from xcray.service.app import create_app
+from xcray.service.http.audit import ACTIONS, SAFE
+from xcray.service.observability.request_log import log_to
+
+# Who may do what (T3). A route that is not named here fails the first test.
+
+NEEDS: Final[dict[str, str]] = {
+    "POST /v1/models/{reference}:predict": "predict",
+    "POST /v1/models/{reference}:explain": "predict",
+    "POST /v1/models/{reference}:batchPredict": "submit",
+    "GET /v1/jobs/{job_id}/output": "read",
+    "GET /v1/jobs/{job_id}/output/{file}": "read",
+    "POST /v1/uploads": "submit",
+    "POST /v1/datasets": "submit",
+    "GET /v1/datasets": "read",
+    "GET /v1/datasets/{dataset_id}": "read",
+    "DELETE /v1/datasets/{dataset_id}": "submit",
+    "POST /v1/jobs": "submit",
+    "GET /v1/jobs": "read",
+    "GET /v1/jobs/{job_id}": "read",
+    "GET /v1/jobs/{job_id}/events": "read",
+    "GET /v1/jobs/{job_id}/logs": "read",
+    "GET /v1/jobs/{job_id}/timeline": "read",
+    "GET /v1/jobs/{job_id}/classes": "read",
+    "POST /v1/jobs/{job_id}/stop": "submit",
+    "POST /v1/jobs:stop": "submit",
+    "POST /v1/jobs/{job_id}/resume": "submit",
+    "DELETE /v1/jobs/{job_id}": "submit",
+    "GET /v1/models": "models",
+    "GET /v1/models/{name}": "models",
+    "GET /v1/models/{name}/versions/{version}": "models",
+    "GET /v1/models/{name}/versions/{version}/card": "models",
+    "DELETE /v1/models/{name}/versions/{version}": "submit",
+    "PUT /v1/models/{name}/aliases/{alias}": "submit",
+    "DELETE /v1/models/{name}/aliases/{alias}": "submit",
+    "GET /v1/models/{name}/aliases/{alias}/shadow": "read",
+    "POST /v1/models/{reference}:load": "submit",
+    "POST /v1/models/{reference}:unload": "submit",
+    "GET /v1/models/{name}/sets": "models",
+    "GET /v1/models/{name}/sets/{set}": "models",
+    "PUT /v1/models/{name}/sets/{set}": "submit",
+    "DELETE /v1/models/{name}/sets/{set}": "submit",
+    "GET /v2": "open",
+    "GET /v2/health/live": "open",
+    "GET /v2/health/ready": "open",
+    "GET /v2/models/{name}": "models",
+    "GET /v2/models/{name}/versions/{version}": "models",
+    "GET /v2/models/{name}/ready": "models",
+    "GET /v2/models/{name}/versions/{version}/ready": "models",
+    "POST /v2/models/{name}/infer": "predict",
+    "POST /v2/models/{name}/versions/{version}/infer": "predict",
+    "POST /v2/repository/index": "models",
+    "POST /v2/repository/models/{name}/load": "submit",
+    "POST /v2/repository/models/{name}/unload": "submit",
+    "POST /v1/keys": "admin",
+    "GET /v1/keys": "admin",
+    "DELETE /v1/keys/{key_id}": "admin",
+    "GET /v1/audit": "admin",
+    "GET /healthz": "open",
+    "GET /readyz": "open",
+    "GET /metrics": "admin",
+    "GET /docs": "admin",
+    "GET /openapi.json": "admin",
+    "GET /": "open",
+    "GET /static/{name}": "open",
+}
+MAY: Final = {  # which keys have what is needed
+    "read": {"read", "submit", "admin"},
+    "models": {"read", "predict", "submit", "admin"},
+    "predict": {"predict", "admin"},
+    "submit": {"submit", "admin"},
+    "admin": {"admin"},
+}
+NO_KEY: Final = ("none", "wrong", "revoked", "expired")
+WITH_KEY: Final = ("read", "predict", "submit", "admin")
+
+
+class Place:
+    """An app with a key of each kind, and another tenant."""
+
+    def __init__(self, home: Path, **changes: Any) -> None:
+        self.app: FastAPI = create_app(settings_for(home, **changes))
+        self.rooms = self.app.state.rooms
+        self.store: JobStore = self.rooms.store
+        self.tokens = {scope: self.key([scope]) for scope in WITH_KEY}
+        self.tokens["wrong"] = new_token().token
+        self.tokens["expired"] = self.key(["admin"], expires=time.time() - 1)
+        self.tokens["revoked"] = self.key(["admin"])
+        self.store.revoke_key(f"key_{self.tokens['revoked'].split('_')[1]}")
+        self.tokens["other"] = self.key(["predict", "submit"], tenant="other")
+
+    def key(self, scopes: list[str], tenant: str = "default", expires: float | None = None) -> str:
+        """The token of a new key."""
+        made: NewToken = new_token()
+        self.store.add_key(tenant, "n", scopes, made.digest, key_id=made.key_id, expires=expires)
+        return made.token
+
+    async def ask(self, role: str, method: str, path: str, **how: Any) -> Told:
+        """A request by one of these."""
+        headers = {} if role == "none" else {"authorization": f"Bearer {self.tokens[role]}"}
+        return await ask(
+            self.app, method, path, **{**how, "headers": {**headers, **how.get("headers", {})}}
+        )
+
+
+@pytest.fixture
+def place(own_home: Path) -> Place:
+    return Place(own_home)
+
+
+def test_every_route_is_in_the_table(place: Place) -> None:
+    found = {f"{method} {template}" for method, template in operations(place.app)}
+    assert found == set(NEEDS)
+
+
+def test_every_route_asks_for_its_scope(place: Place) -> None:
+    async def matrix() -> int:
+        cells = 0
+        for operation, needed in NEEDS.items():
+            method, template = operation.split(" ")
+            path = filled(template, "none")
+            for role in (*NO_KEY, *WITH_KEY):
+                body = b"{}" if method in ("POST", "PUT") else b""
+                told = await place.ask(role, method, path, body=body)
+                assert told.status < 500 or told.status == 503, (operation, role, told)
+                if needed == "open":
+                    assert told.status not in (401, 403), (operation, role, told)
+                elif role in NO_KEY:
+                    assert (told.status, told.code or "UNAUTHORISED") == (401, "UNAUTHORISED"), (
+                        operation,
+                        role,
+                        told,
+                    )
+                    assert told.headers["www-authenticate"].startswith("Bearer")
+                elif role in MAY[needed]:
+                    assert told.status not in (401, 403), (operation, role, told)
+                else:
+                    assert told.status == 403, (operation, role, told)
+                cells += 1
+        return cells
+
+    assert asyncio.run(matrix()) == len(NEEDS) * 8
+
+
+def filled(template: str, what: str) -> str:
+    """A path of a template."""
+    for name in ("reference", "job_id", "file", "dataset_id", "name", "alias", "set", "key_id"):
+        template = template.replace(f"{{{name}}}", what)
+    return template.replace("{version}", "1")
+
+
+def test_things_of_another_tenant_do_not_exist(place: Place, tmp_path: Path) -> None:
+    job, _ = place.store.submit({}, name="n")
+    data = place.store.add_dataset("docs", str(tmp_path / "none"), status="READY")
+    publish(place.rooms.registry_of("default"), "docs", tmp_path / "staged")
+    place.rooms.registry_of("default").sets("docs").put("mine", ["csv"])
+    place.rooms.registry_of("default").set_alias("docs", "prod", 1)
+    real = {
+        "job_id": job.id,
+        "dataset_id": data.id,
+        "name": "docs",
+        "reference": "docs",
+        "alias": "prod",
+        "set": "mine",
+    }
+
+    async def asked() -> int:
+        octets = {"content-type": "application/octet-stream"}
+        upload = json.loads(
+            (await place.ask("submit", "POST", "/v1/uploads", body=b"x", headers=octets)).body
+        )["id"]
+        cells = 0
+        bodies = {
+            "predict": {"instances": [{"text": "a"}]},
+            "explain": {"instance": {"text": "a"}},
+            "batchPredict": {"upload": upload, "format": "text"},
+            "alias": {"version": 1},
+            "set": {"labels": ["csv"]},
+            "infer": {
+                "inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]
+            },
+        }
+        for operation in NEEDS:
+            method, template = operation.split(" ")
+            named = [name for name in real if f"{{{name}}}" in template]
+            if not named:
+                continue
+            path = template.replace("{version}", "1").replace("{file}", "manifest.json")
+            for name in named:
+                path = path.replace(f"{{{name}}}", real[name])
+            last = path.rsplit(":", 1)[-1] if ":" in path else path.rsplit("/", 1)[-1]
+            body = bodies.get(
+                last,
+                bodies["alias"]
+                if "/aliases/" in path
+                else bodies["set"]
+                if "/sets/" in path
+                else None,
+            )
+            told = await place.ask(
+                "other",
+                method,
+                path,
+                body=json.dumps(body or {}).encode() if method != "GET" else b"",
+            )
+            assert told.status == 404, (operation, told)
+            assert str(tmp_path).encode() not in told.body
+            cells += 1
+        for body in (
+            {"name": "a", "format": "jsonl", "uploads": {"train": upload}},
+            {"dataset": data.id, "model": "m"},
+        ):
+            path = "/v1/datasets" if "uploads" in body else "/v1/jobs"
+            told = await place.ask("other", "POST", path, body=json.dumps(body).encode())
+            assert told.status == 404, (path, told)
+        for path, key in (
+            ("/v1/jobs", "jobs"),
+            ("/v1/datasets", "datasets"),
+            ("/v1/models", "models"),
+        ):
+            assert json.loads((await place.ask("other", "GET", path)).body)[key] == []
+        return cells
+
+    assert asyncio.run(asked()) >= 30
+    assert place.store.get(job.id).status == "PENDING"
+    assert place.rooms.registry_of("default").versions("docs") == [1]
+    assert place.rooms.registry_of("default").aliases("docs")["prod"] == 1
+    assert place.rooms.registry_of("default").sets("docs").get("mine").labels == ("csv",)
+
+
+def test_every_change_has_a_name_in_the_audit_log(place: Place) -> None:
+    unsafe = {operation for operation in operations(place.app) if operation[0] not in SAFE}
+    assert unsafe - set(ACTIONS) == set(), "name what it does in xcray/service/http/audit.py"
+    assert set(ACTIONS) - unsafe == set()
+
+
+# Names that climb (T4)
+
+CLIMBING: Final = (
+    *(
+        "..",
+        ".",
+        "../x",
+        "../../etc/passwd",
+        "..\\x",
+        "..\\..\\x",
+        "/etc/passwd",
+        "//x",
+        "\\\\host\\share",
+        "C:",
+        "C:\\x",
+    ),
+    *(
+        "file:///x",
+        "%2e%2e%2f",
+        "%252e%252e",
+        "..%2fx",
+        "..%5cx",
+        "%00",
+        "a\x00b",
+        "a\x00.json",
+        "a/../../x",
+        "a/./b",
+        "a//b",
+    ),
+    *(
+        "~",
+        "~root",
+        "$HOME",
+        "a.",
+        "a ",
+        " a",
+        "a..b",
+        ".hidden",
+        "-rf",
+        "--help",
+        "CON",
+        "con",
+        "nul.txt",
+        "aux",
+        "COM1",
+        "lpt9.x",
+    ),
+    *(
+        "a:b",
+        "a|b",
+        "a*",
+        "a?",
+        "\u2025/x",
+        "\uff0e\uff0e/x",
+        "\u202ea",
+        "a\u2028b",
+        "\u0661",
+        "A",
+        "a" * 4096,
+        "a\r\nb",
+        "\x1b[31m",
+    ),
+    *(
+        "${jndi:ldap://x}",
+        "'; DROP TABLE jobs; --",
+        '"',
+        "{{7*7}}",
+        "<script>",
+        "x" * 65,
+        "\ufeff",
+        "\U0001f600",
+    ),
+)
+NAMED: Final = (
+    ("GET", "/v1/models/{}"),
+    ("GET", "/v1/models/{}/versions/1"),
+    ("PUT", "/v1/models/{}/aliases/prod"),
+    ("PUT", "/v1/models/docs/aliases/{}"),
+    ("PUT", "/v1/models/docs/sets/{}"),
+    ("GET", "/v1/models/docs/sets/{}"),
+    ("DELETE", "/v1/models/docs/sets/{}"),
+    ("GET", "/v1/jobs/{}"),
+    ("GET", "/v1/jobs/{}/logs"),
+    ("DELETE", "/v1/jobs/{}"),
+    ("GET", "/v1/datasets/{}"),
+    ("DELETE", "/v1/datasets/{}"),
+    ("DELETE", "/v1/keys/{}"),
+    ("GET", "/v2/models/{}"),
+    ("GET", "/static/{}"),
+)
+IN_BODIES: Final = (
+    ("/v1/datasets", lambda name: {"name": name, "format": "pydocs"}),
+    ("/v1/datasets", lambda name: {"name": "a", "format": "jsonl", "uploads": {"train": name}}),
+    ("/v1/datasets", lambda name: {"name": "a", "format": "jsonl", "path": name}),
+    ("/v1/datasets", lambda name: {"name": "a", "format": "jsonl", "uri": name}),
+    ("/v1/jobs", lambda name: {"dataset": "ds_none", "model": name}),
+    ("/v1/jobs", lambda name: {"dataset": name, "model": "a"}),
+    ("/v1/models/docs:batchPredict", lambda name: {"upload": name, "format": "text"}),
+    ("/v1/keys", lambda name: {"name": "n", "scopes": ["read"], "tenant": name}),
+)
+
+
+def test_no_name_leaves_the_home(place: Place, tmp_path: Path, own_home: Path) -> None:
+    assert len(CLIMBING) >= 40
+    publish(place.rooms.registry_of("default"), "docs", tmp_path / "staged")
+    before = tree(tmp_path)
+
+    async def climb() -> None:
+        for name in CLIMBING:
+            for method, template in NAMED:
+                body = b'{"version": 1, "labels": ["csv"]}' if method == "PUT" else b""
+                told = await place.ask("admin", method, template.format(name), body=body)
+                assert 400 <= told.status < 500 or harmless(told, template, name), (
+                    method,
+                    template,
+                    name,
+                    told,
+                )
+            for path, made in IN_BODIES:
+                told = await place.ask("admin", "POST", path, body=json.dumps(made(name)).encode())
+                assert 400 <= told.status < 500, (path, name, told)
+            told = await place.ask(
+                "admin", "GET", "/v1/jobs", query=f"tenant={name}".replace("\x00", "%00")
+            )
+            assert told.status < 500, (name, told)
+
+    asyncio.run(climb())
+    assert {
+        path for path in tree(tmp_path) - before if not path.startswith("xcray-home/xcray.db")
+    } == set()
+
+
+def harmless(told: Told, template: str, name: str) -> bool:
+    """Names that a router takes apart before any route sees them reach other routes: what is then told is that route's."""
+    return told.status == 200 and "/" in template.format(name).removeprefix(template.split("{")[0])
+
+
+def tree(root: Path) -> set[str]:
+    """All files and folders below."""
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+# Browsers (T15)
+
+
+def test_pages_of_other_origins_are_told_nothing(place: Place) -> None:
+    async def asked() -> None:
+        origin = {"origin": "https://page.example", "access-control-request-method": "DELETE"}
+        for role in ("none", "admin"):
+            told = await place.ask(role, "OPTIONS", "/v1/jobs", headers=origin)
+            assert told.status in (401, 405)
+            assert not [name for name in told.headers if name.startswith("access-control")]
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            told = await place.ask("admin", method, "/v1/jobs/job_x", headers=origin)
+            assert (told.status, told.code) == (403, "ORIGIN")
+        for bad in (
+            "http://[",
+            "null",
+            "https://127.0.0.1.evil.example",
+            "https://evil.example:80@127.0.0.1",
+        ):
+            told = await place.ask("admin", "DELETE", "/v1/jobs/job_x", headers={"origin": bad})
+            assert (told.status, told.code) == (403, "ORIGIN"), bad
+
+    asyncio.run(asked())
+
+
+def test_listed_origins_may_ask_with_a_key(own_home: Path) -> None:
+    place = Place(own_home, cors_origins=("https://ok.example",))
+
+    async def asked() -> None:
+        for origin, allowed in (
+            ("https://ok.example", True),
+            ("https://OK.example", False),
+            ("https://ok.example.evil", False),
+        ):
+            for wanted in ("GET", "POST", "PUT", "DELETE"):
+                headers = {"origin": origin, "access-control-request-method": wanted}
+                told = await place.ask("none", "OPTIONS", "/v1/jobs", headers=headers)
+                assert (told.status == 204) is allowed, (origin, told)
+                assert told.headers.get("access-control-allow-origin") == (
+                    origin if allowed else None
+                )
+                assert "access-control-allow-credentials" not in told.headers
+                assert "origin" in told.headers["vary"].lower()
+            told = await place.ask("admin", "DELETE", "/v1/jobs/job_x", headers={"origin": origin})
+            assert told.status == (404 if allowed else 403)
+            assert (
+                await place.ask("none", "GET", "/v1/jobs", headers={"origin": origin})
+            ).status == 401
+
+    asyncio.run(asked())
+    for wrong in ("*", "https://*", "ok.example", "https://ok.example/path"):
+        with pytest.raises(ValueError, match="origin"):
+            settings_for(own_home, cors_origins=(wrong,))
+
+
+def test_every_answer_has_secure_headers(own_home: Path) -> None:
+    place = Place(own_home, behind_proxy=True)
+
+    async def asked() -> None:
+        for role, path in (
+            ("none", "/"),
+            ("none", "/v1/jobs"),
+            ("admin", "/v1/jobs"),
+            ("admin", "/v1/nope"),
+            ("none", "/healthz"),
+        ):
+            headers = (await place.ask(role, "GET", path)).headers
+            assert headers["x-content-type-options"] == "nosniff"
+            assert "frame-ancestors 'none'" in headers["content-security-policy"]
+            assert headers["referrer-policy"] == "no-referrer"
+            assert "camera=()" in headers["permissions-policy"]
+            assert headers["strict-transport-security"].startswith("max-age=")
+            assert headers["cache-control"] == "no-store"
+
+    asyncio.run(asked())
+    plain = Place(own_home.parent / "plain")
+    assert (
+        "strict-transport-security" not in asyncio.run(plain.ask("none", "GET", "/healthz")).headers
+    )
+
+
+def test_keys_in_urls_are_refused(place: Place) -> None:
+    async def asked() -> None:
+        for name in ("token", "key", "api_key", "access_token"):
+            told = await place.ask(
+                "none", "GET", "/v1/jobs", query=f"{name}={place.tokens['admin']}"
+            )
+            assert (told.status, told.code) == (400, "KEY_IN_URL")
+            assert place.tokens["admin"].encode() not in told.body
+        assert (
+            await place.ask("admin", "GET", "/v1/jobs", query="page_token=x")
+        ).code != "KEY_IN_URL"
+
+    asyncio.run(asked())
+
+
+def test_strangers_hear_little(place: Place) -> None:
+    async def asked() -> None:
+        await place.ask("admin", "GET", "/v1/jobs")
+        for role, version in (("none", False), ("admin", True), ("revoked", False)):
+            assert (
+                json.loads((await place.ask(role, "GET", "/healthz")).body)["version"] is not None
+            ) is version
+        place.rooms.draining = True
+        assert json.loads((await place.ask("admin", "GET", "/readyz")).body)["reasons"]
+        assert json.loads((await place.ask("none", "GET", "/readyz")).body)["reasons"] == []
+
+    asyncio.run(asked())
+
+
+# Logs and replies (T13, T16)
+
+HOSTILE: Final = (
+    "\r\nX-Evil: 1",
+    "\n{}",
+    "\x1b[31mred",
+    "a\u2028b\u2029c",
+    "${jndi:ldap://x}",
+    "x" * 1_000_000,
+    "\x00",
+    "\u202e",
+    '"}',
+)
+
+
+def test_each_event_is_one_line_that_can_be_read(place: Place) -> None:
+    stream = io.StringIO()
+    log_to(stream, "info")
+
+    async def asked() -> int:
+        for text in HOSTILE:
+            await place.ask("admin", "GET", f"/v1/models/{text}")
+            await place.ask(
+                "none",
+                "GET",
+                f"/{text}",
+                raw=[
+                    (b"x-request-id", text.encode()[:5000]),
+                    (b"user-agent", text.encode()[:5000]),
+                ],
+            )
+        return 2 * len(HOSTILE)
+
+    try:
+        count = asyncio.run(asked())
+    finally:
+        log_to(None, "warning")
+    lines = stream.getvalue().split("\n")
+    assert lines.pop() == ""
+    entries = [json.loads(line) for line in lines]
+    assert [entry["event"] for entry in entries].count("request") == count
+    assert all(line.isascii() and line.isprintable() and len(line) < 4000 for line in lines)
+    assert not any(token in stream.getvalue() for token in place.tokens.values())
+
+
+def test_replies_tell_nothing_of_the_server(
+    place: Place, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(
+            f"{own_home}/xcray.db: SELECT secret FROM keys; {place.tokens['admin']} {socket.gethostname()}"
+        )
+
+    monkeypatch.setattr(place.store, "get", broken)
+    secrets = [
+        str(own_home),
+        "SELECT",
+        "Traceback",
+        "RuntimeError",
+        "sqlite",
+        'File "',
+        *place.tokens.values(),
+    ]
+    host = re.compile(
+        rf"\b{re.escape(socket.gethostname())}\b"
+    )  # a short name is found within random ids, too
+
+    async def asked() -> None:
+        told = await place.ask("admin", "GET", "/v1/jobs/job_x")
+        assert (told.status, told.code) == (500, "INTERNAL")
+        replies = [told]
+        for operation in NEEDS:
+            method, template = operation.split(" ")
+            if template in ("/", "/docs", "/metrics", "/openapi.json", "/static/{name}"):
+                continue
+            bodies = (b"",) if method == "GET" else (b"{", b"[]", b"\xff", b"{}")
+            replies += [
+                await place.ask("admin", method, filled(template, "none"), body=body)
+                for body in bodies
+            ]
+        for reply in replies:
+            text = reply.body.decode() + json.dumps(reply.headers)
+            assert not [secret for secret in secrets if secret in text], text[:300]
+            assert not host.search(text), text[:300]
+            assert "server" not in reply.headers
+
+    asyncio.run(asked())

@@ -1,0 +1,1151 @@
+"""The service over HTTP: data sets, jobs and their streams, models, operations; its wall; what it does when things die."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from tests.support.live_service import LABELS, TEXTS, client_of, publish, raw, serving, settings_for
+from xcray.errors import Conflict, ParameterError, Unavailable
+from xcray.jobs.states import SUCCEEDED
+from xcray.model.registry import Registry
+from xcray.service.app import create_app
+from xcray.service.app_state import Rooms
+from xcray.service.http import auth
+from xcray.service.models.cache import PredictorCache, Wanted
+from xcray.service.observability.request_log import REQUEST_ID, context
+from xcray.service.processes.sockets import listen
+from xcray.service.settings import Settings, check_address
+from xcray.telemetry.logging import JSONLines
+
+OCTETS = {"Content-Type": "application/octet-stream"}
+LINES = "".join(
+    json.dumps({"text": text, "labels": [label]}) + "\n"
+    for text, label in zip(TEXTS * 5, LABELS * 5, strict=True)
+)
+
+PATIENCE = (
+    600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+)
+
+
+class Service(NamedTuple):
+    """A served app, its rooms, and a client."""
+
+    http: httpx.Client
+    rooms: Rooms
+    app: FastAPI
+
+
+def build_stub(tmp_path: Path, code: str) -> tuple[str, ...]:
+    """A command that stands for the child that builds data sets; sys.argv[1] is the request."""
+    script = tmp_path / "stub.py"
+    script.write_text(
+        f"import json, os, pathlib, signal, sys, time\nfolder = pathlib.Path(sys.argv[1]).parent\n{code}\n"
+    )
+    return (sys.executable, str(script))
+
+
+READY_STUB = "(folder / 'outcome.json').write_text(json.dumps({'stats': {'n_labels': 4}}))"
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """A service whose data sets are built by a stub at once."""
+    app = create_app(
+        settings_for(tmp_path / "home"), build_command=build_stub(tmp_path, READY_STUB)
+    )
+    with client_of(app) as http:
+        yield Service(http, app.state.rooms, app)
+
+
+def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """The first true answer."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not come to pass")
+
+
+def settled(http: httpx.Client, dataset_id: str) -> dict[str, Any]:
+    """A data set once it is no longer BUILDING."""
+
+    def look() -> dict[str, Any] | None:
+        found: dict[str, Any] = http.get(f"/v1/datasets/{dataset_id}").json()
+        return None if found["status"] == "BUILDING" else found
+
+    found: dict[str, Any] = eventually(look)
+    return found
+
+
+def ready_dataset(service: Service) -> str:
+    """The id of a data set that is READY, by the stub."""
+    made = service.http.post("/v1/datasets", json={"name": "data", "format": "pydocs"})
+    assert made.status_code == 201, made.text
+    return str(settled(service.http, made.json()["id"])["id"])
+
+
+def submitted(service: Service, **more: Any) -> dict[str, Any]:
+    """A job that waits."""
+    made = service.http.post(
+        "/v1/jobs", json={"dataset": ready_dataset(service), "model": "m", **more}
+    )
+    assert made.status_code == 201, made.text
+    return dict(made.json())
+
+
+# Data sets
+
+
+def test_a_text_file_becomes_a_data_set(tmp_path: Path) -> None:
+    with client_of(create_app(settings_for(tmp_path / "home"))) as http:
+        made = http.post(
+            "/v1/datasets?name=docs&format=jsonl", content=LINES.encode(), headers=OCTETS
+        )
+        assert (made.status_code, made.json()["status"]) == (201, "BUILDING")
+        assert made.headers["location"] == f"/v1/datasets/{made.json()['id']}"
+        found = settled(http, made.json()["id"])
+        assert (found["status"], found["name"]) == ("READY", "docs"), found
+        assert (found["stats"]["n_labels"], found["stats"]["splits"]["train"]["n_rows"]) == (4, 20)
+        assert [one["id"] for one in http.get("/v1/datasets").json()["datasets"]] == [found["id"]]
+        job = http.post("/v1/jobs", json={"dataset": "docs", "model": "docs"})
+        assert (job.status_code, job.json()["spec"]["dataset"]) == (201, found["id"])
+        assert str(tmp_path) not in job.text + json.dumps(found)
+        assert http.delete(f"/v1/datasets/{found['id']}").json()["code"] == "STATE"
+        http.post(f"/v1/jobs/{job.json()['id']}/stop")
+        assert http.delete(f"/v1/datasets/{found['id']}").status_code == 204
+        assert http.get(f"/v1/datasets/{found['id']}").status_code == 404
+        assert not list((tmp_path / "home" / "datasets").iterdir())
+        assert not list((tmp_path / "home" / "uploads").iterdir())
+        assert not list((tmp_path / "home" / "builds").iterdir())
+
+
+def test_train_and_test_files_and_bad_lines(tmp_path: Path) -> None:
+    with client_of(create_app(settings_for(tmp_path / "home"))) as http:
+        ids = [
+            http.post("/v1/uploads", content=LINES.encode(), headers=OCTETS).json()["id"]
+            for _ in range(2)
+        ]
+        asked = {"name": "both", "format": "jsonl", "uploads": {"train": ids[0], "test": ids[1]}}
+        both = http.post("/v1/datasets", json=asked).json()
+        bad = http.post(
+            "/v1/datasets?name=bad&format=svmlight",
+            content=b"0 1:1\n0 2:nan\n0 x:1\n",
+            headers=OCTETS,
+        ).json()
+        found = settled(http, both["id"])
+        assert {part: split["n_rows"] for part, split in found["stats"]["splits"].items()} == {
+            "train": 20,
+            "test": 20,
+        }
+        again = http.post("/v1/datasets", json=asked)
+        assert (again.status_code, again.json()["code"]) == (404, "NOT_FOUND")
+        failed = settled(http, bad["id"])
+        assert failed["status"] == "FAILED"
+        assert failed["stats"]["problem"]["code"] == "SVM_NOT_FINITE"
+        assert [entry["line"] for entry in failed["stats"]["errors"]] == [2, 3]
+        assert str(tmp_path) not in json.dumps(failed)
+        refused = http.post("/v1/jobs", json={"dataset": bad["id"], "model": "m"})
+        assert (refused.status_code, refused.json()["code"]) == (409, "DATASET_NOT_READY")
+
+
+@pytest.mark.parametrize(
+    ("query", "content", "headers", "status", "code"),
+    [
+        ("name=a&format=jsonl", b"", OCTETS, 400, "EMPTY_BODY"),
+        ("name=a&format=jsonl", b"x" * 2001, OCTETS, 413, "BODY_TOO_LARGE"),
+        ("name=a&format=xlsx", b"x", OCTETS, 422, "FORMAT"),
+        ("format=jsonl", b"x", OCTETS, 422, "FORMAT"),
+        ("name=../a&format=jsonl", b"x", OCTETS, 422, "BAD_NAME"),
+        ("name=a&format=jsonl&sha256=00", b"x", OCTETS, 422, "SHA256"),
+        (f"name=a&format=jsonl&sha256={'0' * 64}", b"x", OCTETS, 422, "UPLOAD_TRUNCATED"),
+        ("name=a&format=jsonl&options={", b"x", OCTETS, 400, "JSON_INVALID"),
+        ("name=a&format=jsonl&options=[]", b"x", OCTETS, 422, "TYPE"),
+        ('name=a&format=jsonl&options={"nope":1}', b"x", OCTETS, 422, "PARAMETER"),
+        ('name=a&format=xc&options={"labels_file":"/etc/passwd"}', b"x", OCTETS, 422, "FORBIDDEN"),
+        (
+            'name=a&format=jsonl&options={"text":{"token_pattern":"(a*)*b"}}',
+            b"x",
+            OCTETS,
+            422,
+            "FORBIDDEN",
+        ),
+        (
+            "name=a&format=jsonl",
+            b"x",
+            {"Content-Type": "multipart/form-data; boundary=x"},
+            415,
+            "CONTENT_TYPE",
+        ),
+        (
+            "name=a&format=jsonl",
+            b"x",
+            {**OCTETS, "Content-Encoding": "gzip"},
+            415,
+            "CONTENT_ENCODING",
+        ),
+    ],
+)
+def test_uploads_are_refused_and_leave_nothing(
+    tmp_path: Path, query: str, content: bytes, headers: dict[str, str], status: int, code: str
+) -> None:
+    app = create_app(
+        settings_for(tmp_path / "home", upload_bytes=2000),
+        build_command=build_stub(tmp_path, READY_STUB),
+    )
+    with client_of(app) as http:
+        answer = http.post(f"/v1/datasets?{query}", content=content, headers=headers)
+        # a forbidden option is the caller's to mend: 403 by its code
+        assert (answer.status_code, answer.json()["code"]) == (
+            403 if code == "FORBIDDEN" else status,
+            code,
+        ), answer.text
+        chunked = http.post("/v1/uploads", content=iter([b"y" * 1500, b"y" * 1500]), headers=OCTETS)
+        assert (chunked.status_code, chunked.json()["code"]) == (413, "BODY_TOO_LARGE")
+        assert http.get("/v1/datasets").json()["datasets"] == []
+        assert not list((tmp_path / "home" / "uploads").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"name": "a", "format": "jsonl"}, "FORMAT"),
+        ({"name": "a", "format": "jsonl", "uploads": {"test": "upl_x"}}, "FORMAT"),
+        ({"name": "a", "format": "jsonl", "uploads": {"train": "../../x"}}, "PARAMETER"),
+        ({"name": "a", "format": "pydocs", "path": "/etc"}, "FORMAT"),
+        ({"name": "a", "format": "svmlight", "path": "/etc/passwd"}, "FORBIDDEN"),
+        ({"name": "a", "format": "svmlight", "path": "/no/such/file"}, "FORBIDDEN"),
+        ({"name": "a", "format": "nothing"}, "CHOICE"),
+        ({"name": "A", "format": "pydocs"}, "BAD_NAME"),
+        ({"name": "a", "format": "pydocs", "options": {"labels_file": "x"}}, "FORBIDDEN"),
+        ({"name": "a", "format": "synthetic", "options": {"synthetic": {"nope": 1}}}, "PARAMETER"),
+        ({"name": "a"}, "MISSING_FIELD"),
+    ],
+)
+def test_data_set_requests_are_refused(service: Service, asked: dict[str, Any], code: str) -> None:
+    answer = service.http.post("/v1/datasets", json=asked)
+    assert (answer.json()["code"], answer.status_code) == (
+        code,
+        403 if code == "FORBIDDEN" else 422,
+    ), answer.text
+
+
+def test_paths_below_an_open_folder_only(tmp_path: Path) -> None:
+    root, outside = tmp_path / "open", tmp_path / "closed"
+    for folder in (root, outside):
+        folder.mkdir()
+        (folder / "a.jsonl").write_text(LINES)
+    (root / "link").symlink_to(outside)
+    app = create_app(
+        settings_for(tmp_path / "home", dataset_roots=(root,)),
+        build_command=build_stub(tmp_path, READY_STUB),
+    )
+    with client_of(app) as http:
+
+        def status(path: str) -> int:
+            return http.post(
+                "/v1/datasets", json={"name": "a", "format": "jsonl", "path": path}
+            ).status_code
+
+        assert status(str(root / "a.jsonl")) == 201
+        for path in (
+            outside / "a.jsonl",
+            root / "link" / "a.jsonl",
+            root / ".." / "closed" / "a.jsonl",
+            root / "none",
+            "a\x00b",
+        ):
+            assert status(str(path)) == 403
+        assert (root / "a.jsonl").is_file()
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(service: Service) -> None:
+    url = httpx.URL(str(service.http.base_url))
+    head = b"POST /v1/uploads HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\nContent-Length: 1000\r\n\r\n"
+    folder = service.rooms.home.path / "uploads"
+    with socket.create_connection((url.host, url.port or 80)) as connection:
+        connection.sendall(head + b"x" * 500)
+        eventually(lambda: list(folder.iterdir()))
+        assert all(path.name.startswith(".") for path in folder.iterdir())
+    eventually(lambda: not list(folder.iterdir()))
+
+
+def test_what_a_crash_left_is_swept_and_taken_up(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    forever = build_stub(tmp_path, "time.sleep(600)")
+    first = create_app(settings_for(home), build_command=forever)
+    with client_of(first) as http:
+        made = http.post(
+            "/v1/datasets?name=a&format=jsonl", content=LINES.encode(), headers=OCTETS
+        ).json()
+    (home / "uploads" / ".upl_half.part").mkdir()
+    assert (home / "builds" / made["id"] / "train.jsonl").read_text() == LINES
+    second = create_app(settings_for(home), build_command=build_stub(tmp_path, READY_STUB))
+    with client_of(second) as http:
+        assert settled(http, made["id"])["status"] == "READY"
+        eventually(
+            lambda: not any(list((home / place).iterdir()) for place in ("uploads", "builds"))
+        )  # it goes after all is told
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "expected"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 600, "BUILD_DIED"),
+        ("sys.exit(3)", 600, "BUILD_DIED"),
+        ("time.sleep(600)", 1, "TIME_LIMIT"),
+    ],
+)
+def test_a_build_that_dies_is_told(tmp_path: Path, code: str, seconds: int, expected: str) -> None:
+    app = create_app(
+        settings_for(tmp_path / "home", build_seconds=seconds),
+        build_command=build_stub(tmp_path, code),
+    )
+    with client_of(app) as http:
+        made = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
+        found = settled(http, made["id"])
+        assert (found["status"], found["stats"]["problem"]["code"]) == ("FAILED", expected)
+
+
+def test_a_build_is_limited_in_memory(tmp_path: Path) -> None:
+    """The real child: it gives up with a sentence where the service would have been killed."""
+    from xcray.service.datasets import ingest
+
+    limited = build_stub(
+        tmp_path,
+        "from xcray.service import ingest\ningest.build = lambda *a: bytearray(8_000_000_000)\nsys.exit(ingest.main(sys.argv[1:]))",
+    )
+    assert ingest.SHOWN == 20
+    app = create_app(
+        settings_for(tmp_path / "home", build_memory_bytes=4_000_000_000), build_command=limited
+    )
+    with client_of(app) as http:
+        made = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
+        assert settled(http, made["id"])["stats"]["problem"]["code"] == "MEMORY_LIMIT"
+
+
+def test_deleting_a_data_set_ends_its_build(tmp_path: Path) -> None:
+    app = create_app(
+        settings_for(tmp_path / "home"),
+        build_command=build_stub(
+            tmp_path, "(folder / 'pid').write_text(str(os.getpid()))\ntime.sleep(600)"
+        ),
+    )
+    with client_of(app) as http:
+        made = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
+        mark = tmp_path / "home" / "builds" / made["id"] / "pid"
+        eventually(lambda: mark.is_file() and mark.read_text())
+        pid = int(mark.read_text())
+        assert http.delete(f"/v1/datasets/{made['id']}").status_code == 204
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        assert not mark.parent.exists()
+
+
+def test_a_full_disk_refuses_uploads_and_nothing_else(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home", disk_reserve_bytes=10**18))
+    with client_of(app) as http:
+        refused = http.post("/v1/uploads", content=b"x", headers=OCTETS)
+        assert (refused.status_code, refused.json()["code"]) == (507, "DISK_FULL")
+        assert http.get("/v1/jobs").status_code == 200
+        unready = http.get("/readyz")
+        assert (unready.status_code, unready.json()["reasons"]) == (503, ["DISK"])
+
+
+# Jobs
+
+
+def test_a_job_is_accepted_once_for_a_key(service: Service) -> None:
+    asked = {
+        "dataset": ready_dataset(service),
+        "model": "m",
+        "params": {"C": 0.5},
+        "priority": 3,
+        "name": "first",
+    }
+    key = {"Idempotency-Key": "k1"}
+    first = service.http.post("/v1/jobs", json=asked, headers=key)
+    again = service.http.post("/v1/jobs", json=asked, headers=key)
+    other = service.http.post("/v1/jobs", json={**asked, "priority": 4}, headers=key)
+    assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
+    assert first.json() == again.json()
+    assert other.json()["code"] == "IDEMPOTENCY_MISMATCH"
+    assert first.headers["location"] == f"/v1/jobs/{first.json()['id']}"
+    job = first.json()
+    assert (job["status"], job["phase"], job["name"], job["priority"]) == (
+        "PENDING",
+        "QUEUED",
+        "first",
+        3,
+    )
+    assert job["spec"]["params"] == {"C": 0.5}
+    stored = service.rooms.store.get(job["id"]).spec
+    assert stored["dataset"] == str(service.rooms.home.dataset(asked["dataset"]))
+    assert stored["name"] == "m"
+
+
+def test_fifty_at_once_with_one_key_are_one_job(service: Service) -> None:
+    asked = {"dataset": ready_dataset(service), "model": "m"}
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(
+            pool.map(
+                lambda _: service.http.post(
+                    "/v1/jobs", json=asked, headers={"Idempotency-Key": "k"}
+                ),
+                range(50),
+            )
+        )
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert sorted(answer.status_code for answer in answers) == [200] * 49 + [201]
+    assert len(service.http.get("/v1/jobs").json()["jobs"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"solver": "magic"}, 422, "UNKNOWN_SOLVER"),
+        ({"params": {"C": -1}}, 422, "PARAMETER"),
+        ({"params": {"nope": 1}}, 422, "UNKNOWN_PARAMETER"),
+        ({"params": {"C": "one"}}, 422, "PARAMETER"),
+        ({"params": [1]}, 422, "TYPE"),
+        ({"model": "../m"}, 422, "BAD_NAME"),
+        ({"dataset": "ds_nobody"}, 404, "NOT_FOUND"),
+        ({"pool": "cloud"}, 422, "CHOICE"),
+        ({"workers": -1}, 422, "RANGE"),
+        ({"workers": 10**9}, 422, "RANGE"),
+        ({"ks": []}, 422, "LENGTH"),
+        ({"max_seconds": 0}, 422, "RANGE"),
+        ({"max_seconds": 1e12}, 422, "RANGE"),
+        ({"max_seconds": "60"}, 422, "TYPE"),
+        ({"memory_limit": 0}, 422, "RANGE"),
+        ({"memory_limit": "4GiB"}, 422, "TYPE"),
+        ({"ks": [0]}, 422, "RANGE"),
+        ({"ray_address": "10.0.0.1:6379"}, 422, "UNKNOWN_FIELD"),
+        ({"priority": True}, 422, "TYPE"),
+    ],
+)
+def test_specs_are_checked_before_they_are_accepted(
+    service: Service, change: dict[str, Any], status: int, code: str
+) -> None:
+    asked = {"dataset": ready_dataset(service), "model": "m", **change}
+    answer = service.http.post("/v1/jobs", json=asked)
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert service.http.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_lists_have_pages_and_filters(service: Service) -> None:
+    data = ready_dataset(service)
+    made = [
+        service.http.post("/v1/jobs", json={"dataset": data, "model": "m"}).json()["id"]
+        for _ in range(5)
+    ]
+    service.http.post(f"/v1/jobs/{made[0]}/stop")
+    page, found = service.http.get("/v1/jobs?limit=2").json(), []
+    while True:
+        found += [job["id"] for job in page["jobs"]]
+        if page["next_page_token"] is None:
+            break
+        page = service.http.get(
+            "/v1/jobs", params={"limit": 2, "page_token": page["next_page_token"]}
+        ).json()
+    assert found == made[::-1]
+    assert [
+        job["id"] for job in service.http.get("/v1/jobs?status=STOPPED").json()["jobs"]
+    ] == made[:1]
+    for query in (
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "status=DONE",
+        "page_token=zzz",
+        "page_token=" + "a" * 300,
+    ):
+        assert service.http.get(f"/v1/jobs?{query}").status_code == 422
+
+
+def test_a_job_may_be_given_its_time(service: Service) -> None:
+    assert submitted(service, max_seconds=60)["spec"]["max_seconds"] == 60.0
+    assert submitted(service)["spec"]["max_seconds"] is None
+    assert submitted(service, memory_limit=2**32)["spec"]["memory_limit"] == 2**32
+    described = service.http.get("/openapi.json").json()["components"]["schemas"]["JobRequest"][
+        "properties"
+    ]["max_seconds"]
+    assert "partial" in described["description"]
+
+
+def test_stop_resume_delete(service: Service) -> None:
+    job = submitted(service)
+    path = f"/v1/jobs/{job['id']}"
+    assert service.http.delete(path).status_code == 409
+    assert [service.http.post(f"{path}/stop").json()["status"] for _ in range(2)] == ["STOPPED"] * 2
+    assert service.http.post(f"{path}/resume").json()["status"] == "PENDING"
+    service.http.post(f"{path}/stop")
+    run, log = service.rooms.home.run(job["id"]), service.rooms.home.log(job["id"])
+    run.mkdir()
+    log.write_text("".join(f"line {i}\n" for i in range(1000)))
+    assert service.http.get(f"{path}/logs?tail=2").text == "line 998\nline 999\n"
+    assert service.http.get(f"{path}/timeline").status_code == 404
+    assert service.http.delete(path).status_code == 204
+    assert not run.exists()
+    assert not log.exists()
+    for verb, end in (
+        ("GET", ""),
+        ("GET", "/events"),
+        ("GET", "/logs"),
+        ("POST", "/stop"),
+        ("POST", "/resume"),
+        ("DELETE", ""),
+    ):
+        assert service.http.request(verb, path + end).status_code == 404
+
+
+def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
+    """(id, event, data) of a stream."""
+    blocks = [
+        dict(line.split(": ", 1) for line in block.splitlines())
+        for block in text.split("\n\n")
+        if block.startswith("id")
+    ]
+    return [(int(block["id"]), block["event"], json.loads(block["data"])) for block in blocks]
+
+
+def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
+    job = submitted(service)
+    store, path = service.rooms.store, f"/v1/jobs/{job['id']}/events"
+    heard: list[str] = []
+
+    def listen() -> None:
+        with service.http.stream("GET", path) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            heard.extend(answer.iter_text())
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    eventually(lambda: ": alive" in "".join(heard))  # nothing happens, and the stream says so
+    claimed = store.claim("test", lease_seconds=60)
+    assert claimed is not None
+    step = {"phase": "TRAINING", "done": 1, "total": 4, "eta": None, "note": "a\nb\u2028"}
+    store.append(claimed.id, claimed.attempt, "progress", step)
+    store.finish(claimed.id, claimed.attempt, SUCCEEDED, result={"model": "m", "version": 1})
+    listener.join(PATIENCE)
+    assert not listener.is_alive()
+    found = events_of("".join(heard))
+    assert [kind for _, kind, _ in found] == ["status", "status", "progress", "status"]
+    assert [data["status"] for _, kind, data in found if kind == "status"] == [
+        "PENDING",
+        "RUNNING",
+        "SUCCEEDED",
+    ]
+    assert found[2][2]["note"] == "a\nb\u2028"
+    assert events_of(service.http.get(path).text) == found
+    seqs = [seq for seq, _, _ in found]
+    assert seqs == sorted(set(seqs))
+    assert events_of(service.http.get(path, params={"after": seqs[1]}).text) == found[2:]
+    resumed = service.http.get(path, headers={"Last-Event-ID": str(seqs[2])}, params={"after": 0})
+    assert events_of(resumed.text) == found[3:]
+    assert service.http.get(path, headers={"Last-Event-ID": str(seqs[-1])}).status_code == 204
+    assert service.http.get(path, headers={"Last-Event-ID": "x"}).status_code == 422
+    assert service.http.get(path, params={"after": -1}).status_code == 422
+
+
+def test_streams_end_when_the_service_drains_or_the_job_goes(service: Service) -> None:
+    first, second = submitted(service), submitted(service)
+    with ThreadPoolExecutor(2) as pool:
+        streams = [
+            pool.submit(service.http.get, f"/v1/jobs/{job['id']}/events") for job in (first, second)
+        ]
+        eventually(lambda: b"xcray_event_streams 2.0" in service.rooms.gauges.text())
+        service.rooms.store.request_stop(first["id"])
+        assert "STOPPED" in streams[0].result(PATIENCE).text
+        service.rooms.draining = True
+        assert events_of(streams[1].result(PATIENCE).text)[0][2]["status"] == "PENDING"
+    assert service.http.get("/readyz").json()["reasons"] == ["DRAINING"]
+    assert service.http.get("/healthz").status_code == 200
+
+
+# Models
+
+
+def test_models_versions_and_aliases(service: Service, tmp_path: Path) -> None:
+    registry, http = service.rooms.registry, service.http
+    assert http.get("/v1/models").json() == {"models": []}
+    for seed in (1, 2, 3):
+        assert publish(registry, "docs", tmp_path / f"staged-{seed}", seed=seed) == seed
+    model = http.get("/v1/models/docs").json()
+    assert (model["versions"], model["aliases"], model["latest"]["version"]) == (
+        [1, 2, 3],
+        {"latest": 3},
+        3,
+    )
+    assert http.get("/v1/models").json()["models"] == [model]
+    one = http.get("/v1/models/docs/versions/1").json()
+    assert (one["n_labels"], one["measures"], one["solver"]) == (4, {"P@1": 0.5}, "ppdsparse")
+    assert http.get("/v1/models/docs/versions/1/card").text.startswith("# Model card")
+    body = {"instances": [{"text": TEXTS[0]}], "top_k": 2}
+
+    def answered(reference: str) -> tuple[int, str]:
+        answer = http.post(f"/v1/models/{reference}:predict", json=body).json()["model"]
+        return answer["version"], answer["sha256"]
+
+    assert answered("docs")[0] == 3
+    assert answered("docs:1") == (1, one["sha256"])
+    for version in (1, 2, 1):
+        moved = http.put("/v1/models/docs/aliases/prod", json={"version": version})
+        assert moved.json()["aliases"] == {"latest": 3, "prod": version}
+        assert answered("docs@prod")[0] == version
+    assert http.delete("/v1/models/docs/versions/1").status_code == 409
+    assert http.delete("/v1/models/docs/aliases/prod").status_code == 204
+    assert http.delete("/v1/models/docs/versions/1").status_code == 204
+    assert http.post("/v1/models/docs:1:predict", json=body).status_code == 404
+    assert http.put("/v1/models/docs/aliases/prod", json={"version": 9}).status_code == 404
+    assert http.put("/v1/models/docs/aliases/latest", json={"version": 2}).status_code == 422
+    assert http.get("/v1/models/nobody").status_code == 404
+    assert str(tmp_path) not in http.get("/v1/models/docs").text
+
+
+def test_explanations_add_up(service: Service, tmp_path: Path) -> None:
+    publish(service.rooms.registry, "docs", tmp_path / "staged")
+    instance = {"text": "read rows of a csv file in files"}
+    best = service.http.post(
+        "/v1/models/docs:predict", json={"instances": [instance], "top_k": 4}
+    ).json()["predictions"][0]
+    for rank, (label, score) in enumerate(zip(best["labels"], best["scores"], strict=True), 1):
+        why = service.http.post(
+            "/v1/models/docs:explain", json={"instance": instance, "label": label, "top": 2}
+        ).json()
+        assert (why["label"], why["rank"], len(why["contributions"]) <= 2) == (label, rank, True)
+        assert why["score"] == score
+        total = (
+            why["bias"] + why["rest"] + sum(part["contribution"] for part in why["contributions"])
+        )
+        assert total == pytest.approx(score, abs=1e-12)
+        assert all(part["feature"] in instance["text"] for part in why["contributions"])
+    assert (
+        service.http.post("/v1/models/docs:explain", json={"instance": instance}).json()["label"]
+        == best["labels"][0]
+    )
+    unknown = service.http.post(
+        "/v1/models/docs:explain", json={"instance": instance, "label": "nothing"}
+    )
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "NOT_FOUND")
+    assert (
+        service.http.post(
+            "/v1/models/docs:explain", json={"instance": instance, "top": 0}
+        ).status_code
+        == 422
+    )
+
+
+def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) -> None:
+    """Two models with other labels; whoever answers, name, hash and labels belong together."""
+    app = create_app(settings_for(tmp_path / "home", models_loaded=1))
+    registry: Registry = app.state.rooms.registry
+    for version, prefix in ((1, "old"), (2, "new")):
+        assert (
+            publish(
+                registry,
+                "docs",
+                tmp_path / prefix,
+                seed=version,
+                labels=[f"{prefix}{i}" for i in range(4)],
+            )
+            == version
+        )
+    hashes = {version: registry.describe("docs", version).sha256 for version in (1, 2)}
+    registry.set_alias("docs", "prod", 1)
+    done = threading.Event()
+
+    def swap() -> None:
+        while not done.is_set():
+            for version in (2, 1):
+                registry.set_alias("docs", "prod", version)
+
+    with client_of(app) as http:
+        swapper = threading.Thread(target=swap)
+        swapper.start()
+        body = {"instances": [{"text": text} for text in TEXTS], "top_k": 4}
+        seen: set[int] = set()
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                while seen != {1, 2}:  # a few rounds where the machine is slow
+                    for answer in pool.map(
+                        lambda _: http.post("/v1/models/docs@prod:predict", json=body), range(120)
+                    ):
+                        assert answer.status_code == 200, answer.text
+                        found = answer.json()
+                        version = found["model"]["version"]
+                        seen.add(version)
+                        assert found["model"]["sha256"] == hashes[version]
+                        prefix = {1: "old", 2: "new"}[version]
+                        assert all(
+                            label.startswith(prefix)
+                            for one in found["predictions"]
+                            for label in one["labels"]
+                        )
+        finally:
+            done.set()
+            swapper.join()
+
+
+def test_the_cache_loads_a_model_once_and_keeps_a_few(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    rooms: Rooms = app.state.rooms
+    for name in ("a", "b", "c"):
+        publish(rooms.registry, name, tmp_path / name)
+    opened: list[str] = []
+    opener = rooms.predictors._loader.open
+
+    def slow(path: Path) -> Any:
+        opened.append(path.parts[-3])
+        time.sleep(0.1)
+        return opener(path)
+
+    cache = PredictorCache(rooms.registry_of, rooms.gauges, 2, slow)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(
+            pool.map(cache.get, [Wanted("default", each) for each in ("a", "a:1", "a@latest")] * 4)
+        )
+    assert opened == ["a"]
+    assert len({id(one.predictor) for one in found}) == 1
+    for name in ("b", "a", "c", "a", "b"):
+        cache.get(Wanted("default", name))
+    assert opened == ["a", "b", "c", "b"]
+    cache.close()
+
+
+def test_too_many_waiting_predictions_are_told_to_come_again(tmp_path: Path) -> None:
+    free = threading.Event()
+
+    def slow(path: Path) -> Any:
+        free.wait(PATIENCE)
+        raise Unavailable("never mind")
+
+    app = create_app(settings_for(tmp_path / "home", predict_rows=33), opener=slow)
+    publish(app.state.rooms.registry, "docs", tmp_path / "staged")
+    with client_of(app) as http, ThreadPoolExecutor(40) as pool:
+        body = {"instances": [{"text": "a"}]}
+        waiting = [pool.submit(http.post, "/v1/models/docs:predict", json=body) for _ in range(40)]
+        eventually(lambda: sum(one.done() for one in waiting) == 40 - 33)  # by then all have come
+        early = [one.result() for one in waiting if one.done()]
+        free.set()
+        codes = {answer.json()["code"] for answer in early}
+        assert codes == {"BUSY"}
+        assert early[0].headers["retry-after"] == "1"
+        assert sum(one.result().json()["code"] == "BUSY" for one in waiting) == 40 - 33
+
+
+# Operations and the wall
+
+
+def test_liveness_asks_nobody_and_readiness_tells_why(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise Unavailable("no")
+
+    app = create_app(
+        settings_for(tmp_path / "home", keys_grace_seconds=0.0), checks={"RAY": broken}
+    )
+    with client_of(app) as http:
+        assert http.get("/readyz").json() == {"ready": True, "reasons": [], "degraded": ["RAY"]}
+        app.state.rooms.store.ping = broken
+        answer = http.get("/readyz")
+        assert (answer.status_code, answer.json()["reasons"]) == (503, ["STORE"])
+        assert int(answer.headers["retry-after"]) > 0
+        assert http.get("/healthz").json()["status"] == "ok"
+
+
+def test_series_do_not_grow_with_names(service: Service) -> None:
+    def series() -> set[str]:
+        text = service.http.get("/metrics").text
+        return {
+            line.rsplit(" ", 1)[0]
+            for line in text.splitlines()
+            if not line.startswith("#") and "_bucket" not in line
+        }
+
+    def visit(name: str) -> None:
+        for path in (f"/v1/models/{name}", f"/v1/jobs/{name}", f"/{name}", f"/static/{name}"):
+            service.http.get(path)
+        service.http.request("BREW", f"/{name}")
+
+    def submit(name: str) -> None:
+        assert (
+            service.http.post("/v1/jobs", json={"dataset": "data", "model": name}).status_code
+            == 201
+        )
+
+    ready_dataset(service)
+    visit("a")
+    submit("a")
+    service.http.get("/metrics")
+    before = series()
+    for i in range(20):
+        visit(f"name{i}")
+        submit(f"name{i}")
+    assert series() == before
+    assert 'xcray_jobs{status="PENDING"}' in series()
+
+
+def test_pages_load_nothing_from_elsewhere(service: Service) -> None:
+    for path in ("/", "/docs"):
+        page = service.http.get(path)
+        assert page.status_code == 200
+        assert "default-src 'self'" in page.headers["content-security-policy"]
+        assert "http://" not in page.text + "".join(asset_texts(service, page.text))
+        assert "https://" not in page.text + "".join(asset_texts(service, page.text))
+        assert "<script>" not in page.text
+
+
+def asset_texts(service: Service, page: str) -> list[str]:
+    """The scripts and styles that a page names."""
+    found = re.findall(r'(?:src|href)="(/static/[^"]+)"', page)
+    assert found
+    answers = [service.http.get(path) for path in found]
+    assert all(answer.status_code == 200 for answer in answers)
+    return [answer.text for answer in answers]
+
+
+def test_the_description_is_whole(service: Service) -> None:
+    description = service.http.get("/openapi.json").json()
+    text = json.dumps(description)
+    for reference in set(re.findall(r'"#/components/schemas/([^"]+)"', text)):
+        assert reference in description["components"]["schemas"], reference
+    post = description["paths"]["/v1/models/{reference}:predict"]["post"]
+    assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(
+        "PredictRequest"
+    )
+    known = {"instances", "top_k", "allow", "deny", "deadline_ms", "certificate", "probabilities"}
+    assert known == set(description["components"]["schemas"]["PredictRequest"]["properties"])
+
+
+def test_every_route_asks_who_calls(tmp_path: Path) -> None:
+    """A caller without scopes is refused by all of /v1; a new route without an owner fails here."""
+
+    async def nobody(request: Request) -> auth.Caller:
+        return auth.Caller("other", frozenset())
+
+    with client_of(create_app(settings_for(tmp_path / "home"), authenticate=nobody)) as http:
+        paths = http.get("/openapi.json").json()["paths"]
+        asked = 0
+        for path, methods in paths.items():
+            filled = re.sub(r"\{(?:version)\}", "1", path)
+            filled = re.sub(r"\{\w+\}", "x", filled)
+            for method in methods:
+                if path.startswith("/v1"):
+                    headers = {"Content-Type": "application/json"}
+                    answer = http.request(
+                        method,
+                        filled,
+                        content=b"{}" if method in ("post", "put") else None,
+                        headers=headers,
+                    )
+                    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (
+                        method,
+                        path,
+                        answer.text,
+                    )
+                    asked += 1
+        assert asked >= 23
+
+
+def test_another_tenant_sees_nothing(tmp_path: Path) -> None:
+    who = {"tenant": "first"}
+
+    async def caller(request: Request) -> auth.Caller:
+        return auth.Caller(who["tenant"])
+
+    app = create_app(
+        settings_for(tmp_path / "home"),
+        authenticate=caller,
+        build_command=build_stub(tmp_path, READY_STUB),
+    )
+    with client_of(app) as http:
+        mine = Service(http, app.state.rooms, app)
+        job = submitted(mine)
+        data = job["spec"]["dataset"]
+        who["tenant"] = "second"
+        assert http.get("/v1/jobs").json()["jobs"] == []
+        assert http.get("/v1/datasets").json()["datasets"] == []
+        for verb, path in (
+            ("GET", f"/v1/jobs/{job['id']}"),
+            ("GET", f"/v1/jobs/{job['id']}/events"),
+            ("GET", f"/v1/jobs/{job['id']}/logs"),
+            ("POST", f"/v1/jobs/{job['id']}/stop"),
+            ("DELETE", f"/v1/jobs/{job['id']}"),
+            ("GET", f"/v1/datasets/{data}"),
+            ("DELETE", f"/v1/datasets/{data}"),
+        ):
+            assert http.request(verb, path).status_code == 404
+        assert http.post("/v1/jobs", json={"dataset": data, "model": "m"}).status_code == 404
+
+
+def test_pages_of_other_origins_change_nothing(service: Service) -> None:
+    own = str(service.http.base_url).rstrip("/")
+    path = "/v1/datasets?name=a&format=jsonl"
+    for origin, status in (("https://evil.example", 403), ("null", 403), (own, 201)):
+        answer = service.http.post(path, content=b"{}", headers={**OCTETS, "Origin": origin})
+        assert answer.status_code == status
+    assert (
+        service.http.get("/v1/jobs", headers={"Origin": "https://evil.example"}).status_code == 200
+    )
+    assert (
+        "access-control-allow-origin"
+        not in service.http.get("/v1/jobs", headers={"Origin": "null"}).headers
+    )
+    assert (
+        service.http.get("/v1/jobs", headers={"Host": "rebound.example"}).json()["code"] == "HOST"
+    )
+    assert service.http.get("/v1/jobs", headers={"Host": "LOCALHOST:1"}).status_code == 200
+
+
+def test_answers_bear_an_id_and_secure_headers(service: Service) -> None:
+    given = service.http.get("/healthz", headers={"X-Request-ID": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    made = {
+        service.http.get("/nowhere", headers={"X-Request-ID": "a b!"}).headers["x-request-id"]
+        for _ in range(3)
+    }
+    assert len(made) == 3
+    assert all(re.fullmatch(r"req_[0-9a-f]{20}", one) for one in made)
+    assert given.headers["x-content-type-options"] == "nosniff"
+    assert "server" not in given.headers
+
+
+def test_what_nobody_expected_is_told_without_detail(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("secret /path/of/the/server")
+
+    service.rooms.store.list = fail  # type: ignore[method-assign]
+    logging.getLogger("xcray").propagate = True
+    with caplog.at_level(logging.ERROR, "xcray"):
+        answer = service.http.get("/v1/jobs")
+    assert (answer.status_code, answer.json()["code"]) == (500, "INTERNAL")
+    assert "secret" not in answer.text
+    assert any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "name", ["a\r\nb", "\x1b[31m", "\u2028x", "${jndi:ldap://x}", "n" * 1_000_000, "\ud800", '"}{']
+)
+def test_each_log_event_is_one_line(name: str) -> None:
+    stream = StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JSONLines(context))
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    REQUEST_ID.set("req_1")
+    logger.info("hello %s", name, extra={"model": name})
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 1
+    entry = json.loads(lines[0])
+    assert entry["request_id"] == "req_1"
+    assert entry["model"] == name[:256]
+    assert lines[0].isascii()
+    assert lines[0].isprintable()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", "192.168.1.1"])
+def test_public_addresses_are_refused_with_the_mend(host: str) -> None:
+    with pytest.raises(ParameterError, match=r"127\.0\.0\.1") as caught:
+        check_address(Settings(host=host))
+    assert caught.value.code == "PUBLIC_ADDRESS"
+    check_address(Settings(host=host, insecure_dev=True))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test_local_addresses_are_taken(host: str) -> None:
+    check_address(Settings(host=host))
+
+
+def test_settings_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XCRAY_HOME", str(tmp_path))
+    monkeypatch.setenv("XCRAY_MAX_RUNNING_JOBS", "7")
+    found = Settings()
+    assert (found.home, found.max_running_jobs) == (tmp_path, 7)
+    assert Settings(max_running_jobs=2).max_running_jobs == 2
+
+
+# The process
+
+
+SERVE = """
+import sys
+from pathlib import Path
+from xcray.service.server import serve
+from xcray.service.settings import Settings
+serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, max_running_jobs=1, job_nice=0, poll_seconds=0.05))
+"""
+
+
+class Process:
+    """`serve` in a process of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.log = open(home.parent / "serve.log", "ab")  # noqa: SIM115  # closed in `end`
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(home)], stderr=self.log, stdout=self.log
+        )
+        eventually(self._announced)
+        self.http = httpx.Client(
+            base_url=json.loads((home / "serve.json").read_text())["url"],
+            trust_env=False,
+            timeout=PATIENCE,
+        )
+
+    def _announced(self) -> bool:
+        assert self.popen.poll() is None, (self.home.parent / "serve.log").read_text()
+        path = self.home / "serve.json"
+        return path.is_file() and json.loads(path.read_text())["pid"] == self.popen.pid
+
+    def end(self, number: int) -> int:
+        """Send a signal to this process and wait for its end."""
+        self.http.close()
+        self.popen.send_signal(number)
+        self.log.close()
+        return self.popen.wait(PATIENCE)
+
+
+def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    first = Process(home)
+    try:
+        made = first.http.post(
+            "/v1/datasets?name=docs&format=jsonl", content=LINES.encode(), headers=OCTETS
+        ).json()
+        settled(first.http, made["id"])
+        asked = {"dataset": "docs", "model": "docs", "pool": "serial"}
+        job = first.http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "k"}).json()
+        queued = [
+            first.http.post("/v1/jobs", json={**asked, "model": f"m{i}"}).json()["id"]
+            for i in range(3)
+        ]
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            subprocess.run(
+                [sys.executable, "-c", SERVE, str(home)],
+                check=True,
+                capture_output=True,
+                timeout=PATIENCE,
+            )
+        assert b"another xcray serve holds the home" in refused.value.stderr
+    finally:
+        assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    second = Process(home)
+    try:
+        ids = {one["id"] for one in second.http.get("/v1/jobs").json()["jobs"]}
+        assert ids == {job["id"], *queued}
+        again = second.http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "k"})
+        assert (again.status_code, again.json()["id"]) == (200, job["id"])
+        for each in (job["id"], *queued):
+            history = events_of(second.http.get(f"/v1/jobs/{each}/events").text)
+            assert history[0][2]["status"] == "PENDING"
+            assert history[-1][2]["status"] == "SUCCEEDED", second.http.get(
+                f"/v1/jobs/{each}/logs"
+            ).text
+        answer = second.http.post(
+            "/v1/models/docs:predict", json={"instances": [{"text": "read a csv file"}], "top_k": 1}
+        ).json()
+        done = second.http.get(f"/v1/jobs/{job['id']}").json()
+        assert answer["model"]["sha256"] == done["result"]["sha256"]
+        assert second.http.get(f"/v1/jobs/{job['id']}/timeline").json()["batches"]
+    finally:
+        assert second.end(signal.SIGTERM) == 0, (tmp_path / "serve.log").read_text()
+    assert not (home / "serve.json").exists()
+    for line in (tmp_path / "serve.log").read_text().splitlines():
+        entry = json.loads(line)
+        assert entry["level"] != "error", entry
+
+
+def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
+    """Drain: what is in flight is answered, new connections are not taken."""
+    release = threading.Event()
+
+    def slow(path: Path) -> Any:
+        release.wait(PATIENCE)
+        raise Unavailable("so slow", code="SLOW")
+
+    app = create_app(settings_for(tmp_path / "home"), opener=slow)
+    publish(app.state.rooms.registry, "docs", tmp_path / "staged")
+    with ThreadPoolExecutor(1) as pool, httpx.Client(trust_env=False, timeout=PATIENCE) as http:
+        with serving(app) as url:
+            answer = pool.submit(
+                http.post, f"{url}/v1/models/docs:predict", json={"instances": [{"text": "a"}]}
+            )
+            eventually(lambda: app.state.rooms.predictors._loader._turns)
+            threading.Timer(0.5, release.set).start()
+        assert answer.result().json()["code"] == "UNREADABLE"
+    assert b"" == raw_or_refused(url)
+
+
+def raw_or_refused(url: str) -> bytes:
+    """What an ended service says: nothing."""
+    try:
+        return raw(url, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", seconds=1)
+    except ConnectionRefusedError:
+        return b""
+
+
+def test_uploads_stream_with_flat_memory(service: Service) -> None:
+    """64 MB go to disk in pieces; the hash is that of what was sent."""
+    block = os.urandom(1 << 20)
+
+    def blocks() -> Iterator[bytes]:
+        for _ in range(64):
+            yield block
+
+    import resource
+
+    assert (
+        service.http.post("/v1/uploads", content=iter([block, block]), headers=OCTETS).json()[
+            "bytes"
+        ]
+        == 2 << 20
+    )  # all is loaded
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer = service.http.post("/v1/uploads", content=blocks(), headers=OCTETS).json()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert answer["bytes"] == 64 << 20
+    assert answer["sha256"] == hashlib.sha256(block * 64).hexdigest()
+    assert grown < 40_000  # KB
+
+
+def test_replies_leave_at_once(tmp_path: Path) -> None:
+    """asyncio sends without delay only when the listener knows its protocol; else each reply waits 40 ms for an acknowledgement."""
+    with listen(settings_for(tmp_path)) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_a_taken_port_is_told_with_the_mend(tmp_path: Path) -> None:
+    with listen(settings_for(tmp_path)) as listener, pytest.raises(Conflict, match="--port 0"):
+        listen(settings_for(tmp_path, port=listen_port(listener)))
+    with pytest.raises(ParameterError, match="not an address"):
+        listen(settings_for(tmp_path, host="no.such.host.invalid"))
+
+
+def listen_port(listener: socket.socket) -> int:
+    """The port of a socket that listens, once it does."""
+    listener.listen()
+    return int(listener.getsockname()[1])

@@ -1,0 +1,59 @@
+"""Inputs of batch predictions and ways to compare their outputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.live_service import plain_model
+from xcray.arrays import csr_from
+from xcray.batch import BulkSpec, predict_bulk
+
+D = 6
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model over D numbered features."""
+    return plain_model(tmp_path_factory.mktemp("plain") / "model", D)
+
+
+def sparse(n, seed=0):
+    """Rows of up to D features, one of them empty."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, D)).astype(np.float32) * (rng.random((n, D)) < 0.5)
+    X[min(2, n - 1)] = 0
+    return csr_from(X)
+
+
+def table_of(X, **more):
+    """Rows as columns of lists."""
+    lists = {
+        "indices": [X.row(i)[0].tolist() for i in range(X.n_rows)],
+        "values": pa.array([X.row(i)[1].tolist() for i in range(X.n_rows)], pa.list_(pa.float32())),
+    }
+    return pa.table({**lists, **more})
+
+
+def written(path, table, **how):
+    """A table as a Parquet file."""
+    pq.write_table(table, path, **how)
+    return path
+
+
+def run(tmp_path, model, path, name="out", **asked):
+    """Answer a file; the manifest, and the answers as one table."""
+    asked = {"pool": "serial", "k": 3, "part_rows": 7, **asked}
+    out = tmp_path / name
+    result = predict_bulk(
+        BulkSpec(str(model.path), str(path), **asked), run_dir=tmp_path / f"{name}.run", out=out
+    )
+    return result.manifest, pads.dataset(out, format="parquet").to_table()
+
+
+def digests(manifest):
+    """What the parts are, byte by byte."""
+    return [(part["file"], part["sha256"]) for part in manifest["parts"]]

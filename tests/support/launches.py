@@ -1,0 +1,50 @@
+"""A launcher that records what it is asked to launch."""
+
+import time
+
+
+class Launches:
+    """A launcher that notes what it is asked for, and ends runners when told."""
+
+    def __init__(self):
+        self.asked = []
+        self.gone = []
+        self.trouble = None
+        self.slow = None
+        self.living = []
+        self.ended = []
+        self.pools_away = frozenset()
+        self.pools_shaken = frozenset()
+
+    def launch(self, job):
+        self.asked.append((job.id, job.attempt))
+        if self.slow:
+            assert self.slow.wait(300)
+        if self.trouble:
+            raise self.trouble
+
+    def tend(self):
+        gone, self.gone = self.gone, []
+        return gone
+
+    def runners(self):
+        return list(self.living)
+
+    def end(self, runner):
+        self.ended.append(runner)
+
+    def away(self):
+        return self.pools_away
+
+    def shaken(self):
+        return self.pools_shaken
+
+
+def until(wish, seconds=600.0, tick=lambda: None):
+    """Wait for a wish to come true."""
+    deadline = time.monotonic() + seconds
+    while not (value := wish()):
+        assert time.monotonic() < deadline, "in vain"
+        tick()
+        time.sleep(0.02)
+    return value

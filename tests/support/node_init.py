@@ -1,0 +1,79 @@
+"""The first process of a node: gives it a network, shared memory and folders of its own, starts Ray, and collects what ends.
+
+`python tests/support/node_init.py JSON`; started by `tests.support.ray_nodes`. It begins when a line comes in, and ends when Ray does, when it is told
+to (SIGTERM), or, with everything of its node, when whoever started it is gone. Only the standard library: it starts in no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PATIENCE = 20.0  # seconds that Ray has to end by itself
+
+
+def main(words: str) -> int:
+    """The status of Ray; 0 when it was told to end."""
+    given = json.loads(words)
+    if not sys.stdin.readline():
+        return 0  # nobody is there any more
+    for command in given["before"]:
+        subprocess.run(command, check=True)
+    libc: Any = ctypes.CDLL(None)
+    if os.getpid() != 1:  # no namespaces: then whoever loses its parent comes to us
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    told: list[float] = []
+    child = subprocess.Popen(
+        given["command"], env=given["environment"], stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+    def tell(_number: int, _frame: Any) -> None:
+        told.append(time.monotonic())
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, tell)
+    status = None
+    while status is None and not (told and time.monotonic() - told[0] > PATIENCE):
+        status = _collect(child.pid)
+        time.sleep(0.05)
+    if os.getpid() != 1:  # the end of a namespace's first process ends all others
+        _end_all()
+    return 0 if told else status or 0
+
+
+def _collect(pid: int) -> int | None:
+    """Collect everything that has ended; the status of one of them when it has."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == pid:
+                found = os.waitstatus_to_exitcode(ended[1])
+    return found
+
+
+def _end_all() -> None:
+    """End all that came from us, wave by wave: orphans become our children."""
+    for _ in range(200):
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            children = [int(pid) for pid in file.read().split()]
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _collect(0)
+        if not children:
+            return
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

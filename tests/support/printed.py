@@ -1,0 +1,191 @@
+"""What the pages print that a reader may type or look for, and what of it does not exist: commands with their arguments, variables,
+HTTP calls, values of the chart, paths, modules. `tests/architecture/test_printed.py` asks it of every page."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from xcray.cli.main import app
+from xcray.cli.terminal.multi_value import spread
+
+ROOT: Final = Path(__file__).parents[2]
+COMMANDS: Final = typer.main.get_command(app)
+PLACES: Final = (
+    "*.md",
+    "docs/*.md",
+    "deploy/**/*.md",
+    "deploy/**/*.yaml",
+    "deploy/*/Dockerfile",
+    "helm/xcray/*.md",
+    "helm/xcray/values.yaml",
+    "helm/xcray/ci/*.yaml",
+    "helm/xcray/monitoring/rules.yaml",
+    "helm/xcray/templates/**/*.yaml",
+    "helm/xcray/templates/**/*.tpl",
+    "helm/xcray/templates/NOTES.txt",
+)
+NOT_A_COMMAND: Final = re.compile(
+    r"\s#|(?<!\S)[|&>;](?!\S)|&&|;|…|\s\.\.\.$"
+)  # what ends the part of a line that xcray reads
+CALL: Final = re.compile(r"\b(GET|PUT|POST|DELETE|HEAD)`?\s+`?(/[^\s`)\"|,;]*)")
+
+
+@functools.cache
+def pages() -> dict[str, str]:
+    """Every page by its path: Markdown, NOTES, and YAML with its comments, which are read as pages are."""
+    found = sorted({path for place in PLACES for path in ROOT.glob(place)})
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found}
+
+
+@functools.cache
+def sources(*folders: str) -> dict[str, str]:
+    """Every Python file below some folders."""
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found}
+
+
+# commands of xcray
+
+
+def lines(text: str) -> list[str]:
+    """The lines of a page's indented and fenced blocks that run xcray; of a line that runs several programs, each that is xcray."""
+    text = text.replace("\\\n", " ")  # a command goes on on the next line
+    blocks = [
+        line.strip()
+        for line in text.splitlines()
+        if line.startswith(("    ", "xcray ", "  xcray "))
+    ]
+    parts = [part.strip() for line in blocks for part in re.split(r"&&|;|\|", line.split(" # ")[0])]
+    return [
+        part
+        for part in parts
+        if re.match(r"([A-Z_]+=\S+ )*xcray [a-z-]+ ?", part) and not part.endswith(".")
+    ]  # a sentence
+
+
+def quoted(text: str) -> list[str]:
+    """The commands that a page names in backticks: not always with all arguments."""
+    return [" ".join(each.split()) for each in re.findall(r"`(xcray [a-z-][^`]*)`", text)]
+
+
+def faults(command: str, whole: bool = False) -> list[str]:
+    """What of a command line does not exist: a command, an option, a place for an argument; with `whole` also what lacks."""
+    words = words_of(command)
+    at: Any = COMMANDS
+    while hasattr(at, "commands"):
+        names = [word for word in words if not word.startswith("-")]
+        if not names:
+            return []
+        many = names[0].split("|") if "|" in names[0] else [names[0]]  # labels add|remove|merge
+        if unknown := [name for name in many if name not in at.commands]:
+            return [f"{command}: there is no {', '.join(unknown)}"]
+        at, words = at.commands[many[0]], words[words.index(names[0]) + 1 :]
+    return [f"{command}: {fault}" for fault in faults_of(at, words, whole)]
+
+
+def words_of(command: str) -> list[str]:
+    """The words after `xcray`, up to where another program, a comment or an ellipsis begins."""
+    line = re.sub(r"^([A-Z_]+=\S+ )+", "", NOT_A_COMMAND.split(command)[0])
+    return [word for word in shlex.split(line, posix=True)[1:] if word not in ("...", "[...]")]
+
+
+def faults_of(command: Any, words: list[str], whole: bool) -> list[str]:
+    """What its own parser says of the words."""
+    if {"--help", "-h"} & set(words):
+        return []
+    try:
+        words = spread(words, getattr(command, "SPREAD", frozenset()))
+        given, left, _ = command.make_parser(command.context_class(command)).parse_args(list(words))
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's usage errors, whichever click it carries
+            raise
+        bare = (
+            words[-1].startswith("-") and "requires an argument" in error.format_message()
+        )  # `--limit`, in a sentence
+        return [] if bare and not whole else [error.format_message()]
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    lacks = [
+        each.name
+        for each in arguments
+        if whole and each.required and given[each.name] in (None, ())
+    ]
+    return [f"{each!r} is too much" for each in left] + [f"{name} is missing" for name in lacks]
+
+
+# HTTP
+
+
+def calls(text: str) -> list[tuple[str, str]]:
+    """("GET", "/v1/jobs/ID") for each that a page names; without the query."""
+    return [
+        (method, path.split("?")[0].rstrip(".:").rstrip("/") or "/")
+        for method, path in CALL.findall(text)
+    ]
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, re.Pattern[str]]]:
+    """(method, what its paths look like) of an OpenAPI document."""
+    for path, methods in document["paths"].items():
+        pattern = re.compile(re.sub(r"\\\{.*?\\\}", "[^/]+?", re.escape(path)))
+        yield from ((method.upper(), pattern) for method in methods)
+
+
+# values of the chart
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    """The chart's values.schema.json."""
+    out: dict[str, Any] = json.loads((ROOT / "helm/xcray/values.schema.json").read_text())
+    return out
+
+
+def is_value(path: str) -> bool:
+    """Whether the chart takes a value, like `ray.autoscaling.enabled`."""
+    at = schema()
+    for name in path.split("."):
+        at = resolved(at)
+        if name in at.get("properties", {}):
+            at = at["properties"][name]
+        elif isinstance(at.get("additionalProperties"), dict):
+            at = at["additionalProperties"]
+        else:  # anything may be below, or nothing
+            return (
+                at.get("additionalProperties") is not False and at.get("type", "object") == "object"
+            )
+    return True
+
+
+def resolved(at: dict[str, Any]) -> dict[str, Any]:
+    """A schema, or what it refers to."""
+    while "$ref" in at:
+        found = schema()
+        for name in at["$ref"].removeprefix("#/").split("/"):
+            found = found[name]
+        at = found
+    return at
+
+
+def values_in(text: str, plain: bool = False) -> list[str]:
+    """Paths of values that a page names in backticks, or sets in a command of helm; with `plain` those in running text too, as
+    comments, NOTES and refusals of the chart have them."""
+    known = "|".join(
+        each for each in schema()["properties"] if each != "tests"
+    )  # `tests.deployment.image` is a module
+    sets = re.findall(r"--set(?:-file|-string|-json)?[ =](\S+)", text)
+    code = [text] if plain else [*re.findall(r"`([^`\n]+)`", text), *sets]
+    path = re.compile(rf"(?<![\w./$-])((?:{known})(?:\.[A-Za-z]\w*)+)(?![\w/(-])")
+    found = [each for part in code for each in path.findall(part)]
+    return [
+        each
+        for each in found
+        if each.rpartition(".")[2] not in ("md", "yaml", "py", "json", "png", "tpl", "coreos")
+    ]

@@ -1,0 +1,473 @@
+"""A Ray of several nodes on one machine: separate raylets that share no process, memory, temporary folder or address.
+
+    enter(arguments, module="...")                       # see tests.robustness.faults.stage: namespaces that end with us
+    with nodes(folder, redis=True) as ray:               # the head, with no CPU
+        first = ray.add(cpus=1, hide=[data])             # a node that does not see a folder
+        ray.head.run(["xcray", "train", ...])            # drivers live on the head
+        first.kill()                                     # all its processes at once
+        ray.add(); first.cut(); first.heal(); first.stop(); ray.revive_head()
+
+Where the machine allows namespaces a node is one of processes, network, mounts and shared memory: a bridge is our own network, a
+partition is a link that is down, and whatever ends us ends everything. Elsewhere nodes are process groups at 127.0.0.2, 127.0.0.3
+and so on: they can be killed, but not cut off, and see all folders.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from tests.robustness.faults.rows_ray import SOON
+from tests.robustness.faults.service import environment as clean
+from tests.robustness.faults.stage import PR_SET_PDEATHSIG, SPACES, kill, namespaces, until
+from xcray.cli.terminal.processes import family
+from xcray.workers.ray.session import free_port, own_environment, write_token
+
+INIT: Final = Path(__file__).with_name("node_init.py")
+NET: Final = "10.77.0"
+US: Final = 254  # our own place on the bridge
+STORE: Final = 80 << 20  # bytes of a node's object store, the least that Ray takes
+STARTED: Final = "Ray runtime started"
+START_SECONDS: Final = 240.0  # a hang: to join a head that has just come may take for ever
+TRIES: Final = 4
+LINKS: Final = count()
+OWN: Final = tuple(space for space in SPACES if space != "--user")
+
+
+class Node:
+    """One raylet and all that belongs to it. `address`: where; `number`: which address of its network."""
+
+    def __init__(
+        self, ray: Nodes, number: int, words: Sequence[str], hide: Sequence[Path] = ()
+    ) -> None:
+        self.ray = ray
+        self.number = number
+        self.address = ray.address(number)
+        self.asked = time.time()
+        self.link = (
+            f"v{next(LINKS)}"  # a new name: what a dead node had goes when the kernel comes to it
+        )
+        self.folder = ray.folder / f"node-{ray.count}"
+        self.log = ray.folder / f"node-{ray.count}.log"
+        self.folder.mkdir()
+        ray.count += 1
+        given = {
+            "command": list(words),
+            "environment": ray.environment,
+            "before": self._before(hide) if namespaces() else [],
+        }
+        own = ["unshare", *OWN] if namespaces() else []
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*own, sys.executable, str(INIT), json.dumps(given)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                preexec_fn=_die,
+            )
+        self.pid = self.process.pid
+        if namespaces():
+            self.pid = until(lambda: _only_child(self.process.pid), "a node's first process")
+            until(lambda: _elsewhere(self.pid), "a node's own network")
+            _ip(
+                "link",
+                "add",
+                self.link,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "e0",
+                "netns",
+                str(self.pid),
+            )
+            _ip("link", "set", self.link, "master", "br0", "up")
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"go\n")
+        self.process.stdin.flush()
+
+    def came(self) -> bool:
+        """Wait until Ray says that it runs here; False when it gave up, as on a machine that is too slow, or hung."""
+
+        def told() -> str:
+            return self.log.read_text(errors="replace")
+
+        deadline = time.monotonic() + START_SECONDS
+        while STARTED not in told() and self.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if self.alive and STARTED not in told():
+            self.kill()
+            return False
+        return STARTED in told()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its first process lives."""
+        return self.process.poll() is None
+
+    def tail(self) -> str:
+        """The end of what it said."""
+        return self.log.read_text(errors="replace")[-2000:]
+
+    def kill(self) -> float:
+        """kill -9 of all its processes at once; when that was."""
+        when = time.time()
+        if namespaces():
+            kill(self.pid)
+        else:
+            for process in family([self.process.pid]):
+                kill(process.pid)
+        self.process.kill()
+        self.process.wait()
+        return when
+
+    def stop(self, seconds: float = 30.0) -> None:
+        """SIGTERM, as a pod gets it; and wait."""
+        kill(self.pid, signal.SIGTERM)
+        self.process.wait(seconds)
+
+    def freeze(self, number: int = signal.SIGSTOP, word: str = "") -> int:
+        """Stop its processes whose titles begin with a word, or let them go on (SIGCONT); how many."""
+        found = [
+            each.pid
+            for each in family([self.pid])
+            if each.pid not in (self.pid, self.process.pid) and _title(each.pid, word)
+        ]
+        return sum(kill(pid, number) for pid in found)
+
+    def hold(self, number: int = signal.SIGSTOP) -> int:
+        """Stop its actors, not Ray's own agents, or let them go on; how many."""
+        return sum(
+            self.freeze(number, title)
+            for title in ("ray::xcray", "ray::WorkActor", "ray::TeamActor")
+        )
+
+    def cut(self) -> float:
+        """Take its link down: nobody hears it, and it hears nobody; when that was. Needs namespaces."""
+        _ip("link", "set", self.link, "down")
+        return time.time()
+
+    def heal(self) -> float:
+        """Its link is up again."""
+        _ip("link", "set", self.link, "up")
+        return time.time()
+
+    def sent(self) -> int:
+        """Bytes that it has sent over the bridge; needs namespaces."""
+        (found,) = json.loads(_ip("-s", "-j", "link", "show", self.link))
+        return int(found["stats64"]["rx"]["bytes"])
+
+    def start(self, words: Sequence[str], log: Path, **settings: Any) -> subprocess.Popen[bytes]:
+        """A process on this node, as a driver is. settings: XCRAY_... and others, see `tests.robustness.faults.service.environment`."""
+        into = (
+            ["nsenter", f"--target={self.pid}", "--net", "--ipc", "--mount", "--pid", "--"]
+            if namespaces()
+            else []
+        )
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                [*into, "env", "-C", str(self.ray.folder), *words],
+                env={
+                    **self.ray.environment,
+                    "RAY_ADDRESS": self.ray.gcs,
+                    **{name: str(value) for name, value in settings.items()},
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                preexec_fn=_die,
+            )
+
+    def run(self, words: Sequence[str], seconds: float = 600.0, **settings: Any) -> str:
+        """The output of a command on this node. Raises when it fails."""
+        log = self.ray.folder / f"run-{secrets.token_hex(4)}.log"
+        with self.start(words, log, **settings) as process:
+            status = process.wait(seconds)
+        assert status == 0, f"{words}: status {status}\n{log.read_text(errors='replace')[-3000:]}"
+        return log.read_text(errors="replace")
+
+    def drain(self, node_id: str, seconds: int = 60) -> str:
+        """Tell Ray that a node of this identity will be gone soon, as a spot market does; from any node."""
+        reason = [
+            "--reason",
+            "DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message",
+            "spot",
+            "--deadline-remaining-seconds",
+            str(seconds),
+        ]
+        return self.run([*RAY, "drain-node", "--node-id", node_id, *reason])
+
+    def _before(self, hide: Sequence[Path]) -> list[list[str]]:
+        """What the node's first process does before Ray begins: network, shared memory, folders."""
+        tmpfs = ["mount", "-t", "tmpfs", "-o"]
+        return [
+            ["ip", "link", "set", "lo", "up"],
+            ["ip", "addr", "add", f"{self.address}/24", "dev", "e0"],
+            ["ip", "link", "set", "e0", "up"],
+            [*tmpfs, "size=1g", "shm", "/dev/shm"],
+            ["mount", "--bind", str(self.folder), str(self.ray.temporary)],
+            *([*tmpfs, "size=1m,mode=755", "hidden", str(path)] for path in hide),
+        ]
+
+
+RAY: Final = (sys.executable, "-m", "ray.scripts.scripts")
+
+
+class Nodes:
+    """A Ray: its head, and what was added to it. Made by `nodes`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dashboard: bool,
+        redis: bool,
+        quick: bool,
+        patient: bool,
+        store: int,
+        head_cpus: int,
+    ) -> None:
+        self.folder = folder
+        self.store = store
+        self.count = 0
+        self._redis_port = 0
+        self.temporary = folder / "t"
+        self.temporary.mkdir()
+        self.token = folder / "token"
+        write_token(self.token)
+        self._given: dict[str, Any] = {"head_cpus": head_cpus, "dashboard": dashboard}
+        self.environment = {
+            **clean(folder),
+            **{
+                name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")
+            },  # which kernels: which bits
+            **own_environment(self.token),
+            **(SOON if quick else {}),
+            **({"RAY_health_check_timeout_ms": "1000"} if quick and not patient else {}),
+            "RAY_NUM_REDIS_GET_RETRIES": "20",
+        }
+        self.redis: subprocess.Popen[bytes] | None = None
+        self.gcs_port, self.dashboard_port = (
+            (6379, 8265) if namespaces() else (free_port(), free_port())
+        )
+        if namespaces():
+            _ip("link", "add", "br0", "type", "bridge")
+            _ip("addr", "add", f"{NET}.{US}/24", "dev", "br0")
+            _ip("link", "set", "br0", "up")
+        if redis:
+            self._start_redis()
+        self.others: list[Node] = []
+        self.head = self._new_head()
+
+    @property
+    def gcs(self) -> str:
+        """Where drivers join."""
+        return f"{self.address(1)}:{self.gcs_port}"
+
+    @property
+    def dashboard(self) -> str:
+        """Where jobs are submitted."""
+        return f"http://{self.address(1)}:{self.dashboard_port}"
+
+    @property
+    def joined(self) -> dict[str, str]:
+        """Settings of a service that uses this Ray."""
+        return {
+            "XCRAY_RAY_ADDRESS": self.gcs,
+            "XCRAY_RAY_DASHBOARD": self.dashboard,
+            "XCRAY_RAY_TOKEN_PATH": str(self.token),
+        }
+
+    def address(self, number: int) -> str:
+        """The address of a node by its number; 1 is the head."""
+        return f"{NET}.{number}" if namespaces() else f"127.0.0.{number + 1}"
+
+    def add(
+        self,
+        cpus: int = 1,
+        hide: Sequence[Path] = (),
+        wait: bool = True,
+        tries: int = TRIES,
+        **options: Any,
+    ) -> Node:
+        """One more node. hide: folders that it does not see. wait: until it runs. options: more of `ray start`."""
+        given = {"address": self.gcs, "num-cpus": cpus, **options}
+        node = Node(self, len(self.others) + 2, self._start(given, len(self.others) + 2), hide)
+        self.others.append(node)
+        if (
+            wait and not node.came()
+        ):  # Ray gives a raylet thirty seconds, which a busy machine may not have
+            assert tries > 1, f"no node came up at {node.address}: {node.tail()}"
+            self.others.pop()
+            return self.add(cpus, hide, wait, tries - 1, **options)
+        return node
+
+    def revive_head(self) -> Node:
+        """Another head in the place of a dead one: with Redis the same cluster, without it a new one."""
+        assert not self.head.alive
+        (self.temporary / "ray_current_cluster").unlink(
+            missing_ok=True
+        )  # without namespaces all nodes share this folder
+        self.head = self._new_head()
+        return self.head
+
+    def close(self) -> None:
+        """End everything, last nodes first."""
+        for node in (*reversed(self.others), self.head):
+            if node.alive:
+                node.kill()
+        if self.redis is not None:
+            self.redis.kill()
+            self.redis.wait()
+        if namespaces():
+            _ip("link", "del", "br0")
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def _new_head(self, tries: int = TRIES) -> Node:
+        """A head at the first address."""
+        given = {
+            "port": self.gcs_port,
+            "num-cpus": self._given["head_cpus"],
+            "include-dashboard": str(self._given["dashboard"]).lower(),
+            "dashboard-host": self.address(1),
+            "dashboard-port": self.dashboard_port,
+            "temp-dir": self.temporary,
+        }
+        if "redis_password" in self._given:
+            given["redis-password"] = self._given["redis_password"]
+        if not namespaces():
+            given["ray-client-server-port"] = free_port()
+        head = Node(self, 1, [*self._start(given, 1), "--head"])
+        if head.came():
+            return head
+        assert tries > 1, f"no head came up: {head.tail()}"
+        return self._new_head(tries - 1)
+
+    def _start(self, options: Mapping[str, Any], number: int) -> list[str]:
+        """A command that starts Ray at an address."""
+        own = {
+            "node-ip-address": self.address(number),
+            "object-store-memory": self.store,
+            **options,
+        }
+        if not namespaces():
+            own["dashboard-agent-listen-port"] = free_port()
+        return [
+            *RAY,
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            *(f"--{name}={value}" for name, value in own.items()),
+        ]
+
+    def _start_redis(self) -> None:
+        """Where the head keeps what it knows, behind a password; in memory only."""
+        if shutil.which("redis-server") is None:
+            raise FileNotFoundError(
+                "there is no redis-server here: install Redis, or play the row without it"
+            )
+        where, port, password = (
+            (f"{NET}.{US}", 6380, secrets.token_hex(16))
+            if namespaces()
+            else ("127.0.0.1", free_port(), "p")
+        )
+        settings = {
+            "bind": where,
+            "port": port,
+            "requirepass": password,
+            "save": '""',
+            "dir": self.folder,
+            "daemonize": "no",
+        }
+        (self.folder / "redis.conf").write_text(
+            "".join(f"{name} {value}\n" for name, value in settings.items())
+        )
+        with (self.folder / "redis.log").open("ab") as out:
+            words = ["redis-server", str(self.folder / "redis.conf")]
+            self.redis = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_die
+            )
+        self._given["redis_password"] = password
+        self.environment |= {
+            "RAY_REDIS_ADDRESS": f"{where}:{port}",
+            "RAY_external_storage_namespace": "xcray-test",
+        }
+
+
+@contextmanager
+def nodes(
+    folder: Path,
+    *,
+    head_cpus: int = 0,
+    dashboard: bool = False,
+    redis: bool = False,
+    quick: bool = True,
+    patient: bool = False,
+    store: int = STORE,
+) -> Iterator[Nodes]:
+    """A Ray with its head; all of it ends with the block. folder: a short path, for sockets. dashboard: Ray jobs need it.
+
+    redis: the head's memory outlives it. quick: a silent node counts as dead after two seconds, not thirteen; patient: only one
+    that is dead, a silent one after half a minute. store: bytes of each object store.
+    """
+    ray = Nodes(
+        folder,
+        dashboard=dashboard,
+        redis=redis,
+        quick=quick,
+        patient=patient,
+        store=store,
+        head_cpus=head_cpus,
+    )
+    try:
+        yield ray
+    finally:
+        ray.close()
+
+
+def can_cut() -> bool:
+    """Whether nodes have networks of their own here."""
+    return namespaces() and shutil.which("ip") is not None
+
+
+def _ip(*words: str) -> str:
+    """A command of iproute2."""
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+def _only_child(pid: int) -> int:
+    """The process that another one forked; 0 while there is none."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        found = file.read().split()
+    return int(found[0]) if found else 0
+
+
+def _title(pid: int, word: str) -> bool:
+    """Whether the command line of a process begins with a word."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(word.encode())
+    except OSError:  # it has ended
+        return False
+
+
+def _elsewhere(pid: int) -> bool:
+    """Whether a process has a network of its own."""
+    return os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+
+
+def _die() -> None:
+    """In the child: whoever kills us ends it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL if namespaces() else signal.SIGTERM)

@@ -1,0 +1,405 @@
+"""A model with probabilities: fitted on rows it has not seen, measured on others, its answers the same bits as before."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.naive import calibration as naive
+from tests.support.report_data import png_size
+from xcray.arrays import CSR, TopK, csr_from, pattern_from
+from xcray.cli import main as cli
+from xcray.data.build import BuildOptions, build
+from xcray.data.dataset import Dataset
+from xcray.errors import Conflict, Corrupt, InputError, NotCalibrated, ParameterError, ShapeMismatch
+from xcray.kernels.sparse import take_pattern_rows, take_rows
+from xcray.metrics import matches
+from xcray.model.calibration import CALIBRATION
+from xcray.model.directory import read_manifest
+from xcray.model.model import Model
+from xcray.predict import Predictor
+from xcray.storage.atomic import file_digests
+from xcray.training import TrainSpec, train
+from xcray.training.calibration import fit as probabilities
+from xcray.training.calibration.apply import calibrate
+from xcray.training.calibration.fit import calibrated, sides
+from xcray.training.edit.operations import remove_labels, rename_labels
+from xcray.training.report.render import draw_report, figures
+from xcray.training.strategies import foresee
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Half of 3,000 rows held out."""
+    options = {
+        "test_fraction": 0.5,
+        "synthetic": {"rows": 3000, "features": 120, "labels": 30, "seed": 3},
+    }
+    return build(
+        "synthetic", {}, tmp_path_factory.mktemp("data") / "data", BuildOptions.from_dict(options)
+    )
+
+
+def trained(data: Dataset, folder: Path, **how: Any) -> Any:
+    """A training of it."""
+    spec = TrainSpec(str(data.path), pool="serial", params={"eps": 0.1}, **how)
+    return train(spec, run_dir=folder / "run", out=folder / "model")
+
+
+@pytest.fixture(scope="module")
+def plain(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model without probabilities."""
+    return Model.open(trained(data, tmp_path_factory.mktemp("plain")).model_path)
+
+
+@pytest.fixture(scope="module")
+def made(data: Dataset, plain: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The same with probabilities."""
+    return calibrate(plain.path, data.path, tmp_path_factory.mktemp("made") / "model")
+
+
+def test_answers_keep_every_bit_and_their_order(data: Dataset, plain: Model, made: Model) -> None:
+    before, after = Predictor(plain), Predictor(Model.open(made.path, verify=True))
+    assert data.test is not None
+    for k in (1, 5, 100):
+        one, two = before.predict(data.test.X, k), after.predict(data.test.X, k)
+        np.testing.assert_array_equal(one.labels, two.labels)
+        np.testing.assert_array_equal(one.scores, two.scores)
+        told = after.probabilities(two)
+        assert told.shape == two.scores.shape
+        assert ((told > 0) & (told < 1)).all()
+    assert {
+        name: value for name, value in made.measures.items() if not name.startswith("ECE")
+    } == plain.measures
+    assert (
+        before.evaluate(data.test.X, data.test.Y)["P@3"]
+        == after.evaluate(data.test.X, data.test.Y)["P@3"]
+    )
+
+
+def test_the_report_is_of_rows_that_took_no_part(data: Dataset, made: Model) -> None:
+    assert data.test is not None
+    rows, left_out, side = sides(data.test.X, data.train.X, 0)
+    facts, predictor = made.calibrated, Predictor(made)
+    assert facts["rows"] == {
+        "fitted": int(side.sum()),
+        "measured": int((~side).sum()),
+        "left_out": left_out,
+    }
+    assert 0.4 < side.mean() < 0.6
+    top = predictor.predict(data.test.X, 5)
+    right, told = matches(top, data.test.Y)[rows[~side]], predictor.probabilities(top)[rows[~side]]
+    for k in (1, 3, 5):
+        own = facts["report"][str(k)]
+        expected = naive.ece(told[:, :k].ravel().tolist(), right[:, :k].ravel().tolist(), 15)
+        assert own["ece"] == made.measures[f"ECE@{k}"] == pytest.approx(expected, abs=1e-9)
+        assert own["ece"] < 0.5 * own["ece_sigmoid"]
+        assert own["ece"] < 4 * own["floor"]
+        assert own["brier"] < min(own["brier_sigmoid"], own["brier_constant"])
+        assert sum(count for count, _, _ in own["groups"]) == k * (~side).sum()
+
+
+def test_the_new_model_shares_files_and_has_a_hash_of_its_own(
+    plain: Model, made: Model, data: Dataset, tmp_path: Path
+) -> None:
+    shared = set(plain.manifest["files"]) - {"card.md"}
+    assert {"weights.arrow", "labels.arrow"} < shared
+    for name in shared:
+        assert (made.path / name).stat().st_ino == (plain.path / name).stat().st_ino
+    assert set(made.manifest["files"]) == {*plain.manifest["files"], CALIBRATION}
+    assert made.manifest["files"] == file_digests(made.path, skip=["manifest.json"])
+    assert made.calibrated["model"] == plain.sha256 != made.sha256
+    assert made.calibration is not None
+    assert plain.calibrated == {}
+    other = calibrate(made.path, data.path, tmp_path / "other", seed=5)
+    assert other.calibrated["model"] == plain.sha256
+    assert other.sha256 not in (made.sha256, plain.sha256)
+    again = calibrate(other.path, data.path, tmp_path / "again")
+    assert (again.sha256, again.measures) == (made.sha256, made.measures)
+    card = (made.path / "card.md").read_text()
+    assert "## Probabilities" in card
+    assert "## Probabilities" not in (plain.path / "card.md").read_text()
+    assert f"{100 * made.measures['ECE@1']:.2f} %" in card
+
+
+def test_training_with_calibrate_gives_the_same_model(
+    data: Dataset, plain: Model, made: Model, tmp_path: Path
+) -> None:
+    result = trained(data, tmp_path, calibrate=True)
+    assert result.sha256 == made.sha256
+    assert result.measures == made.measures
+    assert "CALIBRATING" in result.report["seconds"]
+    found = Model.open(result.model_path, verify=True)
+    assert found.calibrated["report"] == made.calibrated["report"]
+
+
+def test_files_are_copied_where_they_can_not_be_linked(
+    plain: Model, made: Model, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Any, target: Any) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    copied = calibrate(plain.path, data.path, tmp_path / "model")
+    assert copied.sha256 == made.sha256
+    assert (copied.path / "weights.arrow").stat().st_ino != (
+        plain.path / "weights.arrow"
+    ).stat().st_ino
+    Model.open(copied.path, verify=True)
+
+
+def test_damage_is_seen(made: Model, data: Dataset, plain: Model, tmp_path: Path) -> None:
+    path = calibrate(plain.path, data.path, tmp_path / "model").path
+    content = bytearray((path / CALIBRATION).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / CALIBRATION).write_bytes(content)
+    with pytest.raises(Corrupt, match=CALIBRATION):
+        Model.open(path, verify=True)
+    (path / CALIBRATION).unlink()
+    with pytest.raises(Corrupt, match=f"{CALIBRATION} is missing"):
+        Model.open(path, verify=False)
+    with pytest.raises(Conflict, match="exists already"):
+        calibrate(plain.path, data.path, made.path)
+
+
+# held-out means held out
+
+
+def test_rows_of_the_training_are_left_out(rng: np.random.Generator) -> None:
+    X = rng.normal(size=(900, 4)).astype(np.float32)
+    Y = (rng.random((900, 3)) < 0.4).astype(np.float32)
+    counts = np.array([5, 50, 500])
+
+    def query(rows: CSR, k: int) -> TopK:
+        scores = rows.to_scipy().toarray()[:, :3].astype(np.float64)
+        order = np.argsort(-scores, axis=1, kind="stable")
+        return TopK(order.astype(np.int32), np.take_along_axis(scores, order, axis=1))
+
+    seen = csr_from(np.concatenate([X[:300], rng.normal(size=(50, 4)).astype(np.float32)]))
+    first, facts = calibrated(query, csr_from(X), pattern_from(Y), counts, seen)
+    assert facts["rows"]["left_out"] == 300
+    assert facts["rows"]["fitted"] + facts["rows"]["measured"] == 600
+    lies = Y.copy()
+    lies[:300] = 1 - lies[:300]
+    second, same = calibrated(query, csr_from(X), pattern_from(lies), counts, seen)
+    assert second.sha256 == first.sha256  # what the labels of those rows are makes no difference
+    assert same["report"] == facts["report"]
+    third, _ = calibrated(query, csr_from(X), pattern_from(lies), counts, None)
+    assert third.sha256 != first.sha256
+
+
+def test_copies_of_a_row_stay_on_one_side(rng: np.random.Generator) -> None:
+    rows = rng.normal(size=(200, 6)).astype(np.float32)
+    X = csr_from(rows[np.concatenate([np.arange(200), rng.integers(0, 200, size=300)])])
+    kept, left_out, side = sides(X, None, 4)
+    assert (kept.tolist(), left_out) == (list(range(500)), 0)
+    dense = X.to_scipy().toarray()
+    for i in range(200):
+        assert len(set(side[(dense == rows[i]).all(axis=1)].tolist())) == 1
+    assert 60 < side[:200].sum() < 140
+    assert (sides(X, None, 5)[2] != side).any()
+
+
+def test_what_was_trained_on_is_refused(data: Dataset, plain: Model, tmp_path: Path) -> None:
+    with pytest.raises(Conflict, match="was trained on the training rows of"):
+        calibrate(plain.path, data.path, tmp_path / "out", part="train")
+    options = BuildOptions.from_dict(
+        {"test_fraction": 0, "synthetic": {"rows": 900, "features": 120, "labels": 30, "seed": 4}}
+    )
+    later = build("synthetic", {}, tmp_path / "later", options)
+    with pytest.raises(InputError, match="no rows in part 'test'") as caught:
+        calibrate(plain.path, later.path, tmp_path / "out")
+    assert caught.value.code == "NO_HELD_OUT"
+    found = calibrate(plain.path, later.path, tmp_path / "out", part="train")
+    assert (found.calibrated["part"], found.calibrated["dataset_hash"]) == (
+        "train",
+        later.content_hash,
+    )
+    counts = [bin_["most"] for bin_ in found.calibrated["bins"]]
+    assert (
+        counts[-1] == data.label_counts.max()
+    )  # rows of the training, not of the data set that calibrates
+    other = build(
+        "synthetic",
+        {},
+        tmp_path / "other",
+        BuildOptions.from_dict({"synthetic": {"rows": 50, "features": 7}}),
+    )
+    with pytest.raises(ShapeMismatch, match="features"):
+        calibrate(plain.path, other.path, tmp_path / "no", part="train")
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_training_that_can_not_be_calibrated(tmp_path: Path) -> None:
+    whole = build(
+        "synthetic",
+        {},
+        tmp_path / "whole",
+        BuildOptions.from_dict({"test_fraction": 0, "synthetic": {"rows": 60, "labels": 5}}),
+    )
+    with pytest.raises(InputError, match="held-out rows"):
+        trained(whole, tmp_path / "a", calibrate=True)
+    assert not list((tmp_path / "a").glob("run/parts/*"))  # before the work, not after it
+    options = BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": {"rows": 60, "labels": 5}})
+    small = build("synthetic", {}, tmp_path / "small", options)
+    result = trained(small, tmp_path / "b", calibrate=True)
+    assert "calibration needs 50" in result.report["not_calibrated"]
+    model = Model.open(result.model_path)
+    assert model.calibration is None
+    with pytest.raises(NotCalibrated, match="xcray calibrate MODEL DATASET"):
+        Predictor(model).probabilities(Predictor(model).predict(small.train.X))
+    with pytest.raises(ParameterError, match="calibrate must be true or false"):
+        TrainSpec(str(small.path), calibrate="yes")  # type: ignore[arg-type]
+
+
+def test_its_memory_is_foreseen(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert data.test is not None
+    wanted = probabilities.memory(data)
+    assert wanted == probabilities.AN_ANSWER * 30 * data.test.n_rows
+    with monkeypatch.context() as patch:
+        patch.setattr(probabilities, "AN_ANSWER", 10_000)
+        plain, more = (
+            foresee(TrainSpec(str(data.path), pool="serial", calibrate=on), probe=0.0)
+            for on in (False, True)
+        )
+    assert plain.driver < 10_000 * 30 * data.test.n_rows <= more.driver
+    rows = np.arange(2 * data.test.n_rows) % data.test.n_rows  # large enough for the measure
+    X, Y = take_rows(data.test.X, rows), take_pattern_rows(data.test.Y, rows)
+    scores = np.random.default_rng(0).normal(size=(len(rows), 30))
+    order = np.argsort(-scores, axis=1).astype(np.int32)
+    top = TopK(order, np.take_along_axis(scores, order, 1))
+    calibrated(
+        lambda *_: top, X, Y, data.label_counts, None
+    )  # kernels are compiled and loaded before memory is measured
+    tracemalloc.start()
+    try:
+        calibrated(lambda *_: top, X, Y, data.label_counts, None)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * wanted
+
+
+def test_other_names_keep_probabilities_other_labels_do_not(
+    made: Model, plain: Model, tmp_path: Path
+) -> None:
+    first = made.label_name(0)
+    renamed = Model.open(rename_labels(made.path, tmp_path / "renamed", {first: "new"}).model_path)
+    assert renamed.calibration is not None
+    assert made.calibration is not None
+    assert renamed.calibration.sha256 == made.calibration.sha256
+    assert renamed.measures == made.measures
+    assert renamed.calibrated["model"] not in (
+        plain.sha256,
+        renamed.sha256,
+    )  # the hash of the scores with the new names
+    fewer = Model.open(remove_labels(made.path, tmp_path / "fewer", [first]).model_path)
+    assert (fewer.calibration, fewer.calibrated) == (None, {})
+    assert not [name for name in fewer.measures if name.startswith("ECE")]
+
+
+def test_the_report_draws_it(plain: Model, made: Model, tmp_path: Path) -> None:
+    found = draw_report(made.path, tmp_path / "report")
+    assert min(png_size(tmp_path / "report" / found["pictures"]["calibration"])) >= 300
+    assert found["calibration"] == made.calibrated
+    assert "calibration" not in figures(plain)
+    for one in found["calibration"]["report"].values():
+        for groups, error in (("groups", "ece"), ("groups_sigmoid", "ece_sigmoid")):
+            count, told, true = np.array(one[groups]).T
+            assert (count * np.abs(told - true)).sum() / count.sum() == pytest.approx(one[error])
+
+
+# the command line
+
+
+def test_from_the_command_line(
+    plain: Model, made: Model, data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: Any) -> tuple[int, str]:
+        code = cli.main([str(argument) for argument in arguments])
+        return code, capsys.readouterr().out
+
+    code, told = run("calibrate", plain.path, data.path, "-o", tmp_path / "new")
+    assert code == 0
+    assert "ECE of sigmoid(score)" in told
+    assert Model.open(tmp_path / "new").sha256 == made.sha256
+    code, told = run(
+        "calibrate",
+        plain.path,
+        data.path,
+        "--publish",
+        "text",
+        "--home",
+        tmp_path / "home",
+        "--json",
+    )
+    assert (code, json.loads(told)["model"]) == (0, "text:1")
+    code, told = run(
+        "calibrate",
+        "text",
+        data.path,
+        "--publish",
+        "text",
+        "--home",
+        tmp_path / "home",
+        "--seed",
+        "1",
+        "--json",
+    )
+    assert (code, json.loads(told)["model"]) == (0, "text:2")
+    assert (
+        read_manifest(tmp_path / "home/models/text/versions/2")["stages"][0]["calibration"]["seed"]
+        == 1
+    )
+    assert sorted(path.name for path in (tmp_path / "home/models").iterdir()) == ["text"]
+    assert run("calibrate", plain.path, data.path)[0] == 2
+    assert (
+        run("calibrate", "nothing", data.path, "--publish", "text", "--home", tmp_path / "home")[0]
+        == 2
+    )
+    shown = json.loads(run("models", "show", tmp_path / "new", "--json")[1])
+    assert shown["calibrated"].startswith("ECE @1")
+    rows = tmp_path / "rows.txt"
+    rows.write_text("0 3:1 7:0.5\n0 9:1\n")
+    asked = (
+        "predict",
+        tmp_path / "new",
+        "--file",
+        rows,
+        "-k",
+        2,
+        "--probabilities",
+        "--certificate",
+        "--json",
+    )
+    found = json.loads(run(*asked)[1])["predictions"]
+    assert all(0 < one["probability"] < 1 for answer in found for one in answer["labels"])
+    assert all(answer["certificate"]["exact"] for answer in found)
+    assert found[0]["labels"][0]["score"] >= found[0]["labels"][1]["score"]
+    best = found[0]["labels"][0]["label"]
+    without = json.loads(run(*asked, "--deny", best)[1])["predictions"]
+    assert without[0]["labels"][0]["label"] == found[0]["labels"][1]["label"]
+    assert run("predict", plain.path, "--file", rows, "--probabilities")[0] == 2
+    lines = run(
+        "predict",
+        tmp_path / "new",
+        "--file",
+        rows,
+        "-k",
+        1,
+        "--probabilities",
+        "--certificate",
+        "--allow",
+        best,
+    )[1]
+    assert " % " in lines
+    assert (
+        "exact: no other label is allowed" in lines or "exact: no other label comes nearer" in lines
+    )

@@ -1,0 +1,324 @@
+"""The report of a training: from the class table and the timeline in the model to pictures, on the command line and over REST."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.support.live_service import serving, settings_for, text_model
+from tests.support.report_data import png_size
+from xcray.cli.main import main
+from xcray.client import Client
+from xcray.data.dataset import Dataset
+from xcray.errors import InputError, NotFound, Stopped
+from xcray.jobs.states import SUCCEEDED
+from xcray.metrics import precision_at_k
+from xcray.model.model import Model
+from xcray.predict import Predictor
+from xcray.schedule.events import Task
+from xcray.service.app import create_app
+from xcray.service.app_state import Rooms
+from xcray.training import Progress, TrainResult, TrainSpec, train
+from xcray.training.report.render import draw_report
+from xcray.training.report.summary import certified
+from xcray.training.report.timeline import document, read_timeline
+from xcray.workers.pool import StopFlag
+from xcray.workers.timeline import Span, Timeline
+
+PICTURES = {"by_frequency", "costs", "certificates", "timeline"}
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """A model of two threads, of which none copied what the other was late with; its run directory is gone."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xcray.schedule.label_scheduler.MARGIN", 1e9)
+        spec = TrainSpec(str(tiny.path), pool="threads", workers=2, name="tiny")
+        result = train(spec, run_dir=folder / "run", out=folder / "model")
+    shutil.rmtree(folder / "run")
+    return result
+
+
+def run(*arguments: Any) -> int:
+    return main([str(each) for each in arguments])
+
+
+def read(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The one JSON document on stdout; nothing was on stderr."""
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def test_each_class_has_its_seconds_worker_and_certificate(
+    trained: TrainResult, tiny: Dataset
+) -> None:
+    model = Model.open(trained.model_path)
+    table, timeline = model.classes, model.timeline
+    assert table.column("label").to_pylist() == list(range(tiny.n_labels))
+    assert table.column("positives").to_pylist() == tiny.label_counts.tolist()
+    np.testing.assert_array_equal(table.column("nnz").to_numpy(), np.diff(model.W.indptr))
+    assert all(table.column("certified").to_pylist())
+    np.testing.assert_array_less(
+        table.column("support").to_numpy() - 1, table.column("active").to_numpy()
+    )
+    seconds, worker = (
+        table.column("seconds").to_numpy(),
+        np.array(table.column("worker").to_pylist()),
+    )
+    assert (seconds[tiny.label_counts > 0] > 0).all()
+    for name, busy in zip(
+        *(timeline.column(c).to_pylist() for c in ("worker", "seconds")), strict=True
+    ):
+        assert name in set(worker)
+        assert busy > 0
+    for name in set(worker):
+        of_worker = np.array(timeline.column("worker").to_pylist()) == name
+        assert seconds[worker == name].sum() == pytest.approx(
+            timeline.column("seconds").to_numpy()[of_worker].sum()
+        )
+    assert "labels" not in timeline.column_names  # the class table says it
+
+
+def test_a_resumed_training_knows_what_earlier_attempts_took(tiny: Dataset, tmp_path: Path) -> None:
+    stop, spec = StopFlag(), TrainSpec(str(tiny.path), pool="serial")
+
+    def progress(told: Progress) -> None:
+        if told.phase == "TRAINING" and told.done > 5:
+            stop.set()
+
+    with pytest.raises(Stopped):
+        train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress, stop=stop)
+    so_far = document(read_timeline(tmp_path / "run"))
+    assert 5 < so_far["classes"] < tiny.n_labels
+    model = Model.open(train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").model_path)
+    assert (
+        model.classes.column("seconds").null_count == model.classes.column("worker").null_count == 0
+    )
+    whole = document(model.timeline)
+    assert [each["attempt_of_run"] for each in whole["attempts"]] == [1, 2]
+    assert whole["classes"] == tiny.n_labels
+    assert sum(model.classes.column("seconds").to_pylist()) == pytest.approx(whole["core_seconds"])
+
+
+def test_certificates_of_records() -> None:
+    records = np.array(
+        [(3, 2, 0.01, 1.0), (3, 2, 0.011, 1.0), (0, 0, 0.0, 0.0), (2, -1, 0.0, 0.0)],
+        [("positives", "i4"), ("rounds", "i4"), ("gap", "f8"), ("null", "f8")],
+    )
+    assert certified(records, 0.01).tolist() == [
+        True,
+        False,
+        True,
+        False,
+    ]  # the last one was not solved
+    joint = np.array([(1, 1), (2, 0)], [("positives", "i4"), ("certified", "u1")])
+    assert certified(joint, 0.01).tolist() == [True, False]
+
+
+def test_parts_by_frequency_add_up_to_the_measures(trained: TrainResult, tiny: Dataset) -> None:
+    groups = trained.report["by_frequency"]
+    assert set(groups) == {"labels", "positives"}
+    for rows in groups.values():
+        assert len(rows) == 10
+        assert sum(row["labels"] for row in rows) == np.count_nonzero(tiny.label_counts)
+        for k in (1, 3, 5):
+            assert sum(row[f"P@{k}"] for row in rows) == pytest.approx(trained.measures[f"P@{k}"])
+    top = Predictor(Model.open(trained.model_path)).predict(tiny.test.X, 5)
+    assert precision_at_k(top, tiny.test.Y, 5) == trained.measures["P@5"]
+
+
+def test_the_report_has_pictures_a_page_and_its_figures(
+    trained: TrainResult, tiny: Dataset, tmp_path: Path
+) -> None:
+    found = draw_report(trained.model_path, tmp_path / "out")
+    assert found == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (set(found["pictures"]), found["left_out"]) == (PICTURES, {})
+    page = (tmp_path / "out" / "report.md").read_text()
+    for file in found["pictures"].values():
+        assert f"]({file})" in page
+        assert min(png_size(tmp_path / "out" / file)) >= 300
+    assert page.startswith(f"# {tiny.name}\n")
+    assert f"{tiny.n_labels} of {tiny.n_labels} classes certified" in page
+    assert (
+        "| P | " + " | ".join(f"{100 * trained.measures[f'P@{k}']:.2f}" for k in (1, 3, 5)) in page
+    )
+    classes = Model.open(trained.model_path).classes
+    assert found["classes"]["seconds"]["max"] == pytest.approx(
+        max(classes.column("seconds").to_pylist())
+    )
+    assert [each["seconds"] for each in found["dearest"]] == sorted(
+        (each["seconds"] for each in found["dearest"]), reverse=True
+    )
+    assert found["loosest"][0]["relative_gap"] == pytest.approx(trained.report["largest_gap"])
+    assert found["timeline"]["classes"] == tiny.n_labels
+
+
+def test_scaling_needs_the_same_training(
+    trained: TrainResult, tiny: Dataset, tmp_path: Path
+) -> None:
+    one = train(
+        TrainSpec(str(tiny.path), pool="serial"), run_dir=tmp_path / "run", out=tmp_path / "one"
+    )
+    found = draw_report(trained.model_path, tmp_path / "out", [one.model_path])
+    assert [point[0] for point in found["scaling"]] == [1, 2]
+    assert found["scaling"][0][1] == one.report["makespan"]
+    assert (tmp_path / "out" / found["pictures"]["scaling"]).is_file()
+    other = train(
+        TrainSpec(str(tiny.path), pool="serial", params={"C": 2.0}),
+        run_dir=tmp_path / "r2",
+        out=tmp_path / "two",
+    )
+    with pytest.raises(InputError) as caught:
+        draw_report(trained.model_path, tmp_path / "out", [other.model_path])
+    assert caught.value.code == "NOT_THE_SAME"
+
+
+def test_what_a_bare_model_lacks_is_said(tmp_path: Path) -> None:
+    text_model(tmp_path / "bare")
+    found = draw_report(tmp_path / "bare", tmp_path / "out")
+    assert found["pictures"] == {}
+    assert set(found["left_out"]) == PICTURES
+    assert "no timeline.arrow" in (tmp_path / "out" / "report.md").read_text()
+    with pytest.raises(NotFound):
+        draw_report(tmp_path / "nothing", tmp_path / "other")
+
+
+def test_commands_draw_and_tell(
+    trained: TrainResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("report", trained.model_path, "--out", tmp_path / "out", "--json") == 0
+    assert set(read(capsys)["pictures"]) == PICTURES
+    assert run("report", trained.model_path) == 0
+    assert "certificates.png" in capsys.readouterr().out
+    assert (trained.model_path.parent / "model.report" / "report.md").is_file()
+    assert run("timeline", trained.model_path, "--png", tmp_path / "t.png", "--json") == 0
+    assert read(capsys) == json.loads(json.dumps(document(read_timeline(trained.model_path))))
+    assert min(png_size(tmp_path / "t.png")) >= 300
+    assert run("timeline", trained.model_path) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split("\t")[:3] == ["worker", "batches", "classes"]
+    assert {line.split("\t")[0] for line in out[1:3]} <= {"thread-0", "thread-1", out[-1]}
+    assert run("timeline", tmp_path / "nothing") == 2
+    assert "xcray jobs timeline" in capsys.readouterr().err
+
+
+class Served(NamedTuple):
+    """A service with a client."""
+
+    rooms: Rooms
+    client: Client
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A service that nothing trains in."""
+    app = create_app(settings_for(tmp_path / "home"))
+    app.state.rooms.store.add_dataset("ready", str(tmp_path / "nowhere"))
+    with serving(app) as url, Client(url, timeout=600.0) as client:
+        yield Served(app.state.rooms, client)
+
+
+def running(served: Served) -> tuple[str, int]:
+    """A job that runs: its id and attempt."""
+    job = served.client.jobs.submit(dataset="ready", model="tiny")
+    claimed = served.rooms.store.claim("test", lease_seconds=60)
+    assert claimed is not None
+    assert claimed.id == job["id"]
+    return claimed.id, claimed.attempt
+
+
+def test_a_jobs_timeline_and_classes_outlive_its_run(
+    served: Served,
+    trained: TrainResult,
+    tiny: Dataset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job, attempt = running(served)
+    jobs = served.client.jobs
+    for ask in (jobs.timeline, lambda one: list(jobs.classes(one))):
+        with pytest.raises(NotFound, match=job):
+            ask(job)
+    folder = served.rooms.home.run(job)
+    folder.mkdir(parents=True)
+    with Timeline(folder) as record:
+        record.add(Span("w-0", Task(4, (7, 9), 1.0), 0.5, 2.0, "done"))
+        record.flush()
+        so_far = jobs.timeline(job)  # while it runs
+        assert [(each["task"], each["classes"], each["ended"]) for each in so_far["batches"]] == [
+            (4, 2, 2.5)
+        ]
+
+    expected = json.loads(json.dumps({"job": job, **document(read_timeline(trained.model_path))}))
+    shutil.copytree(trained.model_path, tmp_path / "staged")
+    version = served.rooms.registry.publish("tiny", tmp_path / "staged")
+    served.rooms.store.finish(
+        job, attempt, SUCCEEDED, result={"model": "tiny", "version": version, "measures": {}}
+    )
+    shutil.rmtree(folder)
+    assert jobs.timeline(job) == expected
+    few = jobs.timeline(job, limit=3)
+    assert 1 <= len(few["batches"]) <= 3
+    assert (few["thinned"], few["core_seconds"]) == (True, expected["core_seconds"])
+
+    table = Model.open(trained.model_path).classes.to_pylist()
+    names = tiny.label_names.to_pylist()
+    assert list(jobs.classes(job)) == [
+        {**row, "number": row["label"], "label": names[row["label"]]} for row in table
+    ]
+
+    assert (
+        run(
+            "jobs",
+            "timeline",
+            job,
+            "--server",
+            served.client.url,
+            "--png",
+            tmp_path / "job.png",
+            "--json",
+        )
+        == 0
+    )
+    assert read(capsys) == expected
+    assert min(png_size(tmp_path / "job.png")) >= 300
+    assert run("jobs", "timeline", job, "--server", served.client.url) == 0
+    assert f"{tiny.n_labels} classes" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_pages_of_classes_and_bad_queries(
+    served: Served, trained: TrainResult, tiny: Dataset, tmp_path: Path
+) -> None:
+    job, attempt = running(served)
+    shutil.copytree(trained.model_path, tmp_path / "staged")
+    version = served.rooms.registry.publish("tiny", tmp_path / "staged")
+    served.rooms.store.finish(
+        job, attempt, SUCCEEDED, result={"model": "tiny", "version": version, "measures": {}}
+    )
+    ask, sizes, token = served.client._connection.ask, [], None
+    while True:
+        page = ask("GET", f"/v1/jobs/{job}/classes", query={"limit": 9, "page_token": token})
+        sizes.append(len(page["classes"]))
+        token = page["next_page_token"]
+        if token is None:
+            break
+    assert sizes == [9] * (tiny.n_labels // 9) + [tiny.n_labels % 9] * (tiny.n_labels % 9 > 0)
+    bad = [
+        ("classes", {"limit": 0}),
+        ("classes", {"limit": 1001}),
+        ("classes", {"page_token": "zz"}),
+    ]
+    for noun, query in [*bad, ("timeline", {"limit": 0}), ("timeline", {"limit": 20_001})]:
+        with pytest.raises(InputError):
+            ask("GET", f"/v1/jobs/{job}/{noun}", query=query)
+    served.rooms.registry.delete("tiny", version)
+    with pytest.raises(NotFound):
+        served.client.jobs.timeline(job)

@@ -1,0 +1,180 @@
+"""The timeline of a training: read, added up, thinned to a bounded document, shared out among classes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.support.report_data import batch, table
+from xcray.errors import NotFound
+from xcray.storage.arrow import write_table
+from xcray.training.report.timeline import COLUMNS, class_costs, document, plain, read_timeline
+
+ENTRY = {
+    "attempt_of_run",
+    "worker",
+    "outcome",
+    "task",
+    "attempt",
+    "batches",
+    "classes",
+    "cost",
+    "started",
+    "ended",
+    "seconds",
+}
+
+
+def busy_run(rng: np.random.Generator, n_workers: int, n_batches: int) -> pa.Table:
+    """A run with losses and duplicates, and pauses after losses."""
+    rows = []
+    for w in range(n_workers):
+        t = float(rng.random())
+        for task in range(n_batches):
+            outcome = str(rng.choice(["done", "duplicate", "lost"], p=[0.9, 0.06, 0.04]))
+            seconds = float(rng.gamma(4.0, 0.06))
+            rows.append(
+                batch(
+                    f"w-{w}",
+                    t,
+                    seconds,
+                    outcome,
+                    task=task,
+                    classes=int(rng.integers(1, 50)),
+                    attempt_of_run=1 + w % 2,
+                )
+            )
+            t += seconds + (1.0 if outcome == "lost" else 0.01)
+    return table(*rows)
+
+
+def test_a_document_by_hand():
+    rows = [
+        batch("w-10", 0.5, 1.0),
+        batch("w-2", 0.5, 2.0, task=1, classes=5),
+        batch("w-2", 2.5, 0.5, "duplicate", task=2),
+        batch("w-2", 1.0, 1.0, task=3, attempt_of_run=2),
+    ]
+    found = document(table(*rows))
+    assert found["attempts"] == [
+        {"attempt_of_run": 1, "begins": 0.0, "first": 0.5, "span": 2.5, "workers": 2},
+        {"attempt_of_run": 2, "begins": 2.5, "first": 1.0, "span": 1.0, "workers": 1},
+    ]
+    none = {"duplicate": 0, "lost": 0, "stopped": 0}
+    assert found["workers"] == [
+        {
+            "worker": "w-2",
+            "node": "",
+            "batches": 3,
+            "classes": 15,
+            "busy": 3.5,
+            "share": 1.0,
+            **none,
+            "duplicate": 1,
+        },
+        {
+            "worker": "w-10",
+            "node": "",
+            "batches": 1,
+            "classes": 10,
+            "busy": 1.0,
+            "share": 0.4,
+            **none,
+        },
+    ]
+    assert [(e["worker"], e["started"], e["ended"]) for e in found["batches"][:2]] == [
+        ("w-10", 0.5, 1.5),
+        ("w-2", 0.5, 2.5),
+    ]
+    assert (found["classes"], found["batches_total"], found["thinned"]) == (25, 4, False)
+    assert (found["makespan"], found["core_seconds"]) == (3.5, 4.0)
+    assert found["busy_share"] == pytest.approx(4.5 / (2 * 2.5 + 1.0))
+
+
+@pytest.mark.parametrize("limit", [10_000, 300, 60, 12, 3])
+def test_thinned_documents_are_bounded_and_their_sums_exact(rng, limit):
+    whole = busy_run(rng, 6, 60)
+    found = document(whole, limit)
+    assert set(found["batches"][0]) == ENTRY
+    assert len(found["batches"]) <= limit
+    assert found["thinned"] == (limit < whole.num_rows)
+    assert all(
+        e["started"] <= e["ended"] and e["seconds"] <= e["ended"] - e["started"] + 1e-9
+        for e in found["batches"]
+    )
+    if limit >= 36:  # attempts x workers x outcomes: nothing is left out
+        for name in ("seconds", "classes", "cost"):
+            assert sum(e[name] for e in found["batches"]) == pytest.approx(
+                sum(whole.column(name).to_pylist())
+            )
+        for outcome in ("done", "duplicate", "lost"):
+            several = sum(e["batches"] for e in found["batches"] if e["outcome"] == outcome)
+            assert several == whole.column("outcome").to_pylist().count(outcome)
+    if 300 >= limit >= 60:
+        assert len(found["batches"]) > limit / 8
+    json.dumps(found, allow_nan=False)
+
+
+def test_what_lies_far_apart_is_not_one_entry():
+    rows = [batch(started=float(t), seconds=0.9) for t in range(10)] + [
+        batch(started=100.0 + t, seconds=1.0) for t in range(10)
+    ]
+    rows.insert(5, batch(started=4.9, seconds=0.1, outcome="lost"))
+    found = document(table(*rows), limit=10)
+    assert len(found["batches"]) <= 10
+    assert not [e for e in found["batches"] if e["started"] < 50 < e["ended"]]
+    assert [e["batches"] for e in found["batches"] if e["outcome"] == "lost"] == [1]
+
+
+def test_former_timelines_and_none(tmp_path):
+    former = table(
+        {
+            "worker": "a",
+            "task": 0,
+            "attempt": 1,
+            "classes": 2,
+            "cost": 3.0,
+            "started": 0.0,
+            "seconds": 1.0,
+        }
+    )
+    assert (
+        plain(former).to_pylist()[0] | {"attempt_of_run": 1, "outcome": "done"}
+        == plain(former).to_pylist()[0]
+    )
+    assert plain(former).schema == pa.schema(COLUMNS)
+    empty = document(plain(former).slice(0, 0))
+    assert (empty["batches"], empty["workers"], empty["makespan"], empty["busy_share"]) == (
+        [],
+        [],
+        0,
+        0.0,
+    )
+    with pytest.raises(NotFound, match="no timeline"):
+        read_timeline(tmp_path)
+    write_table(tmp_path / "timeline.arrow", former)
+    assert read_timeline(tmp_path).num_rows == 1
+
+
+def test_seconds_are_shared_out_by_work():
+    rows = table(
+        batch("a", seconds=4.0, labels=[3, 1]),
+        batch("b", seconds=1.0, labels=[0, 2], outcome="lost"),
+        batch("b", seconds=2.0, labels=[0]),
+        batch("c", seconds=5.0, labels=[0, 7], attempt_of_run=2),
+        batch("c", seconds=1.0, labels=[8, 9]),
+    )
+    seconds, worker = class_costs(
+        rows, np.array([0, 1, 2, 3, 8, 9]), [6.0, 1.0, 5.0, 3.0, 0.0, 0.0]
+    )
+    np.testing.assert_allclose(
+        seconds, [5.0, 1.0, np.nan, 3.0, 0.5, 0.5]
+    )  # 7 is not asked for; 8 and 9 share equally
+    assert worker == ["c", "a", None, "a", "c", "c"]
+    for unknown in (None, rows.drop_columns("labels"), rows.slice(0, 0)):
+        seconds, worker = class_costs(unknown, [0, 1], [1.0, 1.0])
+        assert np.isnan(seconds).all()
+        assert worker == [None, None]

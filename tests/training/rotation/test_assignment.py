@@ -1,0 +1,206 @@
+"""Crews of trainings whose blocks go round: workers that leave before their node goes, and some that come later; no bit changes."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from tests.support.rotation_toy import Ran, Toy, ToyWork, plan_of, trained
+from xcray.solvers import make_solver
+from xcray.system.cores import cores
+from xcray.training import TrainSpec
+from xcray.training.strategies import way_of
+from xcray.training.strategy import Setting
+from xcray.workers.local_group import SerialTeam
+from xcray.workers.ray import cluster_state as ray_nodes
+
+NOW = -1e9  # seconds until a node goes that is overdue
+
+
+class Moving(SerialTeam):
+    """A team some of whose places are on nodes that go and come. began: how many are there from the start."""
+
+    def __init__(self, work: Any, workers: int, began: int | None = None) -> None:
+        super().__init__(work, workers)
+        self._began = self._names[:began]
+        self.going: dict[str, float] = {}
+        self.room: list[str] = []
+        self.told: list[str] = []
+
+    def _start(self, workers: tuple[str, ...]) -> None:
+        """Those that it began with, at first."""
+        super()._start(
+            workers if self._lives or not set(self._began) < set(workers) else self._began
+        )
+
+    def leaving(self) -> dict[str, float]:
+        """As the test says."""
+        return {worker: seconds for worker, seconds in self.going.items() if worker in self._lives}
+
+    def invite(self) -> list[str]:
+        """Those for whom there is room."""
+        came = [worker for worker in self.room if worker not in self._lives]
+        if came:
+            self._start(tuple(came))
+            self.told.append(f"came {' '.join(came)}")
+        return came
+
+    def dismiss(self, *workers: str) -> None:
+        """And what they made goes with their node, a moment later."""
+        super().dismiss(*workers)
+        self.told.append(f"left {' '.join(workers)}")
+
+
+class Tell:
+    """Does something once, when so many epochs are done; notes what was said, and who worked after it."""
+
+    def __init__(self, epoch: float, act: Any) -> None:
+        self._epoch = epoch
+        self._act = act
+        self.notes = list[str]()
+        self.workers = set[str]()
+
+    def tell(self, standing: Any) -> None:
+        """See `Standing`."""
+        self.notes += [standing.note] if standing.note else []
+        if self._act is not None and standing.epoch >= self._epoch:
+            self._act()
+            self._act, self.workers = None, set()
+
+    def record(self, span: Any) -> None:
+        """See `rotate`."""
+        self.workers.add(span.worker)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The training by one worker."""
+    return trained(tmp_path_factory.mktemp("alone"), "serial", 1)
+
+
+def run(folder: Any, team: Moving, tell: Tell, order: str = "ring", **changes: Any) -> Ran:
+    """A training with something that happens."""
+    plan = plan_of(order=order, **changes)
+    return trained(folder, team, work=ToyWork(), plan=plan, tell=tell.tell, record=tell.record)
+
+
+@pytest.mark.parametrize("order", ["ring", "sync"])
+@pytest.mark.parametrize("seconds", [inf, 1e6, NOW], ids=["whenever", "later", "now"])
+def test_a_node_that_is_about_to_go_is_left_with_a_checkpoint_and_no_bit_changes(
+    alone, tmp_path, order, seconds
+):
+    """In time: at the end of the stretch; where it would come too late, in the middle of it. Nothing counts as lost."""
+    team = Moving(ToyWork(), 3)
+    tell = Tell(2.3, lambda: team.going.update({"worker-1": seconds}))
+    ran = run(tmp_path, team, tell, order)
+    assert ran.bits == alone.bits
+    assert team.told == ["left worker-1"]
+    assert tell.notes == ["left before their node goes: worker-1"]
+    assert ran.told.lost == 0
+    assert [entry["epoch"] for entry in ran.told.history] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_node_that_goes_before_the_first_rest_is_left_and_it_begins_anew(alone, tmp_path):
+    team = Moving(ToyWork(), 2)
+    tell = Tell(0.3, lambda: team.going.update({"worker-0": NOW}))
+    assert run(tmp_path, team, tell).bits == alone.bits
+    assert team.told == ["left worker-0"]
+
+
+def test_where_all_nodes_are_about_to_go_somebody_works_to_the_last(alone, tmp_path):
+    """And what was done is durable: there is a checkpoint before any was due."""
+    team, seen = Moving(ToyWork(), 2), list[str]()
+    tell = Tell(2.0, lambda: team.going.update({"worker-0": NOW, "worker-1": NOW}))
+    inner = tell.tell
+
+    def look(standing: Any) -> None:
+        inner(standing)
+        seen.extend(path.name for path in tmp_path.glob("rest-[0-9]*[0-9]"))
+
+    tell.tell = look  # type: ignore[method-assign]
+    assert run(tmp_path, team, tell).bits == alone.bits
+    assert team.told == []
+    assert "rest-000003" in seen
+
+
+def test_where_nothing_is_to_be_durable_nobody_leaves(alone, tmp_path):
+    team = Moving(ToyWork(), 2)
+    tell = Tell(2.0, lambda: team.going.update({"worker-0": NOW}))
+    assert run(tmp_path, team, tell, checkpoint_seconds=math.inf).bits == alone.bits
+    assert team.told == []
+
+
+@pytest.mark.parametrize("order", ["ring", "sync"])
+def test_who_comes_later_gets_shards_at_the_next_rest_and_no_bit_changes(alone, tmp_path, order):
+    team = Moving(ToyWork(), 4, began=2)
+    tell = Tell(2.0, lambda: team.room.extend(["worker-2", "worker-3"]))
+    ran = run(tmp_path, team, tell, order)
+    assert ran.bits == alone.bits
+    assert team.told == ["came worker-2 worker-3"]
+    assert tell.notes == ["worker-2, worker-3 came"]
+    assert {"worker-2", "worker-3"} <= tell.workers
+    assert ran.told.moved >= 2
+
+
+def test_one_node_goes_and_another_comes(alone, tmp_path):
+    """The place of one that left is free again: its name comes back, elsewhere."""
+    team = Moving(ToyWork(), 2)
+
+    def act() -> None:
+        team.going["worker-1"] = inf
+
+    tell = Tell(2.0, act)
+    inner = tell.tell
+
+    def back(standing: Any) -> None:
+        inner(standing)
+        if team.told == ["left worker-1"] and standing.epoch >= 4.0:
+            team.going.clear()
+            team.room = ["worker-1"]
+            tell.workers.clear()
+
+    tell.tell = back  # type: ignore[method-assign]
+    assert run(tmp_path, team, tell).bits == alone.bits
+    assert team.told == ["left worker-1", "came worker-1"]
+    assert "worker-1" in tell.workers
+
+
+def test_seconds_of_training_count_once_whoever_leaves(tmp_path):
+    """What the checkpoint says of time is of attempts before this one, not of this one."""
+    team, began = Moving(ToyWork(Toy(pause=0.01)), 2), time.monotonic()
+    tell = Tell(4.3, lambda: team.going.update({"worker-1": NOW}))
+    ran = trained(tmp_path, team, work=ToyWork(Toy(pause=0.01)), tell=tell.tell)
+    took = time.monotonic() - began
+    seconds = [entry["seconds"] for entry in ran.told.history]
+    assert team.told == ["left worker-1"]
+    assert seconds == sorted(seconds)
+    assert seconds[3] > 0.1
+    assert seconds[-1] <= took + 0.001
+
+
+def test_without_a_number_the_processors_of_a_joined_cluster_count(tiny, tmp_path, monkeypatch):
+    """Nobody asks a cluster for an estimate; a number that was named is taken; there are no more workers than shards."""
+    asked = list[str]()
+    monkeypatch.setattr(ray_nodes, "cores_at", lambda address: asked.append(address) or 6)
+    spec = TrainSpec(str(tiny.path), solver="dsmlr", pool="ray", ray_address="10.0.0.1:6379")
+
+    def workers(spec: TrainSpec, **more: Any) -> int:
+        return way_of(
+            Setting(spec, tiny, make_solver("dsmlr", dict(spec.params)), tmp_path, "job", **more)
+        ).workers
+
+    assert workers(spec) == 6
+    assert workers(replace(spec, params={"shards": 4})) == 4
+    assert asked == ["10.0.0.1:6379"] * 2
+    assert workers(replace(spec, workers=3)) == 3
+    assert (
+        workers(spec, cluster=False)
+        == workers(replace(spec, ray_address=None))
+        == min(cores(), 2 * cores())
+    )
+    assert len(asked) == 2

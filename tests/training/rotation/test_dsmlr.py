@@ -1,0 +1,243 @@
+"""DS-MLR as it goes round: what is told is true, the same bits wherever it is done, and the same optimum in any order."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.support.rotation_toy import GRID, LAM, Model, trained_dsmlr
+from xcray.arrays import CSR, Pattern, TopK, csr_from, frozen
+from xcray.errors import Stopped
+from xcray.metrics import precision_at_k
+from xcray.solvers.dsmlr import DSMLRSolver
+from xcray.training.rotation.shard_worker import Rows, ShardWork, rows_of
+from xcray.workers.pool import StopFlag
+
+
+def objective(model: Model, X: CSR, Y: Pattern, bias: float = 1.0) -> float:
+    """L1 of a model, from its definition, in double precision."""
+    keep = np.diff(Y.indptr) > 0
+    scores = (X.to_scipy().astype(np.float64) @ model.W.T + model.bias)[keep]
+    targets = Y.to_scipy().toarray().astype(np.float64)[keep]
+    targets /= targets.sum(axis=1, keepdims=True)
+    top = scores.max(axis=1)
+    losses = (
+        top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - (targets * scores).sum(axis=1)
+    )
+    return float(
+        losses.mean() + 0.5 * LAM * ((model.W**2).sum() + ((model.bias / bias) ** 2).sum())
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tiny, tmp_path_factory) -> Model:
+    """The training by one worker in this thread."""
+    return trained_dsmlr(tiny, tmp_path_factory.mktemp("alone"))
+
+
+def test_the_objective_told_is_that_of_the_model(tiny, alone):
+    assert alone.told.objective == pytest.approx(
+        objective(alone, tiny.train.X, tiny.train.Y), rel=1e-5
+    )
+    falls = [entry["objective"] for entry in alone.told.history]
+    assert falls == sorted(falls, reverse=True)
+    assert falls[-1] < 0.9 * np.log(tiny.n_labels)
+
+
+def test_what_watched_rows_say_is_true(tiny, alone):
+    """All test rows that have labels are watched."""
+    X, Y = tiny.test.X, tiny.test.Y
+    scores = X.to_scipy().astype(np.float64) @ alone.W.T + alone.bias
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :5].astype(np.int32)
+    top = TopK(frozen(best, np.int32), frozen(np.take_along_axis(scores, best, 1), np.float64))
+    newest = alone.told.history[-1]
+    for k in (1, 3, 5):
+        assert newest[f"P@{k}"] == pytest.approx(precision_at_k(top, Y, k), abs=1e-9)
+    plain = objective(alone, X, Y) - 0.5 * LAM * float((alone.W**2).sum() + (alone.bias**2).sum())
+    assert newest["held_out"] == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("team", "workers", "order"),
+    [("serial", 2, "sync"), ("threads", 2, "ring"), ("threads", 3, "sync")],
+)
+def test_bits_depend_on_grid_data_and_seed_alone(tiny, alone, tmp_path, team, workers, order):
+    assert (
+        trained_dsmlr(tiny, tmp_path, team, workers, order=order).block.digest()
+        == alone.block.digest()
+    )
+
+
+def test_rows_from_the_driver_are_those_of_the_directory(tiny, alone, tmp_path):
+    assert (
+        trained_dsmlr(tiny, tmp_path, "threads", 2, directory=False).block.digest()
+        == alone.block.digest()
+    )
+
+
+def test_another_seed_is_another_run(tiny, alone, tmp_path):
+    assert trained_dsmlr(tiny, tmp_path, seed=1).block.digest() != alone.block.digest()
+
+
+def test_a_stop_and_a_resume_change_no_bit(tiny, alone, tmp_path):
+    stop = StopFlag()
+
+    def tell(standing):
+        if standing.epoch > 2.3:
+            stop.set()
+
+    with pytest.raises(Stopped):
+        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, tell=tell)
+    assert trained_dsmlr(tiny, tmp_path, "serial", 3).block.digest() == alone.block.digest()
+
+
+@pytest.fixture(scope="module")
+def long(tiny, tmp_path_factory) -> float:
+    """The objective after many epochs of stochastic steps, with a rest after each."""
+    return trained_dsmlr(tiny, tmp_path_factory.mktemp("long"), epochs=20, pairs=0).told.objective
+
+
+MERGED, TWO = ({"mode": mode, "rest_every": 4} for mode in ("both", "two"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [MERGED, TWO, {"order": "uniform"}, {"order": "shortest"}, {**MERGED, "order": "uniform"}],
+    ids=str,
+)
+def test_other_orders_and_one_lap_an_epoch_or_two_come_to_the_same(tiny, long, tmp_path, changes):
+    """Between rests, b of the merged form is a lap behind."""
+    found = trained_dsmlr(tiny, tmp_path, "threads", 2, epochs=20, pairs=0, **changes).told
+    assert found.objective == pytest.approx(long, rel=0.01)
+    assert len(found.history) <= 20 / changes.get("rest_every", 1)
+
+
+def test_the_merged_form_goes_another_way_in_fewer_laps(tiny, tmp_path):
+    merged, two = ([], [])
+    objectives = [
+        trained_dsmlr(
+            tiny, tmp_path / how["mode"], epochs=4, pairs=0, record=spans.append, **how
+        ).told.objective
+        for spans, how in ((merged, MERGED), (two, TWO))
+    ]
+    assert objectives[0] != objectives[1]
+    assert 1.5 < len(two) / len(merged) < 1.7  # 4 laps of steps and 4 of sums; 4 laps and a look
+
+
+EXACT = {"finish": 1e9, "epochs": 9}  # exact gradients take over after the second epoch
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, tmp_path_factory) -> Model:
+    """A training that goes over to exact gradients."""
+    return trained_dsmlr(tiny, tmp_path_factory.mktemp("exact"), **EXACT)
+
+
+def test_exact_gradients_take_over_and_the_objective_told_is_that_of_the_model(
+    tiny, finished, long
+):
+    assert [entry["epoch"] for entry in finished.told.history if "length" in entry] == list(
+        range(3, 10)
+    )
+    assert finished.told.objective == pytest.approx(
+        objective(finished, tiny.train.X, tiny.train.Y), rel=1e-5
+    )
+    assert finished.told.objective < long * 1.001
+
+
+@pytest.mark.parametrize(
+    ("team", "workers", "order"), [("serial", 3, "sync"), ("threads", 2, "ring")]
+)
+def test_exact_gradients_have_the_same_bits_on_any_workers(
+    tiny, finished, tmp_path, team, workers, order
+):
+    assert (
+        trained_dsmlr(tiny, tmp_path, team, workers, order=order, **EXACT).block.digest()
+        == finished.block.digest()
+    )
+
+
+@pytest.mark.parametrize("epoch", [2.2, 5.2])
+def test_a_stop_among_exact_gradients_and_a_resume_change_no_bit(tiny, finished, tmp_path, epoch):
+    stop = StopFlag()
+
+    def tell(standing):
+        if standing.epoch > epoch:
+            stop.set()
+
+    with pytest.raises(Stopped):
+        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, tell=tell, **EXACT)
+    assert (
+        trained_dsmlr(tiny, tmp_path, "serial", 2, **EXACT).block.digest()
+        == finished.block.digest()
+    )
+
+
+def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypatch):
+    """Delivered is the point that was accepted last, not the one that was being looked at."""
+    jump = [0.0]
+    monkeypatch.setattr(
+        "xcray.training.rotation.interval.time.monotonic",
+        lambda real=time.monotonic: real() + jump[0],
+    )
+
+    def tell(standing):
+        if standing.epoch > 5.2:
+            jump[0] = 1e6
+
+    model = trained_dsmlr(tiny, tmp_path, tell=tell, max_seconds=1e5, **EXACT)
+    assert model.told.epochs == 5
+    assert model.told.objective == finished.told.history[4]["objective"]
+    assert model.told.objective == pytest.approx(
+        objective(model, tiny.train.X, tiny.train.Y), rel=1e-5
+    )
+
+
+def test_dense_rows_go_round_as_well(tiny, tmp_path, rng):
+    """A problem of a few dense features, from the driver's memory."""
+    X = csr_from(rng.normal(size=(tiny.train.n_rows, tiny.n_features)).astype(np.float32) * 0.1)
+    one = trained_dsmlr(tiny, tmp_path / "1", directory=False, X=X)
+    two = trained_dsmlr(tiny, tmp_path / "2", "threads", 2, directory=False, X=X, order="sync")
+    assert one.block.digest() == two.block.digest()
+    assert one.told.objective == pytest.approx(objective(one, X, tiny.train.Y), rel=1e-5)
+
+
+def test_shards_are_all_rows_with_labels_once(tiny):
+    """And their weights add up to 1, those of watched rows too."""
+    train, test = tiny.train, tiny.test
+    rows = rows_of(train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0)
+    cuts = [rows.cut(shard) for shard in range(GRID.shards)]
+    labelled = np.flatnonzero(np.diff(train.Y.indptr) > 0)
+    assert np.array_equal(np.sort(np.concatenate([shard.rows for shard, _ in cuts])), labelled)
+    assert sum(shard.weights.sum() for shard, _ in cuts) == pytest.approx(1.0)
+    assert sum(seen.weights.sum() for _, seen in cuts) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("watch", [0, 7, 10**6])
+def test_some_rows_are_watched_or_none(tiny, watch):
+    train, test = tiny.train, tiny.test
+    rows = rows_of(
+        train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0, watch=watch
+    )
+    seen = [rows.cut(shard)[1] for shard in range(GRID.shards)]
+    if not watch:
+        assert seen == [None] * GRID.shards
+        return
+    numbers = np.concatenate([each.rows for each in seen])
+    assert len(set(numbers.tolist())) == len(numbers) <= min(test.n_rows, watch + GRID.shards)
+    assert sum(each.weights.sum() for each in seen) == pytest.approx(1.0)
+
+
+def test_a_directory_of_other_content_is_not_taken(tiny):
+    rows = rows_of(tiny.train.X, tiny.train.Y, None, None, grid=GRID, seed=0, bias=0.0)
+    right = ShardWork(DSMLRSolver(), rows.how, tiny.n_features, str(tiny.path), tiny.content_hash)
+    assert isinstance(right.open(), Rows)
+    for wrong in (
+        ("", ""),
+        (str(tiny.path), "0" * 64),
+        ("/nowhere/to/be/found", tiny.content_hash),
+    ):
+        assert ShardWork(DSMLRSolver(), rows.how, tiny.n_features, *wrong).open() is None
+    assert ShardWork(DSMLRSolver(), rows.how, tiny.n_features).open() is None

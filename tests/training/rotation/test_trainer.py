@@ -1,0 +1,438 @@
+"""Trainings whose blocks go round: the same bits on any workers, through stops, losses, damage and moved shards."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.rotation_toy import GRID, LABELS, Ran, Toy, ToyWork, plan_of, trained
+from xcray.errors import Conflict, DataError, Refused, Stopped, Unavailable
+from xcray.training.rotation import trainer as descents
+from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.workers.pool import StopFlag
+from xcray.workers.timeline import DONE, LOST
+
+ORDERS = ("sync", "ring")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Ran:
+    """The training by one worker in this thread."""
+    return trained(tmp_path_factory.mktemp("alone"), "serial", 1)
+
+
+def test_blocks_are_delivered_in_order_with_their_counts(alone):
+    ends = [(block.lo, block.hi) for block in alone.blocks]
+    assert (ends[0][0], ends[-1][1]) == (0, LABELS)
+    assert all(earlier[1] == later[0] for earlier, later in pairwise(ends))
+    assert [n for block in alone.blocks for n in block.positives] == list(range(LABELS))
+    assert alone.told.reason == "all epochs are done"
+    assert alone.told.epochs == 6
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 6])
+@pytest.mark.parametrize("team", ["serial", "threads"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_bits_do_not_depend_on_workers_or_the_barrier(alone, tmp_path, team, workers, order):
+    ran = trained(tmp_path, team, workers, plan=plan_of(order=order))
+    assert ran.bits == alone.bits
+    assert [entry["objective"] for entry in ran.told.history] == [
+        entry["objective"] for entry in alone.told.history
+    ]
+
+
+def test_workers_that_do_not_see_the_data_get_it_from_the_driver(alone, tmp_path):
+    assert trained(tmp_path, "threads", 2, ToyWork(seen=False)).bits == alone.bits
+
+
+def test_shards_that_move_at_every_rest_change_no_bit(alone, tmp_path, monkeypatch):
+    turns = iter(range(100))
+
+    def speeds(paces, costs):
+        return {"worker-0": 1.0, "worker-1": (512.0, 1 / 512)[next(turns) % 2]}
+
+    monkeypatch.setattr(descents, "speeds_of", speeds)
+    ran = trained(tmp_path, "threads", 2, plan=plan_of(checkpoint_seconds=0.0))
+    assert ran.told.moved >= 5
+    assert ran.bits == alone.bits
+    assert trained(tmp_path / "fixed", "threads", 2, plan=plan_of(move=False)).told.moved == 0
+
+
+@pytest.mark.parametrize("order", ["uniform", "shortest"])
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_nomad_visits_every_cell_once_a_lap(tmp_path, order, hybrid):
+    """The toy itself asserts that no block comes twice in a lap."""
+    spans = []
+    ran = trained(
+        tmp_path,
+        "threads",
+        3,
+        plan=plan_of(order=order, hybrid=hybrid, seed=5),
+        record=spans.append,
+    )
+    assert [block.lo for block in ran.blocks] == [
+        LABELS * j // GRID.blocks for j in range(GRID.blocks)
+    ]
+    assert len({span.task.id for span in spans}) == len(spans)
+    assert {span.outcome for span in spans} == {DONE}
+
+
+def test_the_history_tells_each_rest(alone):
+    epochs = [entry["epoch"] for entry in alone.told.history]
+    assert epochs == [1, 2, 3, 4, 5, 6]
+    newest = alone.told.history[-1]
+    squared = sum(float((block.W.astype(np.float64) ** 2).sum()) for block in alone.blocks)
+    losses = newest["objective"] - 0.5 * Toy().lam * squared
+    assert losses > 0.0
+    assert newest["held_out"] == 0.125 * GRID.shards
+    assert (newest["P@1"], newest["P@2"]) == pytest.approx(
+        (2 / 3, 1 / 3)
+    )  # the toy's answer to the first of three rows is wrong
+    assert 0.0 < newest["macro-F1"] < newest["micro-F1"] == 2 / 3
+    assert alone.told.objective == newest["objective"]
+    assert all(
+        earlier["seconds"] <= later["seconds"] for earlier, later in pairwise(alone.told.history)
+    )
+
+
+def test_without_watched_rows_nothing_is_held_out(tmp_path):
+    told = trained(tmp_path, plan=plan_of(truth=None)).told
+    assert set(told.history[0]) == {"epoch", "seconds", "rate", "back", "objective"}
+
+
+def test_stretches_of_more_epochs_rest_less_often(tmp_path):
+    told = trained(tmp_path, plan=plan_of(rest_every=4)).told
+    assert [entry["epoch"] for entry in told.history] == [4, 6]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_going_back_is_going_on_from_the_rest_before(alone, tmp_path, seconds):
+    """From rest 3 it goes back to rest 2, with half the rate, whether there is a checkpoint of it or not."""
+    work = ToyWork(Toy(back=(3, 4)))
+    ran = trained(tmp_path, "threads", 2, work, plan_of(checkpoint_seconds=seconds))
+    assert [(entry["epoch"], entry["rate"], entry["back"]) for entry in ran.told.history] == [
+        *((1, 1.0, False), (2, 1.0, False), (3, 1.0, True), (3, 0.5, True)),
+        *((3, 0.25, False), (4, 0.25, False), (5, 0.25, False), (6, 0.25, False)),
+    ]
+    assert [entry["objective"] for entry in ran.told.history[:3]] == [
+        entry["objective"] for entry in alone.told.history[:3]
+    ]
+    assert ran.bits != alone.bits
+    assert ran.bits == trained(tmp_path / "again", "serial", 3, work).bits
+
+
+def test_going_back_from_the_first_rest_is_the_start(alone, tmp_path):
+    ran = trained(tmp_path, work=ToyWork(Toy(back=(1,))))
+    assert [entry["epoch"] for entry in ran.told.history] == [1, 1, 2, 3, 4, 5, 6]
+
+
+def test_going_back_has_an_end(tmp_path):
+    """Where no rate is small enough, as with data that is not finite: the blocks are those of the last rest that counts."""
+    told = trained(tmp_path, work=ToyWork(Toy(back=tuple(range(2, 1000))))).told
+    assert (told.epochs, len(told.history)) == (1, 1 + descents.BACKS)
+    assert told.reason.startswith("it went back 25 times")
+    assert told.objective == told.history[0]["objective"]
+
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from tests.rotating import Toy, ToyWork, plan_of, trained
+def tell(standing):
+    time.sleep(600 if standing.newest.get("epoch", 0) >= 5 else 0)  # whoever is to kill it may be late
+trained(Path(sys.argv[1]), "threads", 2, ToyWork(Toy(pause=0.05)), plan_of(checkpoint_seconds=0.0), tell=tell)
+"""
+
+
+def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(alone, tmp_path):
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3]
+    )
+    ends = time.monotonic() + 300.0
+    while not list(tmp_path.glob("rest-00000[2-5]")):
+        assert time.monotonic() < ends, "no rest came"
+        assert driver.poll() is None
+        time.sleep(0.01)
+    driver.kill()
+    driver.wait()
+    began = []
+    ran = trained(tmp_path, tell=lambda standing: began.append(standing.newest.get("epoch", 0)))
+    assert began[0] >= 2
+    assert ran.bits == alone.bits
+
+
+class Halt:
+    """Sets the stop flag when so many rests were told of, in the middle of the stretch after."""
+
+    def __init__(self, rests: int) -> None:
+        self.stop = StopFlag()
+        self._rests = rests
+
+    def tell(self, standing) -> None:
+        """See `Standing`."""
+        done = standing.newest.get("epoch", 0)
+        if done == self._rests and standing.epoch > done:
+            self.stop.set()
+
+
+def stopped_at(
+    folder: Path, rests: int, team: str = "serial", work: ToyWork | None = None, **changes
+) -> None:
+    """A training that is stopped in the middle of a stretch."""
+    halt = Halt(rests)
+    with pytest.raises(Stopped):
+        trained(folder, team, 2, work, plan_of(**changes), stop=halt.stop, tell=halt.tell)
+
+
+@pytest.mark.parametrize("rests", range(6))
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_a_stop_at_any_rest_and_a_resume_change_no_bit(alone, tmp_path, rests, seconds):
+    """Also when no checkpoint was due: the last rest is saved on the way out."""
+    stopped_at(tmp_path, rests, checkpoint_seconds=seconds)
+    entries = []
+    ran = trained(
+        tmp_path,
+        "threads",
+        3,
+        tell=lambda standing: entries.append(standing.newest.get("epoch", 0)),
+    )
+    assert entries[0] >= rests
+    assert ran.bits == alone.bits
+    assert [each["objective"] for each in ran.told.history] == [
+        each["objective"] for each in alone.told.history
+    ]
+
+
+@pytest.mark.parametrize("ahead", [0.0, 0.4])
+def test_who_is_told_how_far_it_is_may_stop_it(alone, tmp_path, ahead):
+    """At a rest, or in the middle of a stretch; the last rest is saved on the way out."""
+
+    def tell(standing):
+        if standing.newest.get("epoch") == 2 and standing.epoch >= 2 + ahead:
+            raise Stopped("enough")
+
+    with pytest.raises(Stopped, match="enough"):
+        trained(tmp_path, "threads", 2, tell=tell)
+    assert (tmp_path / "rest-000002").is_dir()
+    assert trained(tmp_path).bits == alone.bits
+
+
+def test_a_stop_after_going_back_is_resumed_the_same(tmp_path):
+    work = ToyWork(Toy(back=(3, 6)))
+    whole = trained(tmp_path / "whole", work=work)
+    stopped_at(tmp_path / "broken", 3, work=work)
+    assert trained(tmp_path / "broken", work=work).bits == whole.bits
+
+
+def test_a_stop_is_heard_within_a_visit(tmp_path):
+    """Visits of a minute end when they are asked to."""
+    stop, work = StopFlag(), ToyWork(Toy(pause=60.0))
+    timer = threading.Timer(0.3, stop.set)
+    timer.start()
+    with pytest.raises(Stopped):
+        trained(tmp_path, "threads", 2, work, stop=stop)
+    timer.join()
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("xcray-worker")
+    ]
+
+
+def test_what_ended_is_told_again_and_nothing_is_delivered(alone, tmp_path):
+    first = trained(tmp_path)
+    again = trained(tmp_path)
+    assert again.told == first.told
+    assert again.blocks == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["descent.json", "run.json"]
+
+
+def test_a_stop_while_blocks_are_delivered_delivers_all_of_them_next_time(alone, tmp_path):
+    stop, found = StopFlag(), []
+
+    def deliver(block):
+        found.append(block)
+        stop.set()
+
+    with pytest.raises(Stopped):
+        trained(tmp_path, stop=stop, deliver=deliver)
+    assert len(found) == 1
+    assert trained(tmp_path).bits == alone.bits
+
+
+def test_the_newest_checkpoint_is_damaged_and_the_one_before_is_taken(alone, tmp_path):
+    stopped_at(tmp_path, 4, checkpoint_seconds=0.0)
+    path = tmp_path / "rest-000004" / "block-00001.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    notes = []
+    ran = trained(tmp_path, tell=lambda standing: notes.append(standing.note))
+    assert ran.bits == alone.bits
+    assert ran.told.damaged == ["rest-000004"]
+    assert [note for note in notes if note] == [
+        "rest-000004/block-00001.arrow is not what was written; going on from the checkpoint before"
+    ]
+
+
+def test_all_checkpoints_are_damaged_and_it_begins_anew(alone, tmp_path):
+    stopped_at(tmp_path, 2, checkpoint_seconds=0.0)
+    for path in tmp_path.glob("rest-*/rest.json"):
+        path.write_bytes(b"{}")
+    ran = trained(tmp_path)
+    assert ran.bits == alone.bits
+    assert sorted(ran.told.damaged) == ["rest-000001", "rest-000002"]
+
+
+def test_the_directory_of_another_run_is_refused(tmp_path):
+    stopped_at(tmp_path, 1)
+    with pytest.raises(Conflict, match="other run"):
+        trained(tmp_path, fingerprint={"run": 2})
+
+
+class Lossy:
+    """Loses workers of a team of this process, each in the middle of the stretch after a number of rests."""
+
+    def __init__(self, team, losses: dict[int, str], things: bool) -> None:
+        self.team = team
+        self.notes = []
+        self._losses = dict(losses)
+        self._things = things
+
+    def tell(self, standing) -> None:
+        """See `Standing`."""
+        self.notes += [standing.note] if standing.note else []
+        done = standing.newest.get("epoch", 0)
+        if done in self._losses and done + 0.2 < standing.epoch < done + 0.9:
+            self.team.lose(self._losses.pop(done), with_things=self._things)
+
+
+@pytest.mark.parametrize("things", [False, True], ids=["worker", "node"])
+@pytest.mark.parametrize("seconds", [0.0, 1e9], ids=["checkpoints", "none"])
+def test_losses_change_no_bit(alone, tmp_path, seconds, things):
+    """Without a checkpoint it begins anew; with one it goes on from there."""
+    work, spans = ToyWork(Toy(pause=0.002)), []
+    lossy = Lossy(ThreadTeam(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, things)
+    ran = trained(
+        tmp_path,
+        lossy.team,
+        work=work,
+        plan=plan_of(checkpoint_seconds=seconds),
+        tell=lossy.tell,
+        record=spans.append,
+    )
+    assert ran.bits == alone.bits
+    assert ran.told.lost >= 3
+    assert [entry["epoch"] for entry in ran.told.history] == [1, 2, 3, 4, 5, 6]
+    assert "worker-1 was lost: going on from the last checkpoint" in lossy.notes
+    assert LOST in {span.outcome for span in spans}
+
+
+def test_a_worker_lost_while_blocks_are_delivered(alone, tmp_path):
+    work, found = ToyWork(), []
+    team = SerialTeam(work, 2)
+
+    def deliver(block):
+        found.append(block)
+        if len(found) == 2:
+            team.lose("worker-1", with_things=True)
+
+    told = trained(tmp_path, team, work=work, deliver=deliver).told
+    assert Ran(told, found).bits == alone.bits
+
+
+class Never(SerialTeam):
+    """A team in which nobody takes a lost one's place, after the first hands."""
+
+    def replace(self, *lost: str, at_once: bool = False) -> None:
+        """See `Team`."""
+        if self._lives:
+            raise Unavailable("there is no CPU")
+        super().replace(*lost, at_once=at_once)
+
+
+def test_where_no_one_takes_the_place_the_others_do_the_work(alone, tmp_path):
+    work = ToyWork()
+    lossy = Lossy(Never(work, 3), {1: "worker-1", 3: "worker-0"}, things=True)
+    assert trained(tmp_path, lossy.team, work=work, tell=lossy.tell).bits == alone.bits
+    assert lossy.notes == [
+        "worker-1 was lost: going on from the last checkpoint",
+        "worker-0 was lost: going on from the last checkpoint",
+    ]
+
+
+def test_losses_without_end_end(tmp_path):
+    work = ToyWork()
+    team = SerialTeam(work, 2)
+
+    def lose(standing):
+        if 0.2 < standing.epoch < 0.9:
+            team.lose("worker-0")
+
+    with pytest.raises(Unavailable, match="one after the other"):
+        trained(tmp_path, team, work=work, tell=lose)
+
+
+def test_what_a_solver_raises_is_raised(tmp_path, monkeypatch):
+    def broken(self, history):
+        raise DataError("BAD", "no judgement")
+
+    monkeypatch.setattr(Toy, "judge", broken)
+    with pytest.raises(DataError, match="no judgement"):
+        trained(tmp_path)
+
+
+@pytest.mark.parametrize("rests", [1, 3])
+def test_when_the_time_is_up_the_last_rest_is_delivered(alone, tmp_path, rests, monkeypatch):
+    """The clock of the loop jumps when so many rests are there."""
+    jump = [0.0]
+    monkeypatch.setattr(
+        "xcray.training.rotation.interval.time.monotonic",
+        lambda real=descents.time.monotonic: real() + jump[0],
+    )
+
+    def tell(standing):
+        if standing.newest.get("epoch", 0) == rests and standing.epoch > rests:
+            jump[0] = 1e6
+
+    ran = trained(tmp_path, plan=plan_of(max_seconds=1e5), tell=tell)
+    assert (ran.told.epochs, len(ran.told.history), ran.told.reason) == (
+        rests,
+        rests,
+        "the time of 100000 s was up",
+    )
+    assert ran.told.objective == alone.told.history[rests - 1]["objective"]
+    assert len(ran.blocks) == GRID.blocks
+
+
+def test_no_time_at_all_is_refused(tmp_path):
+    with pytest.raises(Refused, match="give it more time"):
+        trained(tmp_path, "threads", 1, ToyWork(Toy(pause=0.2)), plan_of(max_seconds=0.0))
+
+
+def test_progress_ascends_and_knows_its_end(tmp_path):
+    seen = []
+    trained(tmp_path, tell=seen.append)
+    assert all(earlier.epoch <= later.epoch for earlier, later in pairwise(seen))
+    assert (seen[-1].epoch, seen[-1].epochs, seen[-1].eta) == (6.0, 6, 0.0)
+    assert {standing.newest.get("epoch") for standing in seen} == {None, 1, 2, 3, 4, 5, 6}
+
+
+def test_numbers_that_are_not_finite_are_kept_as_none(tmp_path, monkeypatch):
+    """A training that diverged must still be told to its judge, on disk and in the report."""
+    real = Toy._closed
+
+    def diverged(self, local, step):
+        found = real(self, local, step)
+        return found if found is None else found._replace(loss=math.inf)
+
+    monkeypatch.setattr(Toy, "_closed", diverged)
+    told = trained(tmp_path).told
+    assert told.objective is None
+    assert [entry["objective"] for entry in told.history] == [None] * 6

@@ -1,0 +1,326 @@
+"""Solvers of the family "rounds": one suite for all of them, and the rounds themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from tests.naive import multinomial as naive
+from tests.support import synchronous_toy as roundwork
+from tests.support.synchronous_toy import problem, train, weights
+from xcray.errors import ParameterError, Stopped, Unavailable
+from xcray.solvers.lbfgs import LBFGSSolver
+from xcray.solvers.lc import LCSolver
+from xcray.solvers.synchronous_contract import best_of, ranges, top
+from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.workers.synchronous_calls import LOSSES, TeamRounds
+
+LAM = 0.02
+SOLVERS = [LBFGSSolver(lam=LAM, tolerance=1e-7), LCSolver(lam=LAM, tolerance=1e-7)]
+each_solver = pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: type(solver).__name__)
+
+
+@each_solver
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+def test_optimum_is_the_naive_twins(solver, sparse):
+    X, Y, c = problem()
+    found = train(solver, (X, Y, c), 2, sparse)
+    W = weights(found)
+    assert found.reason == "the gradient is small"
+    assert found.last.objective == pytest.approx(naive.objective(W, X, Y, c, LAM), rel=1e-12)
+    assert np.linalg.norm(naive.gradient(W, X, Y, c, LAM)) < 1e-6
+    assert W == pytest.approx(naive.solve(X, Y, c, LAM), abs=1e-5)
+
+
+@each_solver
+def test_optimum_is_scikit_learns(solver):
+    X, Y, _ = problem(1)
+    classes = Y.argmax(axis=1)
+    n = len(X)
+    theirs = LogisticRegression(
+        C=1.0 / (n * LAM), fit_intercept=False, tol=1e-10, max_iter=10_000
+    ).fit(X, classes)
+    ours = weights(train(solver, (X, np.eye(Y.shape[1])[classes], np.full(n, 1.0 / n))))
+    assert ours == pytest.approx(theirs.coef_.T, abs=1e-5)
+
+
+@each_solver
+def test_workers_change_nothing_but_rounding(solver):
+    rows = problem(2)
+    one, *more = (weights(train(solver, rows, workers)) for workers in (1, 2, 3))
+    for W in more:
+        assert W == pytest.approx(one, abs=1e-6)
+
+
+@each_solver
+def test_a_row_of_two_labels_is_two_rows_of_half_the_weight(solver):
+    X, Y, c = problem(3)
+    several = (Y > 0).sum(axis=1)
+    labels, times = np.nonzero(Y)[1], np.repeat(np.arange(len(X)), several)
+    single = (X[times], np.eye(Y.shape[1])[labels], c[times] * Y[times, labels])
+    assert several.max() == 2
+    assert weights(train(solver, (X, Y, c))) == pytest.approx(
+        weights(train(solver, single)), abs=1e-5
+    )
+
+
+@each_solver
+def test_rows_without_labels_count_for_nothing(solver):
+    X, Y, c = problem(4)
+    there = Y.sum(axis=1) > 0
+    assert not there.all()
+    assert weights(train(solver, (X, Y, c))) == pytest.approx(
+        weights(train(solver, (X[there], Y[there], c[there]))), abs=1e-6
+    )
+
+
+@each_solver
+def test_weights_are_repetitions(solver):
+    X, Y, _ = problem(5)
+    times = np.random.default_rng(5).integers(1, 4, len(X)) * (Y.sum(axis=1) > 0)
+    again = np.repeat(np.arange(len(X)), times)
+    repeated = (X[again], Y[again], np.full(len(again), 1.0 / len(again)))
+    assert weights(train(solver, (X, Y, times / times.sum()))) == pytest.approx(
+        weights(train(solver, repeated)), abs=1e-5
+    )
+
+
+@each_solver
+def test_a_constant_feature_becomes_the_bias(solver):
+    X, Y, c = problem(6)
+    value = 2.0
+    rows = (np.column_stack([X, np.full(len(X), value)]), Y, c)
+    solver = type(solver)(lam=LAM, bias=value, tolerance=1e-7)
+    found = train(solver, rows, 2)
+    W, blocks = weights(found), list(solver.blocks(found, np.arange(Y.shape[1])))
+    rows_of_W = np.concatenate([block.W.to_scipy().toarray() for block in blocks])
+    bias = np.concatenate([block.bias for block in blocks])
+    assert X @ rows_of_W.T + bias == pytest.approx(rows[0] @ W, abs=1e-5)
+    assert np.abs(bias).max() > 0.01
+    assert np.concatenate([block.labels for block in blocks]).tolist() == [0, 1, 2, 3, 4]
+    assert np.concatenate([block.records["positives"] for block in blocks]).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+
+
+@each_solver
+def test_small_weights_are_dropped(solver):
+    rows = problem(7)
+    solver = type(solver)(lam=LAM, prune=0.2)
+    found = train(solver, rows)
+    W = weights(found).T
+    (block,) = solver.blocks(found, np.ones(5, np.int64))
+    stays = np.abs(W) > 0.2
+    assert block.W.to_scipy().toarray() == pytest.approx(np.where(stays, W, 0.0), abs=1e-6)
+    assert block.records["nnz"].tolist() == stays.sum(axis=1).tolist()
+    assert (block.records["nnz"] + block.records["pruned"] == (W != 0).sum(axis=1)).all()
+    assert 0 < stays.sum() < stays.size
+
+
+@each_solver
+def test_the_objective_never_rises_and_is_that_of_the_weights(solver):
+    X, Y, c = problem(8)
+    heard = []
+
+    def tell(told, parts):
+        W = np.concatenate([part.W for part in parts()], axis=1)
+        heard.append((told.objective, naive.objective(W, X, Y, c, LAM), told.number))
+        return False
+
+    found = train(solver, (X, Y, c), 2, tell=tell)
+    told, true, numbers = np.array(heard).T
+    assert told == pytest.approx(true, rel=1e-12)
+    assert (np.diff(told) <= 1e-14).all()
+    assert numbers.tolist() == list(range(1, found.last.number + 1))
+    assert told[0] < np.log(5)
+
+
+@each_solver
+def test_held_out_rows_are_watched(solver):
+    X, Y, c = problem(9)
+    held = problem(10, n=31)
+    solver = type(solver)(lam=LAM, watch_every=2)
+    heard = []
+
+    def tell(told, parts):
+        heard.append((told, np.concatenate([part.W for part in parts()], axis=1)))
+        return told.number == 4
+
+    found = train(solver, (X, Y, c), 3, watched=held, tell=tell)
+    assert found.reason == "told that it is enough"
+    assert [told.watched is None for told, _ in heard] == [True, False, True, False]
+    watched, W = heard[-1][0].watched, heard[-1][1]
+    scores = held[0] @ W
+    assert watched.loss == pytest.approx(naive.objective(W, *held, 0.0), rel=1e-12)
+    assert watched.rows.tolist() == list(range(31))
+    assert watched.labels.tolist() == np.argsort(-scores, axis=1, kind="stable").tolist()
+    assert watched.scores == pytest.approx(-np.sort(-scores, axis=1), abs=1e-12)
+
+
+@each_solver
+def test_a_training_goes_on_from_kept_weights(solver):
+    rows = problem(11)
+    whole = train(solver, rows, 2)
+    W = weights(whole)
+    again = train(solver, rows, 3, start=lambda lo, hi: W[:, lo:hi])
+    assert again.last.number <= 2
+    assert weights(again) == pytest.approx(W, abs=1e-6)
+
+
+@each_solver
+def test_a_stop_is_heard_inside_a_verb_and_between_two(solver):
+    rows = problem(12)
+    for patience in (0, 7, 40):
+        asked = iter(range(10**6))
+        work = roundwork.work_of(solver, rows, 2)
+        team = SerialTeam(work, 2)
+        team.open()
+        rounds = TeamRounds(team, lambda patience=patience, asked=asked: next(asked) > patience)
+        with pytest.raises(Stopped):
+            solver.train(rounds, 8, 5)
+
+
+@each_solver
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lam": 0.0}, {"tolerance": 0.0}, {"bias": -1.0}, {"watch_every": -1}, {"prune": -0.1}],
+)
+def test_parameters_have_ranges(solver, wrong):
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        type(solver)(**wrong)
+
+
+class Hand:
+    """Tells who it is, and how often it was asked."""
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.asked = 0
+
+    def say(self, *things):
+        self.asked += 1
+        return [self.worker, *things], (self.worker, self.asked)
+
+    def fail(self):
+        raise ParameterError("no")
+
+
+class Hands:
+    """Makes hands; counts those of each worker."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def hand(self, worker, stopped):
+        self.made.append(worker)
+        return Hand(worker)
+
+    def warm_up(self):
+        """Nothing is compiled."""
+
+
+@pytest.mark.parametrize("kind", [SerialTeam, ThreadTeam])
+def test_answers_are_in_worker_order_and_each_gets_its_own(kind):
+    team = kind(Hands(), 3)
+    team.open()
+    try:
+        rounds = TeamRounds(team)
+        answers = rounds.call("say", rounds.put("all"), each=["a", "b", "c"])
+        assert rounds.size == 3
+        assert [told[0] for _, told in answers] == ["worker-0", "worker-1", "worker-2"]
+        assert [rounds.fetch(handle) for handle, _ in answers] == [
+            [f"worker-{i}", own, "all"] for i, own in enumerate("abc")
+        ]
+        again = rounds.call("say", each=[handle for handle, _ in answers])
+        assert rounds.fetch(again[1][0]) == ["worker-1", ["worker-1", "b", "all"]]
+        assert set(rounds.seconds) == set(team.workers)
+    finally:
+        team.close()
+
+
+def test_a_lost_worker_is_replaced_and_asked_again():
+    hands = Hands()
+    team = Losing(hands, 3, {"worker-1": 2})
+    team.open()
+    rounds = TeamRounds(team)
+    answers = rounds.call("say", 7)
+    assert [told for _, told in answers] == [("worker-0", 1), ("worker-1", 1), ("worker-2", 1)]
+    assert hands.made.count("worker-1") == 3
+    assert rounds.lost == 2
+
+
+def test_a_worker_lost_between_two_rounds_is_replaced_before_the_next():
+    team = SerialTeam(Hands(), 2)
+    team.open()
+    rounds = TeamRounds(team)
+    rounds.call("say")
+    team.lose("worker-0")
+    assert [told for _, told in rounds.call("say")] == [("worker-0", 1), ("worker-1", 2)]
+
+
+def test_losses_without_end_are_given_up():
+    team = Losing(Hands(), 2, {"worker-0": 1000}, every=1)
+    team.open()
+    with pytest.raises(Unavailable, match="were lost in one round"):
+        TeamRounds(team).call("say")
+    assert team.left["worker-0"] == 1000 - (LOSSES * 2 + 1)
+
+
+def test_what_a_verb_raises_ends_the_round_and_not_the_next():
+    team = SerialTeam(Hands(), 2)
+    team.open()
+    rounds = TeamRounds(team)
+    with pytest.raises(ParameterError, match="no"):
+        rounds.call("fail")
+    assert [told for _, told in rounds.call("say")] == [("worker-0", 1), ("worker-1", 1)]
+
+
+@each_solver
+def test_a_training_that_loses_workers_ends_with_the_same_bits(solver):
+    rows = problem(13)
+    work = roundwork.work_of(solver, rows, 2)
+    team = Losing(work, 2, {"worker-0": 2, "worker-1": 1})
+    team.open()
+    found = solver.train(TeamRounds(team), 8, 5)
+    assert team.left == {"worker-0": 0, "worker-1": 0}
+    assert weights(found).tobytes() == weights(train(solver, rows, 2)).tobytes()
+
+
+class Losing(SerialTeam):
+    """Loses workers as often as it is told, one `every` few times that it waits."""
+
+    def __init__(self, work, workers, losses, every=3):
+        super().__init__(work, workers)
+        self.left = dict(losses)
+        self._waits = 0
+        self._every = every
+
+    def wait(self, seconds):
+        self._waits += 1
+        for worker, left in self.left.items():
+            if left and self._waits % self._every == 2 % self._every:
+                self.left[worker] -= 1
+                self.lose(worker)
+        return super().wait(seconds)
+
+
+def test_ranges_are_even_and_whole():
+    assert ranges(7, 3) == [(0, 2), (2, 4), (4, 7)]
+    assert ranges(2, 3) == [(0, 0), (0, 1), (1, 2)]
+
+
+def test_the_best_of_parts_are_the_best_of_all():
+    S = np.random.default_rng(0).integers(0, 6, (50, 9)).astype(float)  # many equal ones
+    whole = top(S, 0, 4)
+    parts = best_of([top(S[:, :2], 0, 4), top(S[:, 2:7], 2, 4), top(S[:, 7:], 7, 4)], 4)
+    assert (
+        parts.labels.tolist()
+        == whole.labels.tolist()
+        == np.argsort(-S, axis=1, kind="stable")[:, :4].tolist()
+    )
+    assert parts.scores.tolist() == whole.scores.tolist()

@@ -1,0 +1,558 @@
+"""DS-MLR, L-BFGS and LC as people run them: train() on every pool, stopped, killed, resumed, short of time; report, pictures,
+command line, and a job over REST whose model tells probabilities."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from tests.support.live_service import serving, settings_for
+from xcray.cli.main import main
+from xcray.client import Client
+from xcray.data.dataset import Dataset
+from xcray.data.weights import weigh
+from xcray.errors import Conflict, InputError, ParameterError, Refused, Stopped
+from xcray.jobs.home import Home
+from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.states import PENDING, SUCCEEDED
+from xcray.jobs.store.job_store import JobStore
+from xcray.model.model import Model
+from xcray.predict import Predictor
+from xcray.service.app import create_app
+from xcray.solvers import make_solver
+from xcray.solvers.synchronous_contract import Part
+from xcray.storage.arrow import read_table
+from xcray.system.blas_threads import one_core_each
+from xcray.training import TrainSpec, train
+from xcray.training import synchronous as rounds
+from xcray.training.edit.operations import remove_labels, retrain_labels
+from xcray.training.joint import EPOCHS, keep_history, thinned
+from xcray.training.report.render import draw_report
+from xcray.training.rotation import interval as rotate
+from xcray.training.rotation import strategy as circulating
+from xcray.training.tuning.search import PathSpec
+from xcray.workers.pool import StopFlag
+
+GRID = {"shards": 4, "blocks": 3}
+LAM = 1e-3
+PARAMS: dict[str, dict[str, Any]] = {
+    "dsmlr": {"lam": LAM, "tolerance": 1e-3, **GRID},
+    "lbfgs": {"lam": LAM, "tolerance": 1e-3},
+    "lc": {"lam": LAM, "tolerance": 1e-3},
+}
+QUICK = {"lease_seconds": 600.0, "beat_seconds": 0.05, "report_seconds": 0.02}
+each_solver = pytest.mark.parametrize("solver", sorted(PARAMS))
+
+
+def spec_of(data: Dataset, solver: str = "dsmlr", **changes: Any) -> TrainSpec:
+    """A small training of `solver`, on one thread."""
+    params = {**PARAMS[solver], **changes.pop("params", {})}
+    return TrainSpec(
+        **{
+            "dataset": str(data.path),
+            "solver": solver,
+            "params": params,
+            "pool": "serial",
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each solver gives on one thread."""
+    folder = tmp_path_factory.mktemp("mlr")
+    return {
+        name: train(spec_of(tiny, name), run_dir=folder / name / "run", out=folder / name / "model")
+        for name in PARAMS
+    }
+
+
+@each_solver
+def test_report_card_and_class_table(tiny: Dataset, trained: dict[str, Any], solver: str) -> None:
+    result = trained[solver]
+    model, report = Model.open(result.model_path), result.report
+    assert (model.sha256, model.link, model.measures) == (result.sha256, "softmax", result.measures)
+    assert result.measures["P@1"] > 0.8
+    assert report["classes"] == tiny.n_labels
+    assert report["classes_without_positives"] == int((tiny.label_counts == 0).sum())
+    assert report["weights"] == model.nnz == int(model.classes["nnz"].to_numpy().sum())
+    assert report["stopped"]
+    assert "classes_certified" not in report
+    last = report["history"][-1]
+    assert (last["epoch"], last["objective"]) == (report["epochs"], report["objective"])
+    assert report["held_out"] == last["held_out"]
+    objectives = [each["objective"] for each in report["history"]]
+    assert all(b <= a * 1.02 for a, b in pairwise(objectives))
+    assert {"label", "positives", "nnz", "bias"} <= set(model.classes.column_names)
+    np.testing.assert_array_equal(model.classes["positives"].to_numpy(), tiny.label_counts)
+    assert not {"gap", "certified", "worker"} & set(model.classes.column_names)
+    assert solver in (result.model_path / "card.md").read_text()
+    json.dumps(report, allow_nan=False)
+
+
+def test_all_reach_one_objective(trained: dict[str, Any]) -> None:
+    objectives = {name: result.report["objective"] for name, result in trained.items()}
+    least = min(objectives.values())
+    assert all(value <= 1.01 * least for value in objectives.values()), objectives
+
+
+def test_what_dropping_small_weights_costs_is_told(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = spec_of(tiny, params={"prune_keep": 3})
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    whole, report = trained["dsmlr"].report, result.report
+    assert report["weights"] + report["weights_pruned"] == whole["weights"]
+    assert report["weights"] <= 3 * tiny.n_labels
+    told = report["export"]["P@1"]
+    assert told["published"] == result.measures["P@1"]
+    assert told["full"] == whole["export"]["P@1"]["full"] == trained["dsmlr"].measures["P@1"]
+    assert told["loss"] == pytest.approx(told["full"] - told["published"], abs=1e-6)
+    assert told["loss"] > 0.0
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_threads_give_the_same_bits(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, workers: int
+) -> None:
+    spec = spec_of(tiny, pool="threads", workers=workers)
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert result.sha256 == trained["dsmlr"].sha256
+    assert result.report["workers"] == workers
+    assert result.report["grid"] == GRID
+    assert result.report["batches"] >= result.report["epochs"] * GRID["blocks"]
+
+
+@contextmanager
+def kept_often() -> Iterator[None]:
+    """A checkpoint at every rest, and after every round."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(circulating, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(rounds, "KEEP_SECONDS", 0.0)
+        yield
+
+
+def stop_at(epoch: int, stop: StopFlag) -> Any:
+    """A progress that asks for a stop after some epochs."""
+    return lambda told: stop.set() if told.figures.get("epoch", 0) >= epoch else None
+
+
+@each_solver
+def test_stopped_and_resumed_it_ends_the_same(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str
+) -> None:
+    stop = StopFlag()
+    with kept_often(), pytest.raises(Stopped):
+        train(
+            spec_of(tiny, solver),
+            run_dir=tmp_path / "run",
+            out=tmp_path / "model",
+            progress=stop_at(3, stop),
+            stop=stop,
+        )
+    assert not (tmp_path / "model").exists()
+    told: list[Any] = []
+    result = train(
+        spec_of(tiny, solver),
+        run_dir=tmp_path / "run",
+        out=tmp_path / "model",
+        progress=told.append,
+    )
+    epochs, whole = (
+        [each["epoch"] for each in made.report["history"]] for made in (result, trained[solver])
+    )
+    assert epochs == (
+        whole if solver == "dsmlr" else list(range(1, len(epochs) + 1))
+    )  # none is missing, none was done twice
+    assert next(each.figures["epoch"] for each in told if each.figures) >= 3
+    if solver == "dsmlr":
+        assert result.sha256 == trained[solver].sha256
+    else:  # it begins with the weights that were kept, not with the steps that led to them
+        assert result.report["objective"] == pytest.approx(
+            trained[solver].report["objective"], rel=1e-4
+        )
+
+
+def test_damaged_weights_are_not_gone_on_with(tmp_path: Path) -> None:
+    parts = [
+        Part(0, 2, np.arange(6.0).reshape(3, 2)),
+        Part(2, 5, np.arange(6.0, 15.0).reshape(3, 3)),
+    ]
+    kept = rounds.Kept(tmp_path)
+    assert kept.newest() is None
+    for number in (1, 2):
+        kept.save(
+            [{"epoch": each + 1} for each in range(number)], 0.5 * number, lambda: iter(parts)
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
+    found = rounds.Kept(tmp_path).newest()
+    assert found is not None
+    assert (found[0], found[1]) == ([{"epoch": 1}, {"epoch": 2}], 1.0)
+    np.testing.assert_array_equal(
+        found[2](1, 4), np.concatenate([part.W for part in parts], axis=1)[:, 1:4]
+    )
+    weights = tmp_path / "round-000002" / "weights-00001.arrow"
+    weights.write_bytes(weights.read_bytes()[:-64])
+    assert rounds.Kept(tmp_path).newest() is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_node_that_is_lost_costs_the_rounds_since_the_weights_were_kept(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With LC the weights are where they were made; the team of this process can rehearse that they go with a node."""
+    made, lost = list[Any](), list[int]()
+    build = rounds.team_of
+    monkeypatch.setattr(rounds, "team_of", lambda *args: made.append(build(*args)) or made[-1])
+
+    def progress(told: Any) -> None:
+        if told.figures.get("epoch") == 4 and not lost:
+            lost.append(4)
+            made[-1].lose("worker-1", with_things=True)
+
+    spec = spec_of(tiny, "lc", pool="threads", workers=2)
+    with kept_often():
+        result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress)
+    assert lost
+    assert result.report["workers_lost"] == 1
+    epochs = [each["epoch"] for each in result.report["history"]]
+    assert epochs == list(range(1, len(epochs) + 1))
+    assert result.report["objective"] == pytest.approx(trained["lc"].report["objective"], rel=1e-4)
+
+
+def test_the_whole_of_a_long_history_lies_beside_the_model(tmp_path: Path) -> None:
+    entries = [
+        {"epoch": n, "objective": 1.0 / (n + 1), **({"held_out": 0.5} if n % 2 else {})}
+        for n in range(1200)
+    ]
+    report: dict[str, Any] = {"history": entries}
+    keep_history(report, tmp_path)
+    assert len(report["history"]) <= 501
+    assert (report["history"][0], report["history"][-1]) == (entries[0], entries[-1])
+    whole = read_table(tmp_path / EPOCHS)
+    assert whole.num_rows == 1200
+    assert whole.slice(7, 2).to_pylist() == [{**entries[7]}, {**entries[8], "held_out": None}]
+    short: dict[str, Any] = {"history": entries[:500]}
+    keep_history(short, tmp_path / "nowhere")
+    assert short == {"history": entries[:500]}
+    keep_history({"classes": 3}, tmp_path / "nowhere")
+
+
+def test_long_histories_are_thinned() -> None:
+    history = [{"epoch": each} for each in range(1, 1202)]
+    kept = [each["epoch"] for each in thinned(history, 500)]
+    assert kept == list(range(1, 1202, 3)) + ([1201] if (1201 - 1) % 3 else [])
+    assert (kept[0], kept[-1]) == (1, 1201)
+    assert thinned([], 500) == []
+    assert thinned(history[:7], 500) == history[:7]
+
+
+def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path) -> None:
+    open_grid, stop = {"shards": 0, "blocks": 0, "tolerance": 1e-2}, StopFlag()
+    spec = spec_of(tiny, params=open_grid, pool="threads", workers=2)
+    with kept_often(), pytest.raises(Stopped):
+        train(
+            spec,
+            run_dir=tmp_path / "run",
+            out=tmp_path / "model",
+            progress=stop_at(2, stop),
+            stop=stop,
+        )
+    result = train(replace(spec, workers=3), run_dir=tmp_path / "run", out=tmp_path / "model")
+    alone = train(spec, run_dir=tmp_path / "alone", out=tmp_path / "other")
+    assert result.report["grid"] == alone.report["grid"]
+    fresh = make_solver("dsmlr", spec.params).grid(
+        tiny.train.n_rows, tiny.n_labels, tiny.n_features, 3
+    )
+    assert result.report["grid"] != fresh._asdict()  # what three workers would have begun with
+    assert result.sha256 == alone.sha256
+    with pytest.raises(Conflict, match="other params"):
+        train(spec_of(tiny, params={"lam": 0.5}), run_dir=tmp_path / "run", out=tmp_path / "third")
+
+
+KILLED = """
+import json, os, signal, sys
+from xcray.solvers import make_solver
+from xcray.solvers.rounds import Part
+from xcray.training import TrainSpec, synchronous as rounds, train
+from xcray.training.rotation import strategy as circulating
+
+circulating.CHECKPOINT_SECONDS = rounds.KEEP_SECONDS = 0.0
+
+
+def progress(told):
+    if told.figures.get("epoch", 0) >= 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+train(TrainSpec.from_dict(json.loads(sys.argv[1])), run_dir=sys.argv[2], out=sys.argv[3], progress=progress)
+"""
+
+
+def killed(spec: TrainSpec, run_dir: Path, out: Path) -> None:
+    """A training whose process is killed after four epochs."""
+    arguments = [json.dumps(spec.as_dict()), str(run_dir), str(out)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=600, check=False)
+    assert done.returncode == -9
+
+
+def test_killed_and_resumed_it_ends_with_the_same_bits(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = spec_of(tiny, pool="threads", workers=2)
+    killed(spec, tmp_path / "run", tmp_path / "model")
+    assert list((tmp_path / "run" / "rests").glob("rest-*"))
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert result.sha256 == trained["dsmlr"].sha256
+    assert len(result.report["history"]) == len(trained["dsmlr"].report["history"])
+    assert not list((tmp_path / "run" / "rests").glob("rest-*"))  # of no use any more
+
+
+@each_solver
+def test_lost_parts_are_made_anew(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str
+) -> None:
+    spec, run = spec_of(tiny, solver), tmp_path / "run"
+    train(spec, run_dir=run, out=tmp_path / "model")
+    began = time.monotonic()
+    again = train(spec, run_dir=run, out=tmp_path / "again")
+    assert again.sha256 == trained[solver].sha256
+    assert again.report["seconds"]["TRAINING"] <= time.monotonic() - began
+    assert (
+        again.report["history"] == Model.open(tmp_path / "model").manifest["report"]["history"]
+    )  # nothing was trained
+    min(run.glob("part-*.arrow")).unlink()
+    assert train(spec, run_dir=run, out=tmp_path / "third").sha256 == trained[solver].sha256
+
+
+def test_when_time_is_up_the_model_is_whole(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr(rotate, "time", clock)
+
+    def progress(told: Any) -> None:
+        ahead[0] = 1e6 if told.figures.get("epoch", 0) >= 2 else 0.0
+
+    spec = spec_of(tiny, params={"epochs": 1000, "tolerance": 0.0}, max_seconds=3600.0)
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress)
+    assert "time" in result.report["stopped"]
+    assert 2 <= result.report["epochs"] < 1000
+    assert "partial" not in result.report
+    assert Model.open(tmp_path / "model").classes.num_rows == tiny.n_labels
+    assert result.measures["P@1"] > 0.3
+    ahead[0] = 1e6
+    with pytest.raises(Refused, match="no epoch was done"):
+        train(spec, run_dir=tmp_path / "second", out=tmp_path / "other")
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "lc"])
+def test_rounds_end_when_time_is_up(tiny: Dataset, tmp_path: Path, solver: str) -> None:
+    spec = spec_of(tiny, solver, max_seconds=1e-3)
+    report = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").report
+    assert (report["epochs"], report["stopped"]) == (1, "the time of 0.001 s was up")
+
+
+def test_weights_of_rows_count(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
+    twice = weigh(tiny, np.full(tiny.train.n_rows, 2.0, np.float32), tmp_path / "twice")
+    other = weigh(
+        tiny, np.linspace(0.5, 4.0, tiny.train.n_rows).astype(np.float32), tmp_path / "other"
+    )
+    runs = [
+        train(spec_of(data), run_dir=tmp_path / f"{i}", out=tmp_path / f"m{i}")
+        for i, data in enumerate((twice, other))
+    ]
+    models = [Model.open(result.model_path) for result in (trained["dsmlr"], *runs)]
+    np.testing.assert_array_equal(
+        models[0].W.data, models[1].W.data
+    )  # shares of the whole: the same
+    assert not np.array_equal(models[0].W.data, models[2].W.data)
+
+
+def test_what_there_is_not_is_refused_with_the_mend(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ParameterError, match="train it once for each value"):
+        PathSpec(TrainSpec(str(tiny.path), solver="dsmlr"), {"lam": (0.1, 0.01)})
+    with pytest.raises(InputError, match="train the model anew"):
+        retrain_labels(
+            trained["dsmlr"].model_path, tiny.path, tmp_path / "out", [tiny.label_names[0].as_py()]
+        )
+    fewer = remove_labels(
+        trained["dsmlr"].model_path, tmp_path / "fewer", [tiny.label_names[0].as_py()]
+    )
+    assert Model.open(fewer.model_path).link == "softmax"
+
+
+def test_it_can_be_calibrated_too(tiny: Dataset, tmp_path: Path) -> None:
+    """For rows of several labels: how likely each label is right, where softmax tells its share."""
+    result = train(
+        spec_of(tiny, "lc", calibrate=True), run_dir=tmp_path / "run", out=tmp_path / "model"
+    )
+    assert Predictor(Model.open(result.model_path)).likely == "curves"
+    assert "ECE@1" in result.measures
+
+
+@each_solver
+def test_pictures_and_page(trained: dict[str, Any], tmp_path: Path, solver: str) -> None:
+    told = draw_report(trained[solver].model_path, tmp_path / "report")
+    assert {"descent", "timeline", "by_frequency"} <= set(told["pictures"])
+    assert "certificates" in told["left_out"]
+    assert told["timeline"]["classes"] == 0  # nobody finishes a class by itself
+    assert told["timeline"]["batches_total"] == told["training"]["batches"]
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert f"after {told['training']['epochs']} epochs" in page
+
+
+@each_solver
+def test_the_command_line(
+    tiny: Dataset,
+    trained: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    solver: str,
+) -> None:
+    given = [word for name, value in PARAMS[solver].items() for word in ("-p", f"{name}={value}")]
+    asked = [
+        "train",
+        str(tiny.path),
+        "--out",
+        str(tmp_path / "model"),
+        "--solver",
+        solver,
+        "--pool",
+        "serial",
+        *given,
+        "--json",
+    ]
+    assert main([*asked, "--estimate"]) == 0
+    estimate = json.loads(capsys.readouterr().out)["estimate"]
+    assert (
+        min(estimate[name] for name in ("memory", "checkpoints", "parts", "model", "core_seconds"))
+        > 0
+    )
+    assert main(asked) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["sha256"] == trained[solver].sha256
+    compared = out["report"]["preflight"]["compared"]
+    assert {"weights", "model", "parts", "core_seconds", "seconds", "memory"} <= set(compared)
+    assert compared["weights"]["ratio"] == pytest.approx(1.0, rel=0.02)
+    assert 0.5 < compared["parts"]["ratio"] < 2.0
+    assert not (tmp_path / "model.run").exists()
+    assert main(["train", "x", "--solver", solver, "--parameters", "--json"]) == 0
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)} >= set(PARAMS[solver])
+
+
+def test_too_little_memory_is_refused(tiny: Dataset, tmp_path: Path) -> None:
+    for solver in PARAMS:
+        with pytest.raises(Refused, match="memory_limit leaves"):
+            train(
+                spec_of(tiny, solver, memory_limit=1 << 20),
+                run_dir=tmp_path / solver,
+                out=tmp_path / "model",
+            )
+
+
+def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    store = JobStore(home.store_url)
+    try:
+        spec = spec_of(tiny)
+        job = store.submit({**spec.as_dict(), "name": "soft", "dataset_id": "ds_1"}, name="soft")[0]
+        store.claim("test", lease_seconds=600)
+        killed(spec, home.run(job.id), tmp_path / "nowhere")  # its runner dies in the middle
+        assert store.lose(job.id, 1).status == PENDING
+        store.claim("test", lease_seconds=600)
+        assert run_attempt(store, home, job.id, 2, **QUICK) == SUCCEEDED
+        found = store.get(job.id)
+        assert found.result["sha256"] == trained["dsmlr"].sha256
+        told = [event.data["objective"] for event in store.events(job.id) if event.kind == "epoch"]
+        whole = [each["objective"] for each in trained["dsmlr"].report["history"]]
+        assert told == whole[-len(told) :]
+        assert len(told) < len(whole)
+    finally:
+        store.close()
+
+
+def test_over_rest_to_probabilities(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
+    app = create_app(
+        settings_for(tmp_path / "home", dataset_roots=(tiny.path.parent,), pool="serial")
+    )
+    rooms = app.state.rooms
+    with serving(app) as url, Client(url, timeout=600.0) as client:
+        client.datasets.wait(
+            client.datasets.register(str(tiny.path), name="tiny")["id"], seconds=600
+        )
+        asked = {"dataset": "tiny", "model": "soft", "solver": "dsmlr", "params": PARAMS["dsmlr"]}
+        job = client.jobs.submit(**asked)
+        claimed = rooms.store.claim("test", lease_seconds=600)
+        assert (
+            run_attempt(rooms.store, rooms.home, claimed.id, claimed.attempt, **QUICK) == SUCCEEDED
+        )
+        done = client.jobs.get(job["id"])
+        assert done["result"]["report"]["objective"] == trained["dsmlr"].report["objective"]
+        kinds = [event["kind"] for event in client.jobs.events(job["id"])]
+        assert kinds.count("epoch") == len(trained["dsmlr"].report["history"])
+        assert (
+            client.jobs.timeline(job["id"])["batches_total"] == trained["dsmlr"].report["batches"]
+        )
+        indices, values = tiny.test.X.row(0)
+        instance = {"indices": indices.tolist(), "values": values.tolist()}
+        told = client.predict("soft", [instance], top_k=tiny.n_labels, probabilities=True)[
+            "predictions"
+        ][0]
+        expected = softmax_of(Model.open(trained["dsmlr"].model_path), tiny)
+        assert told["probabilities"] == pytest.approx(sorted(expected, reverse=True), abs=1e-6)
+        assert sum(told["probabilities"]) == pytest.approx(1.0, abs=1e-6)
+        assert client.explain("soft", instance)["contributions"]
+
+
+def test_products_take_one_core_each() -> None:
+    def threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        with one_core_each():
+            assert threads() == {1}
+        assert threads() == {2}
+
+
+def softmax_of(model: Model, data: Dataset) -> Any:
+    """Probabilities of all labels for the first held-out row, by the formula."""
+    scores = (
+        data.test.X.to_scipy()[0].toarray().astype(float)
+        @ model.W.to_scipy().toarray().T.astype(float)
+        + model.b
+    )
+    return (np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum())[0]
+
+
+def test_ray_gives_the_same_bits(
+    tiny: Dataset, trained: dict[str, Any], tmp_path: Path, ray: Any
+) -> None:
+    spec = spec_of(tiny, pool="ray", workers=2)
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", job="mlr")
+    assert result.sha256 == trained["dsmlr"].sha256
+    assert result.report["workers"] == 2
+    for solver in ("lbfgs", "lc"):
+        spec = spec_of(tiny, solver, pool="ray", workers=2)
+        other = train(spec, run_dir=tmp_path / solver, out=tmp_path / f"{solver}-model", job=solver)
+        assert other.report["objective"] == pytest.approx(
+            trained[solver].report["objective"], rel=1e-4
+        )
+    assert Predictor(Model.open(result.model_path)).likely == "softmax"

@@ -1,0 +1,181 @@
+"""The demo corpus: rules on a small tree, promises on the real standard library."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import pytest
+
+from xcray.data import demo as pydocs
+from xcray.data.demo import Document, PydocsParams, documents, read
+from xcray.data.text.pipeline import TextPipeline
+from xcray.errors import NotFound, ParameterError
+
+ALL = PydocsParams(min_label_documents=1, min_words=3)
+
+
+def tree(root, files):
+    """Write files below a root."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return root
+
+
+SOURCES = {
+    "pack/__init__.py": '"""The package as a whole."""',
+    "pack/_inner/_ridge.py": '''
+"""Ridge models live here."""
+class Ridge:
+    """A model with a penalty."""
+    def fit(self, X, *, alpha=1):
+        """Learn the weights from rows."""
+        def nested():
+            """Nested functions are not documented here."""
+    def _secret(self):
+        """Private methods are left out."""
+    class Part:
+        """A class within a class."""
+try:
+    def fast(n):
+        """Found under a try statement."""
+except ImportError:
+    pass
+def short():
+    """Too short."""
+def silent(rows):
+    return rows  # comments count in the standard library alone
+''',
+    "pack/tests/test_it.py": '"""Tests are not documentation."""',
+    "pack/_vendor/copy.py": '"""Vendored copies are not ours."""',
+    "again.py": 'def same():\n    """Learn the  weights FROM rows."""\n',
+    "broken.py": '"""A file that does not parse."""\ndef (:\n',
+    "zeros.py": b'"""Null bytes within."""\x00',
+    "pip/__init__.py": '"""Tools are left out here."""',
+    "pack-1.0.dist-info/hook.py": '"""Not a module at all."""',
+}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return read([tree(tmp_path, SOURCES)], ALL)
+
+
+def test_documents_and_labels(corpus):
+    labels = {document.id: document.labels for document in corpus.documents}
+    assert labels == {
+        "again:same": ("again",),
+        "pack": ("pack",),
+        "pack._inner._ridge": ("pack",),
+        "pack._inner._ridge:Ridge": ("pack", "pack.Ridge"),
+        "pack._inner._ridge:Ridge.Part": ("pack", "pack.Ridge", "pack.Ridge.Part"),
+        "pack._inner._ridge:fast": ("pack",),
+    }
+
+
+def test_text_is_names_and_docstring_without_its_labels(corpus):
+    texts = {document.id: document.text for document in corpus.documents}
+    assert texts["pack._inner._ridge:Ridge"] == "Ridge\nA model with a penalty."
+    assert texts["pack._inner._ridge:fast"] == "fast n\nFound under a try statement."
+    assert all("pack." not in text for text in texts.values())
+
+
+def test_repeats_and_unreadable_files_are_counted(corpus):
+    assert corpus.n_repeated == 1  # Ridge.fit says what again.same said
+    assert [line.split(":")[0] for line in corpus.unreadable] == ["broken.py", "zeros.py"]
+    assert corpus.n_files == 5
+
+
+def test_rare_labels_go_and_documents_without_labels_too(tmp_path):
+    found = list(
+        documents([tree(tmp_path, SOURCES)], PydocsParams(min_label_documents=2, min_words=3))
+    )
+    times = Counter(label for document in found for label in document.labels)
+    assert times == {"pack": 5, "pack.Ridge": 2}
+
+
+def test_packages_choose(tmp_path):
+    found = read(
+        [tree(tmp_path, SOURCES)], PydocsParams(packages=("again",), min_label_documents=1)
+    )
+    assert [document.id for document in found.documents] == ["again:same"]
+
+
+def test_reading_runs_nothing(tmp_path):
+    tree(
+        tmp_path,
+        {
+            "danger_of_import.py": '"""This module must never be imported."""\nraise SystemExit("imported")\n'
+        },
+    )
+    assert len(read([tmp_path], ALL).documents) == 1
+    assert "danger_of_import" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("parts", "public"),
+    [
+        (("_pydecimal",), ("decimal",)),
+        (("_collections_abc",), ("collections", "abc")),
+        (("_pytest", "tmpdir"), ("pytest", "tmpdir")),
+        (("sklearn", "linear_model", "_ridge"), ("sklearn", "linear_model")),
+        (("__future__",), ("__future__",)),
+    ],
+)
+def test_public_names(parts, public):
+    assert pydocs.public_name(parts) == public
+
+
+def test_clear_errors(tmp_path):
+    with pytest.raises(NotFound, match="no directory nowhere"):
+        read([tmp_path / "nowhere"])
+    with pytest.raises(ParameterError, match="min_words"):
+        PydocsParams(min_words=0)
+
+
+@pytest.fixture(scope="module")
+def standard_library():
+    return read(
+        [pydocs.default_roots()[0]],
+        PydocsParams(packages=("csv", "_pydecimal", "xml", "tempfile", "gzip")),
+    )
+
+
+def test_the_standard_library_documents_what_the_demo_asks(standard_library):
+    times = Counter(label for document in standard_library.documents for label in document.labels)
+    assert times["csv"] >= 10
+    assert times["csv.DictReader"] >= 3
+    assert {
+        "xml",
+        "xml.dom",
+        "xml.dom.minidom",
+        "decimal",
+        "decimal.Context",
+        "gzip.GzipFile",
+        "tempfile",
+    } <= set(times)
+    assert not standard_library.unreadable
+
+
+def test_documents_are_distinct_and_in_a_fixed_order(standard_library):
+    again = read(
+        [pydocs.default_roots()[0]],
+        PydocsParams(packages=("csv", "_pydecimal", "xml", "tempfile", "gzip")),
+    )
+    assert again == standard_library
+    assert len({document.id for document in again.documents}) == len(again.documents)
+    assert all(isinstance(document, Document) and document.labels for document in again.documents)
+
+
+def test_the_demo_question_meets_the_words_of_its_answer(standard_library):
+    found = standard_library.documents
+    pipeline, X = TextPipeline.fit_transform(
+        (document.text for document in found), pydocs.TEXT_PARAMS
+    )
+    query = pipeline.transform(["read rows of a csv file into dictionaries"])
+    scores = (X.to_scipy() @ query.to_scipy().T).toarray().ravel()
+    nearest = [found[i] for i in scores.argsort()[::-1][:5]]
+    assert "csv" in nearest[0].labels
+    assert any("csv.DictReader" in document.labels for document in nearest)

@@ -1,0 +1,362 @@
+"""The search against brute force, on models and queries made to break it: labels, bits of scores, order, certificate."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.search.cases import (
+    FAMILIES,
+    LARGE,
+    NARROW,
+    TINY,
+    Case,
+    biases,
+    drawn,
+    learned,
+    spread_out,
+    trained,
+    unit,
+)
+from benchmarks.search.equality import (
+    Asked,
+    bits,
+    check,
+    differences,
+    dishonest,
+    many,
+    same,
+    searcher,
+)
+from tests.naive import search as naive
+from xcray.arrays import CSR, TopK, csr, csr_from
+from xcray.errors import InputError, ParameterError, ShapeMismatch
+from xcray.index.filters import LabelFilter
+from xcray.index.inverted import InvertedIndex
+from xcray.index.search_result import Answer
+
+VALUES = st.sampled_from(
+    [
+        0.5,
+        -0.5,
+        1.0,
+        -1.0,
+        0.1,
+        0.7071067,
+        1.4142135,
+        3e38,
+        -3e38,
+        1e30,
+        TINY,
+        -TINY,
+        1e-40,
+        0.0,
+        -0.0,
+    ]
+)
+BIASES = st.sampled_from([0.0, -0.0, 1.0, -1.0, -1.0, 0.25, TINY, -3e38, 1e30])
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Case, Asked]:
+    """Small queries, weights and biases, drawn one by one; k; some labels, or all; with a deadline, or none."""
+    n, n_features, n_labels = (
+        draw(st.integers(0, 4)),
+        draw(st.integers(1, 6)),
+        draw(st.integers(1, 12)),
+    )
+
+    def matrix(rows: int) -> CSR:
+        cells = [sorted(draw(st.sets(st.integers(0, n_features - 1)))) for _ in range(rows)]
+        flat = [column for row in cells for column in row]
+        values = draw(st.lists(VALUES, min_size=len(flat), max_size=len(flat)))
+        return csr(np.cumsum([0, *(len(row) for row in cells)]), flat, values, n_features)
+
+    b = np.array(draw(st.lists(BIASES, min_size=n_labels, max_size=n_labels)), np.float32)
+    allowed = draw(st.none() | st.sets(st.integers(0, n_labels - 1), min_size=1).map(sorted))
+    asked = Asked(
+        draw(st.integers(1, 14)),
+        allowed,
+        draw(st.integers(1, 2)),
+        draw(st.sampled_from([None, None, 0.0, 1.0])),
+    )
+    return Case(matrix(n_labels), b, matrix(n)), asked
+
+
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(problems())
+def test_small_searches_are_brute_force_to_the_bit(problem: tuple[Case, Asked]) -> None:
+    case, asked = problem
+    answer = asked.of(searcher(case.W, case.b), case.X, case.W.n_rows)
+    judge = differences if asked.deadline_ms is None else dishonest
+    assert judge(answer, naive.all_scores(case.X, case.W, case.b), asked) == []
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(problems(), st.integers(0, 2**32 - 1))
+def test_small_searches_among_many_labels_are_brute_force_to_the_bit(
+    problem: tuple[Case, Asked], seed: int
+) -> None:
+    (small, asked), rng = problem, np.random.default_rng(seed)
+    case = spread_out(small, rng)
+    some = None if asked.allowed is None else np.flatnonzero(rng.random(case.W.n_rows) < 0.5)
+    asked = asked._replace(allowed=some)
+    answer = asked.of(searcher(case.W, case.b), case.X, case.W.n_rows)
+    judge = differences if asked.deadline_ms is None else dishonest
+    assert judge(answer, naive.all_scores(case.X, case.W, case.b), asked) == []
+
+
+ONCE = {"trained", "alike", *LARGE, *(FAMILIES.keys() - NARROW.keys())}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_family_of_hard_cases_is_searched_exactly(name: str) -> None:
+    for seed in range(1 if name in ONCE else 2):
+        compared, wrong = check(
+            FAMILIES[name](np.random.default_rng(seed)), np.random.default_rng(seed)
+        )
+        assert compared >= 40
+        assert wrong == []
+
+
+def test_many_counts_what_it_compared() -> None:
+    found = many(200, seed=3, families=("ties", "dense"))
+    assert found["queries"] == sum(found["families"].values()) >= 200
+    assert found["mismatches"] == 0
+    assert found["wrong"] == []
+
+
+@pytest.fixture(scope="module")
+def model() -> Case:
+    """A model on which pruning pays."""
+    return trained(np.random.default_rng(17))
+
+
+@pytest.fixture(scope="module")
+def scores(model: Case) -> Any:
+    """Every score of every row of `model`, by brute force."""
+    return naive.all_scores(model.X, model.W, model.b)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 10, 33, 64, 99, 100, 101])
+def test_every_k_gives_the_head_of_the_whole_ranking(model: Case, scores: Any, k: int) -> None:
+    assert differences(searcher(model.W, model.b).query(model.X, k), scores, Asked(k)) == []
+
+
+@pytest.mark.parametrize("k", [1, 5, 100])
+def test_batches_threads_and_single_rows_agree(model: Case, k: int) -> None:
+    index = searcher(model.W, model.b)
+    rows = [csr_from(model.X.to_scipy()[i]) for i in range(model.X.n_rows)]
+    alone = [index.query(row, k) for row in rows]
+    for threads in (1, 2, 3):
+        whole = index.query(model.X, k, threads=threads)
+        for i, one in enumerate(alone):
+            assert same(one.top, TopK(whole.labels[i : i + 1], whole.scores[i : i + 1]))
+            assert whole.exact[i]
+            assert one.exact[0]
+
+
+def test_a_batch_of_many_calls_of_a_kernel_is_its_rows_in_order(model: Case) -> None:
+    index, order = (
+        searcher(model.W, model.b),
+        np.random.default_rng(0).integers(0, model.X.n_rows, 1_100),
+    )
+    whole = index.query(model.X, 5)
+    for threads in (1, 2, 4):
+        found = index.query(csr_from(model.X.to_scipy()[order]), 5, threads=threads)
+        assert same(found.top, TopK(whole.labels[order], whole.scores[order]))
+        assert np.array_equal(bits(found.bound_gap), bits(whole.bound_gap[order]))
+
+
+def test_callers_at_the_same_time_do_not_disturb_each_other(model: Case) -> None:
+    index = searcher(model.W, model.b)
+    deny = LabelFilter.of(model.W.n_rows, deny=index.query(model.X, 3).labels.ravel())
+    kinds: list[dict[str, Any]] = [
+        {"k": 1},
+        {"k": 5},
+        {"k": 100},
+        {"k": 5, "among": deny},
+        {"k": 7, "threads": 2},
+    ]
+    expected = [index.query(model.X, **kind).top for kind in kinds]
+    with ThreadPoolExecutor(4) as pool:
+        calls = [
+            (at % len(kinds), pool.submit(index.query, model.X, **kinds[at % len(kinds)]))
+            for at in range(40)
+        ]
+        assert all(same(call.result().top, expected[kind]) for kind, call in calls)
+
+
+def test_a_view_of_rows_is_searched_as_itself(model: Case) -> None:
+    index, X = searcher(model.W, model.b), model.X
+    whole = index.query(X, 5)
+    part = index.query(CSR(X.indptr[11:31], X.indices, X.data, X.n_cols), 5)
+    assert same(part.top, TopK(whole.labels[11:30], whole.scores[11:30]))
+
+
+def test_rows_after_hard_rows_are_searched_as_if_alone() -> None:
+    """What a query leaves in working memory must not reach the next: dense, empty, huge and tiny rows in turn."""
+    rng = np.random.default_rng(23)
+    W = drawn(rng, 3_000, 200, 12, learned, skew=1.0)
+    b = biases(rng, 3_000)
+    kinds = [
+        np.ones((1, 200)),
+        np.zeros((1, 200)),
+        np.full((1, 200), 1e30),
+        -np.ones((1, 200)),
+        unit(drawn(rng, 1, 200, 12)).to_scipy().toarray(),
+    ]
+    X = csr_from(np.concatenate([kinds[at] for at in rng.integers(0, 5, 80)]).astype(np.float32))
+    scores, index = naive.all_scores(X, W, b), searcher(W, b)
+    for k in (5, 100, 1):
+        assert differences(index.query(X, k), scores, Asked(k)) == []
+
+
+@pytest.mark.parametrize("deadline_ms", [0.0, 0.001, 0.02, 0.2, 5.0, 1e6])
+@pytest.mark.parametrize("k", [1, 5, 100])
+def test_a_deadline_never_makes_an_answer_dishonest(
+    model: Case, scores: Any, k: int, deadline_ms: float
+) -> None:
+    """However early it was stopped: k labels, their exact scores, and a gap that nothing left out can belie."""
+    asked = Asked(k, None, 1, deadline_ms)
+    answer = asked.of(searcher(model.W, model.b), model.X, model.W.n_rows)
+    assert answer.labels.shape == (model.X.n_rows, k)
+    assert (differences if deadline_ms == 1e6 else dishonest)(answer, scores, asked) == []
+
+
+def test_a_deadline_keeps_to_the_filter(model: Case, scores: Any) -> None:
+    best = np.unique(naive.best(scores, 3).labels)
+    for allowed in (best, np.setdiff1d(np.arange(model.W.n_rows), best), best[:2]):
+        asked = Asked(5, allowed, 1, 0.0)
+        assert (
+            dishonest(asked.of(searcher(model.W, model.b), model.X, model.W.n_rows), scores, asked)
+            == []
+        )
+
+
+@pytest.mark.parametrize("share", [0.0005, 0.01, 0.3, 0.999])
+def test_filters_of_any_size_leave_the_order_of_the_rest(
+    model: Case, scores: Any, share: float
+) -> None:
+    n_labels = model.W.n_rows
+    allowed = np.flatnonzero(np.random.default_rng(5).random(n_labels) < share)
+    index = searcher(model.W, model.b)
+    for k in (1, 5, 100):
+        assert (
+            differences(Asked(k, allowed).of(index, model.X, n_labels), scores, Asked(k, allowed))
+            == []
+        )
+        denied = index.query(
+            model.X,
+            k,
+            among=LabelFilter.of(n_labels, deny=np.setdiff1d(np.arange(n_labels), allowed)),
+        )
+        assert same(denied.top, naive.best(scores, k, allowed))
+
+
+def test_denying_the_best_again_and_again_walks_down_the_ranking(model: Case) -> None:
+    index, X = searcher(model.W, model.b), csr_from(model.X.to_scipy()[:1])
+    ranking = index.query(X, 40).labels[0].tolist()
+    found: list[int] = []
+    while len(found) < 40:
+        among = LabelFilter.of(model.W.n_rows, deny=found) if found else None
+        found.append(int(index.query(X, 1, among=among).labels[0, 0]))
+    assert found == ranking
+
+
+def test_no_rows_give_an_empty_answer(model: Case) -> None:
+    answer = searcher(model.W, model.b).query(csr([0], [], [], model.X.n_cols), 5, threads=2)
+    assert answer.labels.shape == answer.scores.shape == (0, 5)
+    assert (
+        answer.exact.shape
+        == answer.labels_scored.shape
+        == answer.postings_read.shape
+        == answer.bound_gap.shape
+        == (0,)
+    )
+
+
+def test_answers_have_their_types_and_are_read_only(model: Case) -> None:
+    answer = searcher(model.W, model.b).query(model.X, 5)
+    assert [part.dtype for part in answer] == [
+        np.int32,
+        np.float64,
+        np.bool_,
+        np.int64,
+        np.int64,
+        np.float64,
+        np.float64,
+    ]
+    assert not any(part.flags.writeable for part in answer)
+
+
+@pytest.mark.parametrize(
+    ("X", "options", "error"),
+    [
+        (csr([0, 1], [0], [1.0], 6), {}, ShapeMismatch),
+        (csr([0, 1], [5], [1.0], 5), {}, ShapeMismatch),
+        (csr([0, 2], [3, 1], [1.0, 1.0], 5), {}, ShapeMismatch),
+        (csr([0, 1], [0], [float("nan")], 5), {}, InputError),
+        (csr([0, 1], [0], [float("inf")], 5), {}, InputError),
+        (csr([0, 1], [0], [1.0], 5), {"k": 0}, ParameterError),
+        (csr([0, 1], [0], [1.0], 5), {"threads": 0}, ParameterError),
+    ],
+)
+def test_what_no_search_can_answer_is_refused(
+    X: CSR, options: dict[str, Any], error: type[Exception]
+) -> None:
+    index = searcher(csr([0, 1, 2], [0, 4], [1.0, 1.0], 5), np.zeros(2, np.float32))
+    with pytest.raises(error):
+        index.query(X, **options)
+
+
+def test_best_other_by_hand() -> None:
+    scores = np.array([[3.0, 1.0, 2.0], [0.0, 0.0, -1.0]])
+    assert naive.best_other(scores, np.array([[0], [1]])).tolist() == [2.0, 0.0]
+    assert naive.best_other(scores, np.array([[0], [1]]), [0, 1]).tolist() == [1.0, 0.0]
+    assert naive.best_other(scores, np.array([[0], [1]]), [0]).tolist() == [-np.inf, 0.0]
+    assert naive.best(scores, 2, [2, 1, 1]).labels.tolist() == [[2, 1], [1, 2]]
+
+
+def spoilt(answer: Answer, **parts: Any) -> Answer:
+    """The answer with one part changed in its first row."""
+    changed = {name: part.copy() for name, part in answer._asdict().items()}
+    for name, change in parts.items():
+        changed[name][0] = change(changed[name][0])
+    return Answer(**changed)
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"labels": lambda row: row[::-1]}, "label"),
+        (
+            {"labels": lambda row: np.where(np.arange(5) == 4, 2999, row)},
+            "score that is not the label's",
+        ),
+        ({"scores": lambda row: np.nextafter(row, np.inf)}, "score"),
+        ({"exact": lambda _: False}, "not exact"),
+        ({"bound_gap": lambda gap: np.nextafter(gap, np.inf)}, "above the truth"),
+        ({"bound_gap": lambda _: np.nan}, "no number"),
+        ({"bound_gap": lambda _: -0.5}, "negative gap"),
+        ({"labels_scored": lambda _: 4}, "fewer labels scored"),
+    ],
+)
+def test_the_judge_finds_what_is_wrong(parts: dict[str, Any], says: str) -> None:
+    rng = np.random.default_rng(2)
+    W, b, X = drawn(rng, 3_000, 100, 10, learned), biases(rng, 3_000), unit(drawn(rng, 4, 100, 10))
+    scores = naive.all_scores(X, W, b)
+    top = InvertedIndex.build(W, b).query(X, 5)
+    gap = top.scores[:, -1] - naive.best_other(scores, top.labels)
+    good = Answer(*top, np.full(4, True), np.full(4, 3000), np.zeros(4, np.int64), gap)
+    assert differences(good, scores, Asked(5)) == []
+    assert any(says in line for line in differences(spoilt(good, **parts), scores, Asked(5)))
+
+
+def test_the_judge_sees_the_sign_of_zero() -> None:
+    assert (bits([0.0]) != bits([-0.0])).all()

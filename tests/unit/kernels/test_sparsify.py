@@ -1,0 +1,121 @@
+"""Dense blocks of weights as sparse rows of labels, against one label after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.naive import sparsify as naive
+from xcray.arrays import CSR
+from xcray.errors import ParameterError, ShapeMismatch
+from xcray.kernels.training import sparsify
+from xcray.kernels.training.sparsify import sparse_rows
+
+
+def block(n_features: int, n_labels: int, seed: int = 0) -> Any:
+    """Weights with many equal sizes, zeros of both signs, and sizes that differ in their last bit."""
+    rng = np.random.default_rng(seed)
+    W = np.where(
+        rng.random((n_features, n_labels)) < 0.5, rng.normal(size=(n_features, n_labels)), 0.25
+    ).astype(np.float32)
+    W *= rng.choice([-1.0, 1.0], W.shape).astype(np.float32)
+    W[rng.random(W.shape) < 0.2] *= 0.0
+    near = rng.random(W.shape) < 0.1
+    W[near] = np.nextafter(np.float32(0.25), np.float32(1.0))
+    return W
+
+
+def same(found: tuple[CSR, Any], W: Any, prune: float, keep: int) -> None:
+    rows, lost = found
+    features, weights, dropped = naive.sparse_rows(W, prune, keep)
+    assert rows.shape == W.T.shape
+    assert [rows.row(j)[0].tolist() for j in range(rows.n_rows)] == features
+    assert [rows.row(j)[1].tolist() for j in range(rows.n_rows)] == weights
+    assert lost.tolist() == dropped
+    assert lost.dtype == np.int64
+    assert all(not a.flags.writeable for a in (rows.indptr, rows.indices, rows.data, lost))
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (5, 0), (1, 1), (40, 7), (33, 600)])
+@pytest.mark.parametrize(
+    ("prune", "keep"), [(0.0, 0), (0.25, 0), (0.0, 5), (0.3, 4), (0.0, 1), (9.0, 3), (np.inf, 0)]
+)
+def test_the_same_as_one_label_after_the_other(
+    shape: tuple[int, int], prune: float, keep: int
+) -> None:
+    W = block(*shape)
+    same(sparse_rows(W, prune, keep), W, prune, keep)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ties_at_the_bar_go_by_feature(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    W = rng.integers(-3, 4, (30, 70)).astype(np.float32)
+    for keep in (1, 2, 7, 29, 30, 31):
+        prune = float(rng.integers(0, 3))
+        same(sparse_rows(W, prune, keep), W, prune, keep)
+
+
+def test_a_limit_between_two_floats_is_exact() -> None:
+    tenth = np.float32(0.1)  # above 0.1
+    W = np.array(
+        [[np.nextafter(tenth, np.float32(0)), tenth, -tenth, np.nextafter(tenth, np.float32(1))]],
+        np.float32,
+    )
+    for prune in (0.1, float(tenth), 1e-50, 1e60):
+        same(sparse_rows(W, prune), W, prune, 0)
+
+
+def test_extreme_sizes_are_ranked() -> None:
+    sizes = [1e-45, -1e-40, 1.2e-38, -3.4e38, 2.0, -2.0, 0.0, -0.0]
+    W = np.array(sizes, np.float32).reshape(-1, 1).repeat(3, axis=1)
+    for keep in range(len(sizes) + 1):
+        same(sparse_rows(W, 0.0, keep), W, 0.0, keep)
+
+
+def test_what_is_not_finite_stays_to_be_seen() -> None:
+    W = np.array([[np.nan, 1.0], [np.inf, 2.0], [-3.0, 0.5]], np.float32)
+    rows, lost = sparse_rows(W, 5.0, 0)
+    assert rows.row(0)[0].tolist() == [0, 1]
+    assert lost.tolist() == [1, 3]
+    rows, _ = sparse_rows(W, 0.0, 1)
+    assert np.isnan(rows.row(0)[1]).all()
+    assert rows.row(1)[0].tolist() == [1]
+
+
+def test_pieces_are_the_rows_of_the_whole() -> None:
+    W = block(25, 300)
+    whole, lost = sparse_rows(W, 0.1, 6)
+    for first, stop in ((0, 0), (0, 90), (90, 91), (91, 300), (300, 300)):
+        part, gone = sparse_rows(W, 0.1, 6, first=first, stop=stop)
+        lo, hi = whole.indptr[first], whole.indptr[stop]
+        assert part.shape == (stop - first, 25)
+        assert part.indices.tolist() == whole.indices[lo:hi].tolist()
+        assert part.data.tolist() == whole.data[lo:hi].tolist()
+        assert gone.tolist() == lost[first:stop].tolist()
+
+
+def test_other_layouts_and_types_are_taken() -> None:
+    W = block(20, 9)
+    same(sparse_rows(np.asfortranarray(W), 0.2, 3), W, 0.2, 3)
+    same(sparse_rows(W.astype(np.float64), 0.2, 3), W, 0.2, 3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"prune": -1.0}, {"prune": np.nan}, {"keep": -1}, {"first": 2, "stop": 1}, {"stop": 10}],
+)
+def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match="must"):
+        sparse_rows(block(3, 4), **wrong)
+    with pytest.raises(ShapeMismatch, match="2 dimensions"):
+        sparse_rows(np.zeros(3, np.float32))
+
+
+def test_one_signature_each() -> None:
+    sparse_rows(block(20, 9), 0.2, 3)
+    sparse_rows(np.asfortranarray(block(3, 2)), 1, 1, first=1, stop=2)
+    for kernel in (sparsify._count, sparsify._rank, sparsify._fill):
+        assert len(kernel.signatures) == 1, kernel

@@ -1,0 +1,332 @@
+"""Sets of labels: kept by name for all versions of a model, looked up by filters, over REST and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.naive import search
+from tests.support.live_service import TEXTS, client_of, publish, settings_for
+from xcray.arrays import csr_from
+from xcray.cli import main as cli
+from xcray.client import Client
+from xcray.errors import Corrupt, NotFound, ParameterError
+from xcray.index.filters import LabelFilter
+from xcray.model.model import Model, write_model
+from xcray.model.registry import Registry
+from xcray.predict import Predictor
+from xcray.predict.labels import KEPT, positions
+from xcray.service.app import create_app
+
+NAMES = [
+    "art",
+    "set:odd",
+    "music",
+    "art",
+    "law",
+    "Ökologie",
+    "",
+    "math",
+]  # two labels of one name, one that looks like a set
+
+
+@pytest.fixture
+def predictor(tmp_path: Path, rng: np.random.Generator) -> Predictor:
+    """A random model with awkward names."""
+    W = csr_from(rng.normal(size=(len(NAMES), 5)).astype(np.float32))
+    about: dict[str, Any] = {
+        "solver": "ppdsparse",
+        "params": {},
+        "dataset_hash": "d",
+        "feature_names": list("abcde"),
+    }
+    return Predictor(
+        write_model(
+            tmp_path / "model", W=W, b=rng.normal(size=len(NAMES)), label_names=NAMES, **about
+        )
+    )
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    """One version of `docs`."""
+    out = Registry(tmp_path / "registry")
+    publish(out, "docs", tmp_path / "staged")
+    return out
+
+
+# kept
+
+
+def test_there_and_back(registry: Registry) -> None:
+    sets = registry.sets("docs")
+    assert sets.names() == []
+    kept = sets.put("safe", ["csv", "io", "csv", "gone"])
+    assert (kept.name, kept.labels) == ("safe", ("csv", "io", "gone"))
+    sets.put("all", iter(["json"]))
+    assert sets.names() == ["all", "safe"]
+    assert sets("safe") == Registry(registry.root).sets("docs")("safe") == ("csv", "io", "gone")
+    sets.put("safe", ["json"])
+    assert sets("safe") == ("json",)  # at once, though it was read a moment ago
+    sets.delete("safe")
+    assert sets.names() == ["all"]
+    with pytest.raises(NotFound, match="no set of labels 'safe'; there are: all"):
+        sets.get("safe")
+    told = [
+        (line["action"], line.get("set"), line.get("labels")) for line in registry.history("docs")
+    ][1:]
+    assert told == [
+        ("set_labels", "safe", 3),
+        ("set_labels", "all", 1),
+        ("set_labels", "safe", 1),
+        ("delete_labels", "safe", None),
+    ]
+    assert registry.names() == ["docs"]
+    assert registry.versions("docs") == [1]
+
+
+def test_what_is_parsed_is_kept_until_the_file_changes(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = registry.sets("docs")
+    sets.put("safe", ["csv"])
+    path = registry.root / "docs" / "sets" / "safe.json"
+    os.utime(path, (1_000_000_000, 1_000_000_000))  # long ago
+    first = sets.get("safe")
+    assert registry.sets("docs").get("safe") is first
+    other = Registry(registry.root)
+    other.sets("docs").put("safe", ["json"])
+    assert sets("safe") == ("json",)
+
+
+@pytest.mark.parametrize("wrong", ["", "../x", "UPPER", "a/b", ".hidden", "con", "x" * 65])
+def test_names_of_sets_are_names(registry: Registry, wrong: str) -> None:
+    for ask in (
+        registry.sets("docs").get,
+        registry.sets("docs").delete,
+        lambda name: registry.sets("docs").put(name, ["csv"]),
+    ):
+        with pytest.raises(ParameterError, match="name of a set"):
+            ask(wrong)
+
+
+def test_what_is_no_list_of_names(registry: Registry) -> None:
+    sets: Any = registry.sets("docs")
+    for wrong, says in (
+        ([], "no label"),
+        ("csv", "not one text"),
+        ([1], "not 1"),
+        ([None], "None"),
+        ([""], "names of labels"),
+    ):
+        with pytest.raises(ParameterError, match=says):
+            sets.put("safe", wrong)
+    with pytest.raises(NotFound, match="no model 'nobody'"):
+        registry.sets("nobody").put("safe", ["csv"])
+    assert sets.names() == []
+    sets.put("safe", ["csv"])
+    path = registry.root / "docs" / "sets" / "safe.json"
+    for content in (
+        '{"schema_version": 2, "labels": ["a"], "changed": "x"}',
+        "[]",
+        '{"schema_version": 1, "labels": [1], "changed": ""}',
+    ):
+        path.write_text(content)
+        with pytest.raises(Corrupt, match="put it again"):
+            sets.get("safe")
+
+
+def test_readers_see_whole_sets_while_they_change(registry: Registry) -> None:
+    sets, versions = (
+        registry.sets("docs"),
+        [tuple(f"{n}-{i}" for i in range(200)) for n in range(4)],
+    )
+    sets.put("safe", versions[0])
+    with ThreadPoolExecutor(3) as pool:
+        writing = pool.submit(
+            lambda: [sets.put("safe", labels) for _ in range(5) for labels in versions]
+        )
+        while not writing.done():
+            assert sets("safe") in versions
+        writing.result()
+
+
+# looked up
+
+
+def test_filters_by_number_name_and_set(predictor: Predictor, rng: np.random.Generator) -> None:
+    kept = {"good": ["music", "art", "unheard of"], "bad": ["law"]}
+
+    def sets(name: str) -> list[str]:
+        if name not in kept:
+            raise NotFound(f"no {name}")
+        return kept[name]
+
+    def numbers(*asked: Any) -> list[int]:
+        found = predictor.filter(*asked, sets=sets)
+        assert found is not None
+        return found.labels.tolist()
+
+    everything = list(range(len(NAMES)))
+    assert predictor.filter(None, None, sets=sets) is None
+    assert numbers([4, "math", 4]) == [4, 7]
+    assert numbers(["art"]) == [0, 3]  # both labels of that name
+    assert numbers(["set:good"]) == [0, 2, 3]
+    assert numbers(["set:good", "law", 6], ["art"]) == [2, 4, 6]
+    assert numbers(None, ["set:bad", "set:good"]) == [1, 5, 6, 7]
+    assert numbers(["set:odd", "Ökologie", ""]) == [
+        1,
+        5,
+        6,
+    ]  # there is no set of that name, but a label
+    assert numbers(np.array([3, 1, 3])) == [1, 3]
+    assert numbers(None, []) == everything
+    kept["odd"] = ["math"]
+    assert numbers(["set:odd"]) == [7]  # now there is one
+    plain = predictor.filter(["set:odd"])
+    assert plain is not None
+    assert plain.labels.tolist() == [1]
+    assert predictor.unknown(kept["good"]) == ["unheard of"]
+    ready = LabelFilter.of(len(NAMES), [1, 2])
+    assert predictor.filter(ready) is ready
+    rows = rng.normal(size=(20, 5)).astype(np.float32)
+    scores = search.all_scores(csr_from(rows), predictor.model.W, predictor.model.b)
+    answer = predictor.answer(rows, 3, allow=predictor.filter(["set:good", "law"], [3], sets=sets))
+    allowed = np.array([0, 2, 4])
+    for i in range(20):
+        best = allowed[np.argsort(-scores[i, allowed], kind="stable")]
+        assert answer.labels[i].tolist() == best.tolist()
+        assert answer.scores[i].tolist() == scores[i, best].tolist()
+
+
+def test_filters_that_say_nothing_or_name_nothing(predictor: Predictor) -> None:
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (["nobody"], NotFound, "no label 'nobody'"),
+        (["set:nobody"], NotFound, "no label and no set 'set:nobody'"),
+        (["set:UP/.."], NotFound, "no label and no set"),
+        ([8], NotFound, "labels 0 to 7"),
+        ([-1], NotFound, "labels 0 to 7"),
+        ([1.5], ParameterError, "a number or a name"),
+        ([True], ParameterError, "a number or a name"),
+        ([["art"]], ParameterError, "a number or a name"),
+        ("art", ParameterError, r"\['art'\]"),
+        ([], ParameterError, "no label is allowed"),
+    ]
+    for asked, kind, says in wrong:
+        with pytest.raises(kind, match=says):
+            predictor.filter(asked)
+    with pytest.raises(ParameterError, match="no label is allowed"):
+        predictor.filter(["law"], ["law"])
+    with pytest.raises(ParameterError, match="ready LabelFilter"):
+        predictor.filter(LabelFilter.of(8, [1]), [2])
+
+
+def test_the_filters_made_last_are_remembered(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ["music"]
+    first = predictor.filter(["law", "set:s"], [2], sets=lambda _: kept)
+    assert predictor.filter(("set:s", "law"), [2], sets=lambda _: list(kept)) is first
+    kept.append("math")
+    second = predictor.filter(["law", "set:s"], [2], sets=lambda _: kept)
+    assert first is not None
+    assert second is not None
+    assert (first.labels.tolist(), second.labels.tolist()) == ([4], [4, 7])
+    for number in range(KEPT):
+        predictor.filter([number % 8], [] if number < 8 else None)
+    assert (
+        predictor.filter(["law", "set:s"], [2], sets=lambda _: kept) is not second
+    )  # forgotten, not grown
+
+
+def test_positions_of_many_names(predictor: Predictor) -> None:
+    found = positions(predictor.model, {"art", "math", "nobody", ""})
+    assert {name: at.tolist() for name, at in found.items()} == {
+        "": [6],
+        "art": [0, 3],
+        "math": [7],
+    }
+    assert positions(predictor.model, []) == {} == positions(predictor.model, ["nobody"])
+
+
+# over REST, and by the command line
+
+
+def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    registry: Registry = app.state.rooms.registry
+    publish(registry, "docs", tmp_path / "one")
+    publish(registry, "docs", tmp_path / "two", labels=("csv", "json", "xml", "io"))
+    with client_of(app) as http:
+        url = str(http.base_url)
+        assert http.get("/v1/models/docs/sets").json() == {"sets": []}
+        put = http.put("/v1/models/docs/sets/files", json={"labels": ["csv", "socket", "io"]})
+        assert put.status_code == 200
+        assert (put.json()["labels"], put.json()["version"], put.json()["unknown"]) == (
+            ["csv", "socket", "io"],
+            2,
+            ["socket"],
+        )
+        assert http.get("/v1/models/docs/sets/files", params={"version": 1}).json()["unknown"] == []
+        listed = http.get("/v1/models/docs/sets").json()["sets"]
+        assert [(one["name"], one["n_labels"]) for one in listed] == [("files", 3)]
+        for body, status in (
+            ({}, 422),
+            ({"labels": []}, 422),
+            ({"labels": [1]}, 422),
+            ({"labels": ["a"], "x": 1}, 422),
+        ):
+            assert http.put("/v1/models/docs/sets/files", json=body).status_code == status
+        assert http.put("/v1/models/nobody/sets/files", json={"labels": ["a"]}).status_code == 404
+        assert http.get("/v1/models/docs/sets/none").json()["code"] == "NO_SET"
+        assert http.get("/v1/models/docs/sets/files", params={"version": 9}).status_code == 404
+        with Client(url) as client:
+            assert client.models.sets("docs") == listed
+            assert client.models.get_set("docs", "files", version=1)["version"] == 1
+            assert client.models.put_set("docs", "one", ("json",))["labels"] == ["json"]
+            client.models.delete_set("docs", "one")
+            found = client.predict("docs", [TEXTS[0]], top_k=4, allow=["set:files"])["predictions"][
+                0
+            ]
+            assert sorted(found["labels"]) == ["csv", "io"]
+            found = client.predict(
+                "docs:1", [TEXTS[0]], top_k=4, deny=["set:files"], certificate=True
+            )["predictions"][0]
+            assert found["labels"] == ["json"]
+            assert found["certificate"]["exact"]
+            with pytest.raises(NotFound):
+                client.predict("docs", [TEXTS[0]], allow=["set:none"])
+
+        def run(*arguments: str) -> tuple[int, str]:
+            code = cli.main([*arguments, "--server", url])
+            return code, capsys.readouterr().out
+
+        assert run("models", "sets", "put", "docs", "web", "xml", "json")[0] == 0
+        assert run("models", "sets", "show", "docs", "web")[1].split() == ["xml", "json"]
+        code, told = run("models", "sets", "list", "docs", "--json")
+        assert (code, [one["name"] for one in json.loads(told)["sets"]]) == (0, ["files", "web"])
+        told = run("predict", "docs", TEXTS[0], "-k", "4", "--allow", "set:web", "--json")[1]
+        assert sorted(one["label"] for one in json.loads(told)["predictions"][0]["labels"]) == [
+            "json",
+            "xml",
+        ]
+        assert run("models", "sets", "delete", "docs", "web")[0] == 0
+        assert run("models", "sets", "show", "docs", "web")[0] == 2
+        assert run("models", "sets", "put", "docs", "web")[0] == 2
+        assert http.delete("/v1/models/docs/sets/files").status_code == 204
+        assert http.delete("/v1/models/docs/sets/files").status_code == 404
+    directory = str(
+        registry.resolve("docs:1")
+    )  # a version's directory knows the sets of its name, without any server
+    registry.sets("docs").put("net", ["socket"])
+    assert cli.main(["predict", directory, TEXTS[0], "--allow", "set:net", "--json"]) == 0
+    assert [
+        one["label"] for one in json.loads(capsys.readouterr().out)["predictions"][0]["labels"]
+    ] == ["socket"]
+    assert Model.open(directory).n_labels == 4

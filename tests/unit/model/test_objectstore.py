@@ -1,0 +1,459 @@
+"""Models in object storage: pushed whole or not at all, pulled verified, whatever breaks; on S3's protocol and on files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.live_service import text_model
+from tests.support.s3 import BUCKET, KEYS, Door, cut_once, s3
+from xcray.cli import main as cli
+from xcray.errors import (
+    Conflict,
+    Corrupt,
+    NotFound,
+    ParameterError,
+    Refused,
+    Unavailable,
+    XcrayError,
+)
+from xcray.model.directory import read_manifest, sealed
+from xcray.model.model import Model
+from xcray.model.objectstore import client as objects
+from xcray.model.objectstore import transfer
+from xcray.model.objectstore.client import Place
+from xcray.model.objectstore.pull import pull_into, pull_to
+from xcray.model.objectstore.remote_registry import latest, names, push, versions
+from xcray.model.objectstore.transfer import checked
+from xcray.model.registry import Registry
+from xcray.storage.atomic import file_digests
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Door]:
+    """One S3 for the tests of this file; each has folders of its own."""
+    with s3() as door:
+        yield door
+
+
+@pytest.fixture
+def door(server: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    """The environment of a process that may use it; small pieces, so that small models travel in many; no long waits."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["aws_access_key_id"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["aws_secret_access_key"])
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(objects, "PAUSE", 0.001)
+    monkeypatch.setattr(transfer, "PIECE", 300)
+    server.requests.clear()
+    yield server
+    server.fault = None
+
+
+@pytest.fixture(params=["s3", "file"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder of models, empty."""
+    if request.param == "file":
+        return f"file://{tmp_path / 'store'}"
+    request.getfixturevalue("door")
+    return f"s3://{BUCKET}/{request.node.name.translate(str.maketrans('[]', '__'))}"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    """A model directory."""
+    return text_model(tmp_path / "news")
+
+
+def code_of(error: pytest.ExceptionInfo[XcrayError]) -> str:
+    """The code of what was raised."""
+    return error.value.code
+
+
+def pushed(uri: str, model: Model, number: int | None = None) -> Place:
+    """A model, pushed as `news`; its folder."""
+    return (
+        Place.at(uri)
+        / "news"
+        / push(model.path, Place.at(uri) / "news", number).shown.rsplit("/", 1)[1]
+    )
+
+
+def test_a_model_goes_there_and_comes_back_byte_for_byte(
+    uri: str, model: Model, tmp_path: Path
+) -> None:
+    done = push(model.path, Place.at(uri) / "news")
+    assert (done.number, done.moved.kept) == (1, 0)
+    assert done.shown == f"{uri}/news/1-{read_manifest(model.path)['seal']}"
+    registry = Registry(tmp_path / "models")
+    (pulled,) = pull_to(registry, f"{uri}/news", alias=["prod"])
+    assert (pulled.name, pulled.number, pulled.sha256) == ("news", 1, model.sha256)
+    assert file_digests(pulled.path) == file_digests(model.path)
+    assert Model.open(registry.resolve("news@prod")).sha256 == model.sha256
+    assert registry.history("news")[0]["source"] == done.shown
+    assert [
+        path.name for path in (registry.root / "news").iterdir() if path.name.endswith(".part")
+    ] == []
+
+
+def test_again_nothing_travels(uri: str, model: Model, tmp_path: Path) -> None:
+    pushed(uri, model)
+    assert push(model.path, Place.at(uri) / "news").moved.sent == 0
+    registry = Registry(tmp_path / "models")
+    (first,) = pull_to(registry, uri)
+    (second,) = pull_to(registry, uri)
+    assert first.moved is not None
+    assert (second.moved, second.path) == (None, first.path)
+    assert registry.versions("news") == [1]
+    assert pull_into(tmp_path / "m", f"{uri}/news").moved is not None
+    assert pull_into(tmp_path / "m", f"{uri}/news").moved is None
+
+
+def test_numbers_aliases_and_what_a_uri_may_name(uri: str, model: Model, tmp_path: Path) -> None:
+    other = text_model(tmp_path / "other", seed=1)
+    pushed(uri, model)
+    pushed(uri, other)
+    assert [(each.number, each.seal) for each in versions(Place.at(uri) / "news")] == [
+        (1, read_manifest(model.path)["seal"]),
+        (2, read_manifest(other.path)["seal"]),
+    ]
+    push(model.path, Place.at(uri) / "sport")
+    assert names(Place.at(uri)) == ["news", "sport"]
+    registry = Registry(tmp_path / "models")
+    assert [(each.name, each.number) for each in pull_to(registry, uri)] == [
+        ("news", 2),
+        ("sport", 1),
+    ]
+    assert [each.number for each in pull_to(registry, f"{uri}/news:1")] == [1]
+    assert [
+        each.sha256 for each in pull_to(registry, latest(Place.at(uri) / "news").place.shown)
+    ] == [other.sha256]
+    for wrong, kind in (
+        ("news:3", NotFound),
+        ("news@prod", NotFound),
+        ("nothing", NotFound),
+        ("news:x", ParameterError),
+    ):
+        with pytest.raises(kind):
+            pull_to(registry, f"{uri}/{wrong}")
+
+
+def test_a_number_is_never_another_model(uri: str, model: Model, tmp_path: Path) -> None:
+    other = text_model(tmp_path / "other", seed=1)
+    pushed(uri, model, 3)
+    with pytest.raises(Conflict) as error:
+        pushed(uri, other, 3)
+    assert code_of(error) == "VERSION_TAKEN"
+    registry = Registry(tmp_path / "models")
+    registry.publish("news", text_model(tmp_path / "own", seed=2).path, number=3)
+    with pytest.raises(Conflict, match="--name"):
+        pull_to(registry, f"{uri}/news:3")
+    assert [each.number for each in pull_to(registry, f"{uri}/news:3", name="theirs")] == [3]
+
+
+def test_what_was_pushed_by_half_is_no_model_and_is_completed(
+    uri: str, model: Model, tmp_path: Path
+) -> None:
+    place = pushed(uri, model)
+    place.files.delete_file((place / "manifest.json").path)
+    place.files.delete_file((place / "bias.arrow").path)
+    with pytest.raises(NotFound) as error:
+        pull_to(Registry(tmp_path / "models"), place.shown)
+    assert code_of(error) == "HALF_PUSHED"
+    with pytest.raises(NotFound, match="no whole model"):
+        pull_to(Registry(tmp_path / "models"), f"{uri}/news")
+    done = push(model.path, Place.at(uri) / "news")
+    assert done.moved.sent == (model.path / "bias.arrow").stat().st_size
+    assert done.number == 1
+
+
+def test_a_damaged_object_is_refused_by_name_and_sent_again(
+    uri: str, model: Model, tmp_path: Path
+) -> None:
+    place = pushed(uri, model)
+    weights = place / "weights.arrow"
+    raw = bytearray(weights.read(1 << 20))
+    raw[len(raw) // 2] ^= 1
+    weights.write(bytes(raw))
+    registry = Registry(tmp_path / "models")
+    with pytest.raises(Corrupt, match=r"weights\.arrow"):
+        pull_to(registry, uri)
+    assert registry.names() == []
+    push(model.path, Place.at(uri) / "news", again=True)
+    assert pull_to(registry, uri)[0].sha256 == model.sha256
+
+
+def test_a_cut_object_and_a_missing_one_are_told_apart(
+    uri: str, model: Model, tmp_path: Path
+) -> None:
+    place = pushed(uri, model)
+    bias = place / "bias.arrow"
+    bias.write(bias.read(1 << 20)[:-1])
+    with pytest.raises(Corrupt, match="bytes"):
+        pull_into(tmp_path / "m", uri)
+    place.files.delete_file(bias.path)
+    with pytest.raises(Corrupt, match="missing"):
+        pull_into(tmp_path / "m", uri)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_damaged_model_is_not_pushed(uri: str, model: Model) -> None:
+    path = model.path / "weights.arrow"
+    raw = bytearray(path.read_bytes())
+    raw[-100] ^= 1
+    path.write_bytes(bytes(raw))
+    with pytest.raises(Corrupt, match=r"weights\.arrow"):
+        push(model.path, Place.at(uri) / "news")
+    assert versions(Place.at(uri) / "news") == []
+
+
+@pytest.mark.parametrize("kept", [0, 300, 700])
+def test_a_broken_transfer_goes_on_where_it_was(
+    uri: str, model: Model, tmp_path: Path, kept: int
+) -> None:
+    place = pushed(uri, model)
+    manifest = read_manifest(model.path)
+    staged = tmp_path / "models" / "news" / f".pull-{manifest['seal'][:32]}.part"
+    staged.mkdir(parents=True)
+    (staged / "weights.arrow").write_bytes((model.path / "weights.arrow").read_bytes()[:kept])
+    (pulled,) = pull_to(Registry(tmp_path / "models"), place.shown)
+    assert pulled.moved is not None
+    assert pulled.moved.kept == kept
+    assert file_digests(pulled.path) == file_digests(model.path)
+
+
+def test_a_wrong_beginning_is_fetched_again(uri: str, model: Model, tmp_path: Path) -> None:
+    pushed(uri, model)
+    staged = tmp_path / "models" / "news" / f".pull-{read_manifest(model.path)['seal'][:32]}.part"
+    staged.mkdir(parents=True)
+    (staged / "weights.arrow").write_bytes(b"\1" * 500)
+    (staged / "bias.arrow").write_bytes(b"\1" * 100_000)
+    (pulled,) = pull_to(Registry(tmp_path / "models"), uri)
+    assert file_digests(pulled.path) == file_digests(model.path)
+
+
+def test_several_pull_at_once_into_one_registry(uri: str, model: Model, tmp_path: Path) -> None:
+    pushed(uri, model)
+
+    def pull(_: int) -> bool:
+        return pull_to(Registry(tmp_path / "models"), uri)[0].moved is not None
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(pull, range(6))) == 1
+    assert Registry(tmp_path / "models").versions("news") == [1]
+
+
+def test_what_was_pinned_comes_and_nothing_else(uri: str, model: Model, tmp_path: Path) -> None:
+    pushed(uri, model)
+    for pin in (model.sha256, read_manifest(model.path)["seal"].upper()):
+        shutil.rmtree(tmp_path / "models", ignore_errors=True)
+        assert pull_to(Registry(tmp_path / "models"), uri, pinned=pin)[0].sha256 == model.sha256
+    shutil.rmtree(tmp_path / "models")
+    with pytest.raises(Corrupt, match="not the model that was asked for"):
+        pull_to(Registry(tmp_path / "models"), uri, pinned="0" * 64)
+    with pytest.raises(ParameterError):
+        pull_to(Registry(tmp_path / "models"), uri, pinned="abc")
+
+
+def test_a_manifest_from_elsewhere_is_not_believed(uri: str, model: Model, tmp_path: Path) -> None:
+    place = Place.at(uri) / "evil"
+    manifest = read_manifest(model.path)
+    del manifest["seal"]
+    entry = {"bytes": 3, "sha256": "0" * 64}
+    for name in (
+        "../outside",
+        "/etc/outside",
+        "a/../../outside",
+        "manifest.json",
+        "a\\b",
+        "./a",
+        "a//b",
+        "",
+    ):
+        (place / "manifest.json").write(
+            sealed({**manifest, "files": {**manifest["files"], name: entry}}).encode()
+        )
+        with pytest.raises(Corrupt):
+            pull_into(tmp_path / "m", place.shown)
+    (place / "manifest.json").write(sealed({**manifest, "schema_version": 99}).encode())
+    with pytest.raises(Corrupt, match="use the xcray that wrote it"):
+        pull_into(tmp_path / "m", place.shown)
+    assert not list(tmp_path.glob("**/outside"))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a": {"bytes": -1, "sha256": ""}},
+        {"a": {"bytes": 1}},
+        {"a": 1},
+        {},
+        {"a": {"bytes": 1, "sha256": ""}, "a/b": {"bytes": 1, "sha256": ""}},
+    ],
+)
+def test_claims_of_files_are_checked(files: Any) -> None:
+    with pytest.raises(Corrupt):
+        checked(files, "m")
+
+
+def test_a_disk_that_is_too_small_is_told_before(
+    uri: str, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed(uri, model)
+    monkeypatch.setattr(transfer, "SPARE", 1 << 60)
+    with pytest.raises(Refused, match="are free"):
+        pull_into(tmp_path / "m", uri)
+
+
+def test_a_connection_that_breaks_is_taken_up_again(
+    door: Door, model: Model, tmp_path: Path
+) -> None:
+    pushed(uri := f"s3://{BUCKET}/cut", model)
+    door.fault = cut_once("weights.arrow", 100)
+    (pulled,) = pull_to(Registry(tmp_path / "models"), uri)
+    assert file_digests(pulled.path) == file_digests(model.path)
+
+
+def test_a_storage_that_answers_no_more_is_told_and_what_came_is_kept(
+    door: Door, model: Model, tmp_path: Path
+) -> None:
+    pushed(uri := f"s3://{BUCKET}/gone", model)
+
+    def broken(environ: dict[str, Any], answer: Any) -> Any:
+        if environ["REQUEST_METHOD"] == "GET" and environ["PATH_INFO"].endswith("weights.arrow"):
+            raise ConnectionResetError("no answer")
+        return answer
+
+    door.fault = broken
+    with pytest.raises(Unavailable) as error:
+        pull_to(Registry(tmp_path / "models"), uri)
+    assert code_of(error) == "STORAGE_AWAY"
+    door.fault = None
+    (pulled,) = pull_to(Registry(tmp_path / "models"), uri)
+    assert pulled.moved is not None
+    assert pulled.moved.kept > 0
+
+
+def test_an_object_replaced_while_it_is_read_is_seen(
+    door: Door, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "AHEAD", 1)
+    place = pushed(uri := f"s3://{BUCKET}/replaced", model)
+    weights = place / "weights.arrow"
+    other = bytes(reversed(weights.read(1 << 20)))
+    seen: list[str] = []
+
+    def replacing(environ: dict[str, Any], answer: Any) -> Any:
+        if environ["REQUEST_METHOD"] == "GET" and environ["PATH_INFO"].endswith("weights.arrow"):
+            seen.append(environ["PATH_INFO"])
+            if len(seen) == 2:
+                door.client.put_object(
+                    Bucket=BUCKET, Key=weights.path.partition("/")[2], Body=other
+                )
+        return answer
+
+    door.fault = replacing
+    with pytest.raises(Corrupt, match=r"weights\.arrow"):
+        pull_to(Registry(tmp_path / "models"), uri)
+    assert len(seen) > 2
+    assert Registry(tmp_path / "models").names() == []
+
+
+def test_large_files_travel_in_parts(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "PIECE", 1 << 20)
+    content = os.urandom(12 << 20)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "big").write_bytes(content)
+    place, files = Place.at(f"s3://{BUCKET}/large"), file_digests(tmp_path / "m")
+    transfer.send(tmp_path / "m", files, b"{}", place)
+    assert (
+        sum(method == "PUT" and path.endswith("/large/big") for method, path in door.requests) > 1
+    )
+    door.requests.clear()
+    transfer.fetch(place, files, tmp_path / "n")
+    assert (
+        sum(method == "GET" and path.endswith("/large/big") for method, path in door.requests) == 12
+    )
+    assert (tmp_path / "n" / "big").read_bytes() == content
+
+
+def test_no_bucket_no_way_in_and_nobody_there_are_told_apart(
+    door: Door, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for act in (
+        lambda uri: push(model.path, Place.at(uri) / "news"),
+        lambda uri: names(Place.at(uri)),
+    ):
+        with pytest.raises(NotFound, match="no bucket") as error:
+            act("s3://no-such-bucket/models")
+        assert code_of(error) == "NO_BUCKET"
+
+    def denied(environ: dict[str, Any], start: Any) -> Any:
+        start("403 Forbidden", [("Content-Type", "application/xml")])
+        return [
+            b"<Error><Code>AccessDenied</Code><Message>key AKIASECRET may not</Message></Error>"
+        ]
+
+    monkeypatch.setattr(door, "_behind", denied)
+    with pytest.raises(Unavailable, match="not open to us") as error:
+        names(Place.at(f"s3://{BUCKET}/x"))
+    assert code_of(error) == "STORAGE_DENIED"
+    assert "AKIASECRET" not in str(error.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(Unavailable) as error:
+        names(Place.at(f"s3://{BUCKET}/x"))
+    assert code_of(error) == "STORAGE_AWAY"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://key:secret@bucket/models",
+        "s3://bucket/models?access_key=key&secret_key=secret",
+        "ftp://key:secret@host/models",
+        "file://host/models",
+        "file:///a/../b",
+        "s3:///models",
+        "/models",
+    ],
+)
+def test_a_uri_that_can_not_be_is_refused_without_its_secrets(uri: str) -> None:
+    with pytest.raises(ParameterError) as error:
+        Place.at(uri)
+    assert "secret" not in str(error.value).replace("AWS_SECRET_ACCESS_KEY", "").replace(
+        "secret_key", ""
+    )
+
+
+def test_the_commands(
+    door: Door, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri, home = f"s3://{BUCKET}/commands", tmp_path / "home"
+    assert cli.main(["models", "push", str(model.path), uri, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == 1
+    assert cli.main(["models", "pull", uri, "--home", str(home), "--json"]) == 0
+    (pulled,) = json.loads(capsys.readouterr().out)["models"]
+    assert (pulled["name"], pulled["number"], pulled["sha256"]) == ("news", 1, model.sha256)
+    assert cli.main(["models", "push", "news:1", uri, "--home", str(home)]) == 0
+    assert "was there already" in capsys.readouterr().out
+    assert cli.main(["models", "remote", uri, "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["models"]
+    assert (listed["model"], listed["version"], listed["whole"], listed["sha256"]) == (
+        "news",
+        1,
+        True,
+        model.sha256,
+    )
+    assert cli.main(["models", "pull", uri, f"{uri}/x", "--into", str(tmp_path / "m")]) == 2
+    assert cli.main(["models", "pull", "s3://no-such-bucket/x", "--home", str(home)]) == 2

@@ -1,0 +1,411 @@
+"""Scatter: decisions only, driven by hand and by a simulated clock."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.cluster.simulation import Outcome, Simulation, heavy_tailed
+from xcray.schedule.events import (
+    Cancel,
+    Done,
+    Drain,
+    Finish,
+    GivenUp,
+    Joined,
+    Left,
+    Lost,
+    Run,
+    Tick,
+)
+from xcray.schedule.label_scheduler import Scatter
+
+POWER_LAW = 0.1 / np.arange(1, 20_001) ** 0.9  # seconds
+
+
+def runs(commands):
+    """The tasks among commands, by worker."""
+    return [(c.worker, c.task.labels) for c in commands if isinstance(c, Run)]
+
+
+def simulated(cost, speeds, *, guess=None, ends=(), joins=None, overhead=0.0, **options) -> Outcome:
+    """Workers of `speeds` from the start, or as `joins` says; the schedule knows `guess`, by default the truth."""
+    joins = joins or {f"w{n}": (0.0, speed) for n, speed in enumerate(speeds)}
+    schedule = Scatter(
+        range(len(cost)), cost if guess is None else guess, workers=len(joins), **options
+    )
+    outcome = Simulation(schedule, cost, overhead).run(joins, ends)
+    assert sorted(outcome.committed) == list(range(len(cost)))
+    return outcome
+
+
+def test_dearest_first_ties_as_given():
+    schedule = Scatter([4, 5, 6, 7], [1.0, 9.0, 1.0, 3.0], depth=1)
+    assert runs(schedule.on(Joined("a"))) == [("a", (5,))]
+    assert runs(schedule.on(Done("a", 0, 9.0))) == [("a", (7,))]
+    assert runs(schedule.on(Done("a", 1, 3.0))) == [("a", (4,))]
+    assert runs(schedule.on(Done("a", 2, 1.0))) == [("a", (6,))]
+    assert schedule.on(Done("a", 3, 1.0)) == [Finish()]
+    assert schedule.done_labels == schedule.total_labels == 4
+    assert schedule.done_cost == schedule.total_cost
+
+
+def test_with_values_the_most_valuable_go_first_whatever_they_cost():
+    schedule = Scatter([4, 5, 6, 7], [1.0, 9.0, 1.0, 3.0], values=[2.0, 1.0, 3.0, 2.0], depth=1)
+    given, pending = [], schedule.on(Joined("a"))
+    while not isinstance(command := pending.pop(0), Finish):
+        given += command.task.labels
+        pending += schedule.on(Done("a", command.task.id, 5.0))
+    assert given == [6, 7, 4, 5]  # of equal value, the dearer first
+
+
+def test_a_joint_solver_has_one_task_with_all_labels_in_order_of_cost():
+    schedule = Scatter(range(5000), [1.0] * 5000, joint=True, workers=3)
+    assert runs(schedule.on(Joined("a"))) == [("a", tuple(range(5000)))]
+    assert schedule.on(Joined("b")) == []
+    assert schedule.on(Tick(), 1e6) == []  # and no copy
+    assert schedule.on(Done("a", 0, 9.0)) == [Finish()]
+
+
+def test_a_worker_holds_two_batches_while_plenty_is_left_and_one_in_the_tail():
+    schedule = Scatter(range(400), [1.0] * 400, batch_seconds=1.0)
+    assert len(runs(schedule.on(Joined("a")))) == 1
+    held = [len(runs(schedule.on(Done("a", task_id, 1.0)))) for task_id in range(400)]
+    assert held[0] == 2
+    assert set(held[1:390]) == {1}
+    assert held[-6:].count(0) >= 1
+
+
+def test_batches_grow_with_the_measured_rate_and_end_in_single_labels():
+    schedule = Scatter(range(1000), [0.02] * 1000, batch_seconds=1.0)
+    sizes, pending = [], schedule.on(Joined("a"))
+    while not isinstance(command := pending.pop(0), Finish):
+        sizes.append(len(command.task.labels))
+        pending += schedule.on(Done("a", command.task.id, len(command.task.labels) / 100.0))
+    assert sizes[0] == 12  # a quarter of what the guess says, until something is measured
+    assert max(sizes) > 80
+    assert sizes[-1] <= 2
+    assert sum(sizes) == 1000
+
+
+def test_batches_of_cheap_labels_do_not_get_smaller_than_their_message_is_worth():
+    outcome = simulated(np.full(50_000, 1e-3), [1.0] * 4)
+    assert outcome.batches < 4 * 50 + 200  # four times 12.5 s in quarters, and a tail
+    assert outcome.makespan <= 1.01 * 50.0 / 4
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.25), (100, 0.25), (200, 0.5), (1000, 1.0)])
+def test_many_workers_get_longer_batches(workers, seconds):
+    schedule = Scatter(range(1_000_000), np.full(1_000_000, 0.01), workers=workers, depth=1)
+    schedule.on(Joined("a"))
+    task = schedule.on(Done("a", 0, seconds / 4))[0].task
+    assert task.cost == pytest.approx(seconds, abs=0.011)
+
+
+def test_a_lost_workers_batches_run_again_first():
+    schedule = Scatter(range(6), [6, 5, 4, 3, 2, 1], depth=1)
+    schedule.on(Joined("a"))
+    assert runs(schedule.on(Joined("b"))) == [("b", (1,))]
+    assert schedule.on(Lost("a")) == []
+    again = schedule.on(Done("b", 1, 1.0))
+    assert runs(again) == [("b", (0,))]
+    assert again[0].task.attempt == 2
+    assert not schedule.expects("a", 0)
+    assert schedule.on(Done("a", 0, 1.0)) == []  # a result from the dead changes nothing
+
+
+def test_a_batch_that_loses_three_workers_fails():
+    schedule = Scatter([0], [1.0])
+    for worker in "abc":
+        schedule.on(Joined(worker))
+        last = schedule.on(Lost(worker))
+    assert "3 workers were lost on the batch of labels 0..0" in last[0].reason
+
+
+def test_batches_that_waited_behind_the_one_under_way_are_not_to_blame():
+    schedule = Scatter(range(400), [1.0] * 400, batch_seconds=1.0, max_attempts=2)
+    schedule.on(Joined("a"))
+    assert len(runs(schedule.on(Done("a", 0, 1.0)))) == 2  # 1 under way, 2 waits
+    schedule.on(Joined("b"))
+    schedule.on(Lost("a"))
+    given = [
+        c.task.id
+        for done in (3, 4, 1)
+        for c in schedule.on(Done("b", done, 1.0))
+        if isinstance(c, Run)
+    ]
+    assert given == [1, 2, 5]
+    assert not any(
+        isinstance(c, Finish) for c in schedule.on(Lost("b"))
+    )  # 2 was under way: its first loss
+
+
+def test_who_left_as_planned_is_blamed_for_nothing():
+    schedule = Scatter([0], [1.0], max_attempts=1)
+    for worker in "abcd":
+        assert runs(schedule.on(Joined(worker))) == [(worker, (0,))]
+        assert schedule.on(Left(worker)) == []
+
+
+def test_unknown_workers_and_late_joins():
+    schedule = Scatter([0], [1.0])
+    assert schedule.on(Lost("nobody")) == []
+    assert schedule.on(Left("nobody")) == []
+    assert schedule.on(GivenUp("nobody", 0)) == []
+    schedule.on(Joined("a"))
+    assert schedule.on(Joined("a")) == []
+    assert schedule.on(Joined("b")) == []
+    assert runs(schedule.on(Lost("a"))) == [("b", (0,))]  # b, which was idle, has it at once
+    assert schedule.on(Joined("c")) == []
+
+
+def test_nothing_to_do_finishes():
+    assert Scatter([], []).on(Joined("a")) == [Finish()]
+
+
+def test_drain_gives_nothing_more_out_and_waits_for_what_is_in_flight():
+    schedule = Scatter(range(6), [6, 5, 4, 3, 2, 1], depth=1)
+    schedule.on(Joined("a"))
+    schedule.on(Joined("b"))
+    assert schedule.on(Drain()) == []
+    assert schedule.on(Done("a", 0, 6.0)) == []
+    assert schedule.on(Joined("c")) == []
+    assert schedule.on(Lost("b")) == [Finish()]  # its batch is left undone
+    assert schedule.done_labels == 1
+
+
+def slow_task():
+    """b, at first as fast as a, sits on its second task; a has done all the rest and idles."""
+    schedule = Scatter(range(4), [1.0] * 4, depth=1)
+    schedule.on(Joined("a"), 0.0)
+    schedule.on(Joined("b"), 0.0)
+    schedule.on(Done("a", 0, 1.0), 1.0)
+    schedule.on(Done("b", 1, 1.0), 1.0)
+    assert schedule.on(Done("a", 2, 1.0), 2.0) == []
+    return schedule
+
+
+def test_a_task_that_is_late_is_copied_once_and_the_first_result_counts():
+    schedule = slow_task()
+    assert schedule.on(Tick(), 2.9) == []
+    copy = schedule.on(Tick(), 3.2)  # twice its time and more
+    assert runs(copy) == [("a", (3,))]
+    assert (copy[0].task.id, copy[0].task.attempt) == (3, 2)
+    schedule.on(Joined("c"), 3.3)
+    assert schedule.on(Tick(), 9.0) == []  # one copy is enough
+    assert schedule.expects("a", 3)
+    assert schedule.expects("b", 3)
+    assert schedule.on(Done("a", 3, 1.0), 9.1) == [Cancel("b", 3), Finish()]
+    assert not schedule.expects("b", 3)
+    assert schedule.done_labels == 4
+
+
+def test_a_copy_that_loses_its_worker_costs_nothing_and_may_be_made_again():
+    schedule = slow_task()
+    schedule.on(Tick(), 3.2)
+    assert schedule.on(Lost("a"), 3.3) == []
+    assert runs(schedule.on(Joined("c"), 3.4)) == [("c", (3,))]
+    assert schedule.on(Lost("b"), 4.1) == []  # the copy is the original now
+    assert schedule.on(Done("c", 3, 1.0), 5.0) == [Finish()]
+
+
+def test_who_lost_a_race_is_free_when_it_says_so():
+    schedule = Scatter(range(5), [1.0, 1.0, 1.0, 1.0, 10.0], depth=1)
+    given = [runs(schedule.on(Joined(worker), 0.0)) for worker in "abc"]
+    assert given == [[("a", (4,))], [("b", (0,))], [("c", (1,))]]
+    assert runs(schedule.on(Done("b", 1, 1.0), 1.0)) == [("b", (2,))]
+    assert runs(schedule.on(Done("b", 3, 1.0), 2.0)) == [("b", (3,))]
+    assert runs(schedule.on(Done("b", 4, 1.0), 3.0)) == [("b", (1,))]  # c is late with it
+    assert schedule.on(Done("b", 2, 1.0), 4.0) == [Cancel("c", 2)]
+    assert schedule.on(Joined("c"), 4.1) == []  # which changes nothing: c is still at it
+    assert (
+        schedule.on(Done("c", 2, 4.2), 4.2) == []
+    )  # as quick as the message: its result is late, and it idles
+    assert schedule.done_labels == 4
+    assert runs(schedule.on(Lost("b"), 4.3)) == []
+    assert runs(schedule.on(Lost("a"), 4.3)) == [("c", (4,))]
+    assert schedule.on(Done("c", 0, 1.0), 14.4) == [Finish()]
+
+
+def test_state_is_json_and_goes_on_where_it_was():
+    terms = np.random.default_rng(0).random((60, 3))
+    schedule = Scatter(range(60), terms, [1.0, 2.0, 1.0], values=terms[:, 0])
+    for worker in "ab":
+        schedule.on(Joined(worker))
+    for task_id in range(20):
+        schedule.on(Done("ab"[task_id % 2], task_id, 0.5))
+    state = json.loads(json.dumps(schedule.state()))
+    again = Scatter.restore(state)
+    assert again.total_labels == schedule.total_labels - schedule.done_labels
+    assert again.total_cost == pytest.approx(schedule.total_cost - schedule.done_cost)
+    assert json.loads(json.dumps(again.state()))["model"] == state["model"]
+    place = dict(zip(state["labels"], state["terms"], strict=True))
+    assert all(place[label] == terms[label].tolist() for label in place)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.floats(0, 100), min_size=1, max_size=60),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+def test_every_label_once_whatever_happens(costs, n_workers, by_value, seed):
+    """Random joins, departures, losses, completions in any order, cancellations heeded or too late, restores: every label is
+    done exactly once, no batch is in more than two places, and while labels are left somebody works on them."""
+    random, done, names = Random(seed), [], iter(range(10**9))
+    values = [random.random() for _ in costs] if by_value else None
+    schedule = Scatter(
+        range(len(costs)), costs, values=values, max_attempts=10**9, workers=random.randint(1, 8)
+    )
+    held, off, now, commands = {}, set(), 0.0, []
+
+    def join():
+        name = f"w{next(names)}"
+        held[name] = {}
+        return schedule.on(Joined(name), now)
+
+    for _ in range(n_workers):
+        commands += join()
+    while not any(isinstance(c, Finish) for c in commands):
+        for c in commands:
+            if isinstance(c, Run):
+                if c.worker in held:
+                    assert c.task.id not in held[c.worker]
+                    held[c.worker][c.task.id] = c.task
+            else:
+                off.add((c.worker, c.task_id))
+        wanted = [
+            label
+            for w in held
+            for t in held[w].values()
+            if schedule.expects(w, t.id)
+            for label in t.labels
+        ]
+        assert all(wanted.count(label) <= 2 for label in wanted)
+        assert not set(wanted) & set(done)
+        assert wanted, "labels are left, workers are there, and nobody works"
+        now += random.random() * 3
+        worker, fate = random.choice(sorted(held)), random.random()
+        if fate < 0.1:
+            del held[worker]
+            commands = schedule.on(random.choice([Lost, Left])(worker), now) + (
+                join() if not held or fate < 0.07 else []
+            )
+        elif fate < 0.15:
+            commands = join()
+        elif fate < 0.2:
+            commands = schedule.on(Tick(), now)
+        elif fate < 0.22:
+            assert sorted([*done, *schedule.state()["labels"]]) == list(range(len(costs)))
+            schedule, off = (
+                Scatter.restore(json.loads(json.dumps(schedule.state())), max_attempts=10**9),
+                set(),
+            )
+            held = {}
+            commands = [*join(), *join()]
+        elif held[worker]:
+            task = held[worker].pop(random.choice(sorted(held[worker])))
+            if (worker, task.id) in off and random.random() < 0.5:
+                commands = schedule.on(GivenUp(worker, task.id), now)
+            else:
+                done += task.labels if schedule.expects(worker, task.id) else ()
+                commands = schedule.on(Done(worker, task.id, random.random()), now)
+        else:
+            commands = []
+    assert sorted(done) == list(range(len(costs)))
+    assert schedule.done_labels == schedule.total_labels
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 8, 64])
+def test_makespan_is_near_ideal_on_power_law_costs(n_workers):
+    outcome = simulated(POWER_LAW, [1.0] * n_workers)
+    assert outcome.makespan <= 1.05 * max(POWER_LAW.sum() / n_workers, POWER_LAW.max())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_makespan_is_near_ideal_when_costs_are_guessed(seed):
+    """The guess is three times too high as a whole, and off by a factor of e^0.4 for each label."""
+    rng = np.random.default_rng(seed)
+    cost = heavy_tailed(20_000, seed)
+    outcome = simulated(
+        cost, [1.0] * 8, guess=3.0 * cost * np.exp(0.4 * rng.normal(size=len(cost))), overhead=1e-3
+    )
+    assert outcome.makespan <= 1.05 * cost.sum() / 8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_slow_worker_does_not_hold_the_others(seed):
+    rng = np.random.default_rng(seed)
+    cost = heavy_tailed(20_000, seed)
+    speeds = [1.0] * 7 + [0.25]
+    outcome = simulated(
+        cost, speeds, guess=cost * np.exp(0.4 * rng.normal(size=len(cost))), overhead=1e-3
+    )
+    assert outcome.makespan <= 1.1 * cost.sum() / sum(speeds)
+
+
+def test_a_worker_four_times_slower_gets_smaller_batches():
+    schedule = Scatter(range(10_000), [0.01] * 10_000, batch_seconds=1.0, depth=1, workers=2)
+    sizes = {"fast": [], "slow": []}
+    tasks = {c.worker: c.task for name in sizes for c in schedule.on(Joined(name))}
+    for turn in range(40):
+        name = "slow" if turn % 5 == 4 else "fast"
+        seconds = len(tasks[name].labels) * (0.04 if name == "slow" else 0.01)
+        tasks |= {
+            c.worker: c.task
+            for c in schedule.on(Done(name, tasks[name].id, seconds))
+            if isinstance(c, Run)
+        }
+        sizes[name].append(len(tasks[name].labels))
+    assert 3.0 < sizes["fast"][-1] / sizes["slow"][-1] < 5.0
+
+
+def test_a_very_slow_worker_leaves_a_label_that_would_outlast_the_job():
+    """One label takes 10 of the job's 40 seconds; at a tenth of the speed it would take 100."""
+    cost = np.array([10.0] + [0.01] * 3000)
+    outcome = simulated(
+        cost,
+        [1.0] * 3 + [0.1],
+        joins={"slow": (0.5, 0.1), **{f"w{n}": (0.0, 1.0) for n in range(3)}},
+    )
+    assert outcome.makespan <= 1.1 * cost.sum() / 3.1
+
+
+def test_workers_come_go_and_die_during_the_job():
+    rng = np.random.default_rng(5)
+    cost = 3.0 * heavy_tailed(20_000)
+    joins = {f"w{n}": (float(rng.uniform(0, 2)), 1.0) for n in range(12)}
+    ends = [(float(rng.uniform(2, 4)), f"w{n}", "lost" if n % 2 else "left") for n in range(6)]
+    outcome = simulated(cost, [], joins=joins, ends=ends)
+    assert len(outcome.lost) == 3
+    assert all(seconds <= 0.5 for seconds in outcome.lost)
+    assert outcome.wasted <= sum(outcome.lost) + 1.0
+
+
+def test_the_fit_sorts_what_is_left_again():
+    """Labels 500.. grow with the second term, which the guess values a hundred times too low: once that is measured they are
+    dearer than the rest."""
+    terms = np.zeros((1000, 2))
+    terms[:500, 0], terms[500:, 1] = np.linspace(1.0, 2.0, 500), np.linspace(1.0, 2.0, 500)
+    truth = terms @ [0.01, 1.0]
+    schedule = Scatter(range(1000), terms, [0.01, 0.01], batch_seconds=0.5)
+    given, pending = [], schedule.on(Joined("a"))
+    while not isinstance(command := pending.pop(0), Finish):
+        given += command.task.labels
+        pending += schedule.on(Done("a", command.task.id, truth[list(command.task.labels)].sum()))
+    middle = given[100:500]
+    assert np.mean(np.array(middle) >= 500) > 0.9
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
+def test_seconds_that_cannot_be_right_teach_nothing(wrong):
+    schedule = Scatter(range(10), [1.0] * 10, depth=1)
+    schedule.on(Joined("a"))
+    schedule.on(Done("a", 0, wrong))
+    assert schedule.total_cost == 10.0

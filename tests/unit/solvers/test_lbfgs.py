@@ -1,0 +1,84 @@
+"""L-BFGS: what its workers add up, and how the driver's optimiser is led."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from tests.naive import multinomial as naive
+from tests.support.synchronous_toy import problem, train, weights, work_of
+from xcray.errors import Unavailable
+from xcray.solvers import lbfgs
+from xcray.solvers.lbfgs import LBFGSSolver
+
+LAM = 0.01
+
+
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+@pytest.mark.parametrize("cells", [1, 7, 1 << 19])  # one row at a time, a few, all
+def test_gradient_is_that_of_finite_differences(sparse, cells, monkeypatch):
+    monkeypatch.setattr(lbfgs, "CELLS", cells)
+    X, Y, c = problem(0, n=40, d=6, k=4)
+    work = work_of(LBFGSSolver(lam=LAM), (X, Y, c), 3, sparse)
+    W = np.random.default_rng(1).normal(size=(6, 4))
+    answers = [work.hand(f"worker-{worker}", lambda: False).gradient(W) for worker in range(3)]
+    loss, G = sum(loss for _, loss in answers), sum(G for G, _ in answers)
+    assert loss == pytest.approx(naive.objective(W, X, Y, c, 0.0), rel=1e-12)
+    h = 1e-5
+    for j, k in np.ndindex(*W.shape):
+        shift = np.zeros_like(W)
+        shift[j, k] = h
+        slope = (
+            naive.objective(W + shift, X, Y, c, 0.0) - naive.objective(W - shift, X, Y, c, 0.0)
+        ) / (2 * h)
+        assert G[j, k] == pytest.approx(slope, abs=1e-8)
+
+
+def test_scores_of_any_size_give_finite_sums():
+    X, Y, c = problem(1)
+    hand = work_of(LBFGSSolver(), (1e3 * X, Y, c), 1).hand("worker-0", lambda: False)
+    G, loss = hand.gradient(1e3 * np.random.default_rng(0).normal(size=(8, 5)))
+    assert np.isfinite(G).all()
+    assert np.isfinite(loss)
+
+
+def test_bits_do_not_depend_on_how_often_it_is_run():
+    rows, solver = problem(2), LBFGSSolver(lam=LAM)
+    assert weights(train(solver, rows, 3)).tobytes() == weights(train(solver, rows, 3)).tobytes()
+
+
+def test_it_ends_after_max_iterations_or_when_nothing_more_is_to_be_had():
+    rows = problem(3)
+    short = train(LBFGSSolver(lam=LAM, max_iterations=3), rows)
+    assert (short.last.number, short.reason) == (3, "after max_iterations")
+    whole = train(LBFGSSolver(lam=LAM, tolerance=1e-300), rows)
+    assert whole.reason == "no step brings more in double precision"
+    assert np.linalg.norm(naive.gradient(weights(whole), *rows, LAM)) < 1e-6
+
+
+def test_the_gradient_bounds_the_distance_to_the_optimum():
+    rows = problem(4)
+    best = weights(train(LBFGSSolver(lam=LAM, tolerance=1e-10), rows))
+    for tolerance in (0.1, 0.01, 0.001):
+        found = train(LBFGSSolver(lam=LAM, tolerance=tolerance), rows)
+        assert np.linalg.norm(weights(found) - best) <= found.last.gradient / LAM
+        assert found.last.gradient <= tolerance * np.linalg.norm(
+            naive.gradient(np.zeros_like(best), *rows, LAM)
+        )
+
+
+def test_weights_are_handed_over_in_ranges(monkeypatch):
+    rows = problem(5)
+    whole = weights(train(LBFGSSolver(lam=LAM), rows))
+    monkeypatch.setattr(lbfgs, "WEIGHTS", 17)  # 8 features: two labels at most
+    found = train(LBFGSSolver(lam=LAM), rows)
+    assert [(part.lo, part.hi) for part in found.parts()] == [(0, 1), (1, 3), (3, 5)]
+    assert weights(found).tobytes() == whole.tobytes()
+
+
+def test_without_scipy_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(Unavailable, match=r"xcray\[sklearn\]"):
+        train(LBFGSSolver(), problem(6))

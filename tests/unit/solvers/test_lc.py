@@ -1,0 +1,129 @@
+"""LC: classes solved alone, many at once; and why their mean is taken off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from tests.naive import multinomial as naive
+from tests.support.synchronous_toy import problem, train, weights, work_of
+from xcray.solvers import lc, poisson
+from xcray.solvers.lc import LCSolver
+from xcray.solvers.synchronous_contract import Part
+
+LAM = 0.05
+
+
+def class_value(w, k, X, Y, c, b, lam):
+    """f_k(w) as it is written."""
+    return lam / 2 * w @ w - sum(c * Y[:, k] * (X @ w)) + sum(c * np.exp(X @ w + b))
+
+
+def solve(rows, W, b, lam=LAM, sparse=True, **settings):
+    """One round of one worker with all labels."""
+    hand = work_of(LCSolver(lam=lam, **settings), rows, 1, sparse).hand("worker-0", lambda: False)
+    return hand.solve(Part(0, W.shape[1], W), b, np.zeros(len(W)))
+
+
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+@pytest.mark.parametrize("cells", [1, 200, 1 << 21])  # one class at a time, two, all
+def test_each_class_is_solved_as_if_alone(sparse, cells, monkeypatch):
+    monkeypatch.setattr(lc, "CELLS", cells)
+    X, Y, c = rows = problem(0)
+    b = np.random.default_rng(0).normal(-1.5, 0.5, len(X))
+    part, told = solve(rows, np.zeros((8, 5)), b, sparse=sparse, inner=1e-9, inner_steps=50)
+    for k in range(5):
+        best = minimize(
+            class_value,
+            np.zeros(8),
+            args=(k, X, Y, c, b, LAM),
+            method="BFGS",
+            options={"gtol": 1e-8},
+        ).x
+        assert part.W[:, k] == pytest.approx(best, abs=1e-5)
+    G = np.stack([(c * np.exp(b) - c * Y[:, k]) @ X for k in range(5)], axis=1)
+    assert told.gradient == pytest.approx(float((G**2).sum()))
+    S = X @ part.W
+    assert told.sums.most + np.log(told.sums.total) == pytest.approx(np.log(np.exp(S).sum(axis=1)))
+    assert told.sums.linear == pytest.approx(float((c[:, None] * Y * S).sum()))
+    assert told.sums.squared == pytest.approx(float((part.W**2).sum()))
+    assert told.sums.weights == pytest.approx(part.W.sum(axis=1))
+
+
+def test_no_class_ends_above_where_it_began():
+    X, Y, c = rows = problem(1)
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        W, b = rng.normal(size=(8, 5)), rng.normal(size=len(X))
+        after = solve(rows, W, b, inner_steps=1)[0].W
+        for k in range(5):
+            assert class_value(after[:, k], k, X, Y, c, b, LAM) <= class_value(
+                W[:, k], k, X, Y, c, b, LAM
+            )
+
+
+def test_steps_that_are_too_long_are_halved_instead_of_overflowing():
+    X, Y, c = problem(2)
+    rows = (1024.0 * X, Y, c)
+    found = train(LCSolver(lam=1e-3, tolerance=1e-6, max_rounds=2000), rows, 2)
+    W = weights(found)
+    assert np.isfinite(W).all()
+    assert found.last.objective == pytest.approx(naive.objective(W, *rows, 1e-3), rel=1e-9)
+    assert np.linalg.norm(naive.gradient(W, *rows, 1e-3)) <= 2e-6 * np.linalg.norm(
+        naive.gradient(0.0 * W, *rows, 1e-3)
+    )
+
+
+def test_a_step_that_overflows_counts_as_one_that_does_not_fall():
+    X, Y, c = problem(3)
+    seen = lc._Seen(work_of(LCSolver(), (X, Y, c), 1)._shards[0])
+    task = poisson._Task(
+        poisson.Problem(seen.rows, seen.targets(0, 5), c, np.full(len(X), -1.6), LAM),
+        np.zeros((8, 5)),
+        lambda: None,
+    )
+    going = np.arange(5)
+    V = -1e6 * task.gradient(going)
+    sizes = task.search(
+        going, V, seen.rows.scores(V), np.einsum("jk,jk->k", task.gradient(going), V)
+    )
+    assert (sizes > 0).all()
+    assert (sizes < 1e-3).all()
+
+
+def test_taking_the_mean_off_ends_where_the_published_way_ends_and_sooner():
+    rows = problem(4)
+    centred = train(LCSolver(lam=LAM, tolerance=1e-6), rows, 2)
+    published = train(
+        LCSolver(
+            lam=LAM, tolerance=1e-6, centre="no", inner=1e-3, inner_steps=50, max_rounds=20_000
+        ),
+        rows,
+        2,
+    )
+    assert published.reason == centred.reason == "the gradient is small"
+    assert weights(published) == pytest.approx(weights(centred), abs=1e-4)
+    assert weights(centred).sum(axis=1) == pytest.approx(0.0, abs=1e-12)
+    assert centred.last.number < published.last.number / 2
+
+
+def test_more_workers_than_labels_leave_some_without_work():
+    rows = problem(5, k=3)
+    assert weights(train(LCSolver(lam=LAM), rows, 5)) == pytest.approx(
+        weights(train(LCSolver(lam=LAM), rows, 1)), abs=1e-9
+    )
+
+
+def test_b_follows_the_mean_that_is_taken_off():
+    X, Y, c = rows = problem(6)
+    W, mean = np.random.default_rng(6).normal(size=(8, 5)), np.random.default_rng(7).normal(size=8)
+    b = -np.log(np.exp(X @ W).sum(axis=1))
+    hand = work_of(LCSolver(lam=LAM), rows, 1).hand("worker-0", lambda: False)
+    moved, told = hand.solve(Part(0, 5, W), b, mean)
+    centred, same = hand.solve(Part(0, 5, W - mean[:, None]), b + X @ mean, np.zeros(8))
+    assert moved.W == pytest.approx(centred.W, abs=1e-12)
+    assert told.gradient == pytest.approx(same.gradient)
+    assert told.gradient == pytest.approx(
+        float((naive.gradient(W - mean[:, None], X, Y, c, LAM) ** 2).sum())
+    )

@@ -1,0 +1,112 @@
+"""Newton's method for long rows over few features: the same promises as the kernel it stands in for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.naive import ppdsparse as naive
+from tests.support.ppdsparse_problems import local_of, problem, signs, solved
+from xcray.arrays import CSR, Pattern, csr_from, pattern_from
+from xcray.errors import Stopped
+from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.solvers import newton
+from xcray.solvers.ppdsparse import PPDSparseSolver
+
+ALL = np.arange(5, dtype=np.int32)
+
+
+def long_rows(seed: int, n: int = 200, d: int = 20, k: int = 5) -> tuple[CSR, Pattern]:
+    """Dense rows of length about 30, features alike, and labels along noisy directions; the last label has no positive."""
+    rng = np.random.default_rng(seed)
+    X = (rng.normal(size=(n, d)) + 3.0 * rng.normal(size=(n, 1))).astype(np.float32) * 2.0
+    Y = (X @ rng.normal(size=(d, k)) + 20.0 * rng.normal(size=(n, k)) > 25.0).astype(np.float32)
+    Y[:, -1] = 0.0
+    return csr_from(X), pattern_from(Y)
+
+
+@pytest.mark.parametrize(("lam", "tau", "C"), [(0.01, 1.0, 1.0), (0.0, 1.0, 1.0), (20.0, 0.5, 2.0)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_optimum_is_the_naive_twins(lam, tau, C, weighted):
+    X, Y = long_rows(1)
+    solver = PPDSparseSolver(lam=lam, tau=tau, C=C, eps=1e-6, positive_weight=2.0)
+    weights = (
+        np.random.default_rng(0).uniform(0.5, 2.0, X.n_rows).astype(np.float32)
+        if weighted
+        else np.ones(X.n_rows, np.float32)
+    )
+    local = solver.load(X, transpose(X), transpose_pattern(Y), weights)
+    assert newton.suits(local.problem, solver._objective())
+    block = solver.solve(local, ALL)
+    dense, W = X.to_scipy().toarray().astype(float), block.W.to_scipy().toarray().astype(float)
+    for label in np.flatnonzero(block.records["positives"]):
+        y, record = signs(Y, label), block.records[label]
+        costs = C * weights * np.where(y > 0, 2.0, 1.0)
+        best = naive.solve_squared_hinge(dense, y, lam, tau, costs)[2]
+        assert record["gap"] <= 1e-6 * record["null"]
+        assert record["null"] == pytest.approx(naive.null_objective(y, tau, costs), rel=1e-4)
+        assert record["primal"] == pytest.approx(
+            naive.primal(W[label], block.bias[label], dense, y, lam, tau, costs), rel=1e-6
+        )
+        assert record["primal"] == pytest.approx(best, abs=1e-4 * record["null"])
+        assert record["dual"] <= best + 1e-7 * record["null"]
+
+
+def test_it_agrees_with_dual_coordinate_descent(monkeypatch):
+    X, Y = long_rows(2)
+    solver = PPDSparseSolver(eps=0.001, max_rounds=2000, max_sweeps=200)
+    by_newton = solved(solver, X, Y)
+    monkeypatch.setattr(newton, "FEW", 0)
+    by_descent = solved(solver, X, Y)
+    assert by_newton.records["positives"].tolist() == by_descent.records["positives"].tolist()
+    assert by_newton.records["null"] == pytest.approx(by_descent.records["null"])
+    difference = np.abs(by_newton.records["primal"] - by_descent.records["primal"])
+    assert (difference <= 0.001 * by_newton.records["null"] + by_descent.records["gap"]).all()
+    assert by_newton.bias[-1] == by_descent.bias[-1] == -1.0
+    assert by_newton.W.row(4)[0].size == 0
+
+
+def test_short_rows_many_features_and_the_hinge_are_left_to_the_kernel():
+    X, Y = long_rows(3)
+    assert newton.suits(local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver()._objective())
+    assert not newton.suits(
+        local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver(loss="hinge")._objective()
+    )
+    assert not newton.suits(
+        local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver(C=1e-4)._objective()
+    )
+    short = problem(3)
+    assert not newton.suits(
+        local_of(PPDSparseSolver(), *short).problem, PPDSparseSolver()._objective()
+    )
+
+
+def test_bits_do_not_depend_on_batches_or_chunks(monkeypatch):
+    X, Y = long_rows(4)
+    solver = PPDSparseSolver()
+    local = local_of(solver, X, Y)
+    whole = solver.solve(local, ALL)
+    monkeypatch.setattr(newton, "CHUNK", 500)
+    for label in ALL:
+        alone = solver.solve(local.sibling(), ALL[label : label + 1])
+        assert alone.W.data.tobytes() == whole.W.row(label)[1].tobytes()
+        assert alone.bias[0] == whole.bias[label]
+
+
+def test_a_stop_is_seen_between_chunks(monkeypatch):
+    X, Y = long_rows(5)
+    monkeypatch.setattr(newton, "CHUNK", 500)
+    answers = iter([False] * 20 + [True])
+    with pytest.raises(Stopped):
+        PPDSparseSolver().solve(local_of(PPDSparseSolver(), X, Y), ALL, lambda: next(answers))
+
+
+def test_warm_starts_and_pruning_work_here_too():
+    X, Y = long_rows(6)
+    solver, near = PPDSparseSolver(eps=1e-5), PPDSparseSolver(eps=1e-5, C=1.05)
+    local = local_of(solver, X, Y)
+    duals = solver.solve(local, ALL, keep_duals=True).duals
+    warm, cold = near.solve(local, ALL, start=duals), near.solve(local, ALL)
+    assert warm.records["rounds"].sum() < cold.records["rounds"].sum()
+    assert (warm.records["gap"] <= 1e-5 * warm.records["null"])[:4].all()
+    assert (np.diff(PPDSparseSolver(prune_keep=3).solve(local, ALL).W.indptr) <= 3).all()

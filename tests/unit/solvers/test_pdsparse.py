@@ -1,0 +1,522 @@
+"""PD-Sparse against its naive twin, a general solver, finite differences, the optimality conditions, and its own certificate."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from scipy.optimize import approx_fprime, minimize
+from sklearn.preprocessing import normalize
+
+from tests.naive import pdsparse as naive
+from xcray.arrays import CSR, Pattern, csr_from, frozen, pattern_from
+from xcray.errors import ParameterError, Stopped
+from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.kernels.training import dynamic_csr as growing
+from xcray.kernels.training.pdsparse import project
+from xcray.schedule.label_scheduler import Scatter
+from xcray.solvers import SOLVERS, make_solver
+from xcray.solvers import dual_checkpoint as kept
+from xcray.solvers.pdsparse import PDSparseSolver, _table
+from xcray.solvers.solved_labels import Block
+
+
+def problem(
+    seed: int, n: int = 60, d: int = 25, k: int = 7, density: float = 0.25, single: bool = False
+) -> tuple[CSR, Pattern]:
+    """Sparse rows of unit length, and labels that depend on a few features each, row i on label i at least; or one label a row."""
+    rng = np.random.default_rng(seed)
+    X = normalize(sp.random(n, d, density, "csr", np.float32, random_state=rng))
+    scores = X @ (rng.normal(size=(d, k)) * (rng.random((d, k)) < 0.3)) + 0.05 * rng.normal(
+        size=(n, k)
+    )
+    np.fill_diagonal(scores, 9.0)
+    Y = scores >= scores.max(axis=1, keepdims=True) if single else scores > 0.2
+    return csr_from(X), pattern_from(Y.astype(np.float32))
+
+
+def local_of(solver: PDSparseSolver, X: CSR, Y: Pattern):
+    """What a worker holds."""
+    return solver.load(X, transpose(X), transpose_pattern(Y))
+
+
+def solved(solver: PDSparseSolver, X: CSR, Y: Pattern) -> Block:
+    """All labels, solved."""
+    return solver.solve(local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32))
+
+
+def dense(X: CSR, Y: Pattern) -> tuple[np.ndarray, list[list[int]]]:
+    """X as an array, the labels of each row as a list."""
+    return X.to_scipy().toarray().astype(float), [Y.row(i).tolist() for i in range(Y.n_rows)]
+
+
+def objectives(
+    block: Block, X: CSR, Y: Pattern, solver: PDSparseSolver
+) -> tuple[float, float, float]:
+    """The naive primal at the block's weights, the gap and the null objective it claims."""
+    rows, labels = dense(X, Y)
+    found = naive.primal(
+        block.W.to_scipy().toarray().T.astype(float), rows, labels, solver.lam, solver.tau, solver.C
+    )
+    return found, float(block.records["gap"].sum()), float(block.records["null"].sum())
+
+
+def assert_same(a: Block, b: Block) -> None:
+    """The same bits."""
+    assert a.digest() == b.digest()
+
+
+# ---- the whole problem ----
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize(
+    ("lam", "tau", "C"),
+    [(0.01, 1.0, 1.0), (0.0, 1.0, 1.0), (0.3, 1.0, 1.0), (0.05, 0.2, 3.0), (0.02, 5.0, 0.1)],
+)
+def test_objective_and_weights_equal_the_naive_twins(lam, tau, C, single):
+    X, Y = problem(1, n=15, d=10, k=5, single=single)
+    solver = PDSparseSolver(lam=lam, tau=tau, C=C, eps=1e-5, max_passes=3000)
+    block = solved(solver, X, Y)
+    rows, labels = dense(X, Y)
+    W, beta = naive.solve(rows, labels, 5, lam, tau, C)
+    upper, lower = naive.primal(W, rows, labels, lam, tau, C), naive.dual(beta, rows, lam, tau)
+    found, gap, null = objectives(block, X, Y, solver)
+    assert upper - lower <= 1e-3 * null, "the twin itself has not solved it"
+    assert lower - 1e-6 * null <= found <= upper + 2e-5 * null
+    assert 0.0 <= gap <= 1e-5 * null
+    assert found - gap <= upper + 1e-6 * null
+    distance = np.linalg.norm(
+        block.W.to_scipy().toarray().T - W
+    )  # the primal is tau-strongly convex
+    assert 0.5 * tau * distance**2 <= 2.0 * (gap + upper - lower) + 1e-6 * null
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_objective_equals_a_general_solvers(single):
+    X, Y = problem(2, n=8, d=4, k=4, density=0.7, single=single)
+    solver = PDSparseSolver(lam=0.05, eps=1e-6, max_passes=5000)
+    rows, labels = dense(X, Y)
+    _, best = naive.solve_program(rows, labels, 4, 0.05, 1.0, 1.0)
+    found, gap, null = objectives(solved(solver, X, Y), X, Y, solver)
+    assert found - gap - 1e-5 * null <= best <= found + 1e-5 * null
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.01, 0.001])
+def test_gap_is_what_was_asked_for_and_what_it_says(eps):
+    X, Y = problem(3)
+    solver = PDSparseSolver(eps=eps, C=2.0, max_passes=2000)
+    block = solved(solver, X, Y)
+    _, gap, null = objectives(block, X, Y, solver)
+    live = [0 < len(row) < Y.n_cols for row in dense(X, Y)[1]]
+    assert null == pytest.approx(2.0 * sum(live))
+    assert gap <= eps * null
+    assert block.records["certified"].all()
+    best = objectives(solved(PDSparseSolver(eps=1e-5, C=2.0, max_passes=5000), X, Y), X, Y, solver)[
+        0
+    ]
+    assert objectives(block, X, Y, solver)[0] <= best + gap + 1e-5 * null
+
+
+def test_no_certificate_is_said_so():
+    X, Y = problem(4)
+    block = solved(PDSparseSolver(eps=1e-6, max_passes=1), X, Y)
+    assert not block.records["certified"].any()
+    assert block.records["gap"].sum() > 1e-6 * block.records["null"].sum()
+    assert (block.records["rounds"] == 1).all()
+
+
+def test_sampled_search_ends_on_the_same_certificate():
+    X, Y = problem(5, n=40, d=30, k=15)
+    solver = PDSparseSolver(sample=0.5, eps=0.02, max_passes=2000)
+    sampled, exact = solved(solver, X, Y), solved(PDSparseSolver(eps=1e-4, max_passes=2000), X, Y)
+    found, gap, null = objectives(sampled, X, Y, solver)
+    best = objectives(exact, X, Y, solver)[0]
+    assert gap <= 0.02 * null
+    assert best - 1e-4 * null <= found <= best + gap + 1e-6 * null
+    assert sampled.digest() != exact.digest()
+
+
+# ---- the formulas ----
+
+
+def test_dual_slope_is_that_of_finite_differences():
+    """d dual / d beta = 1 on a sample's labels - z, as the kernel's step takes it."""
+    X, Y = problem(6, n=6, d=5, k=4, density=0.8)
+    rows, labels = dense(X, Y)
+    rng = np.random.default_rng(0)
+    own = np.array([[k in row for k in range(4)] for row in labels])
+    beta = np.where(own, 1.0, -1.0) * rng.random(own.shape)
+    z = rows @ naive.soft(rows.T @ beta, 0.1) / 2.0
+    slope = approx_fprime(
+        beta.ravel(), lambda b: naive.dual(b.reshape(own.shape), rows, 0.1, 2.0), 1e-7
+    )
+    np.testing.assert_allclose(slope.reshape(own.shape), own - z, atol=1e-5)
+
+
+def test_gap_is_the_sum_of_what_each_sample_lacks():
+    X, Y = problem(7, n=10, d=6, k=5)
+    rows, labels = dense(X, Y)
+    _, beta = naive.solve(rows, labels, 5, 0.05, 1.0, 1.0, sweeps=3)
+    W = naive.soft(rows.T @ beta, 0.05)
+    z = rows @ W
+    terms = [
+        naive.loss(z[i], labels[i]) - np.maximum(beta[i], 0.0).sum() + beta[i] @ z[i]
+        for i in range(10)
+    ]
+    assert min(terms) >= -1e-12
+    assert sum(terms) == pytest.approx(
+        naive.primal(W, rows, labels, 0.05, 1.0, 1.0) - naive.dual(beta, rows, 0.05, 1.0)
+    )
+
+
+def test_conditions_of_the_optimum():
+    """At the optimum each sample's mass is on its worst labels and best others, all of C where it has a loss."""
+    X, Y = problem(8, n=40)
+    solver = PDSparseSolver(eps=1e-6, max_passes=5000)
+    rows, labels = dense(X, Y)
+    z = rows @ solved(solver, X, Y).W.to_scipy().toarray().T
+    _, beta = naive.solve(rows, labels, Y.n_cols, 0.01, 1.0, 1.0, sweeps=1000)
+    for i, own in enumerate(labels):
+        others = [k for k in range(Y.n_cols) if k not in own]
+        if own and others:
+            low, best = z[i, own].min(), z[i, others].max()
+            assert z[i, [p for p in own if beta[i, p] > 1e-3]] == pytest.approx(low, abs=0.02)
+            assert z[i, [k for k in others if beta[i, k] < -1e-3]] == pytest.approx(best, abs=0.02)
+            if 1.0 + best - low > 0.02:
+                assert np.maximum(beta[i], 0.0).sum() == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_projection_equals_the_naive_twins_and_a_general_solvers(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        p, n, C = (
+            int(rng.integers(1, 6)),
+            int(rng.integers(1, 7)),
+            float(rng.choice([0.1, 1.0, 10.0])),
+        )
+        c = rng.normal(size=p + n) * rng.choice([0.1, 1.0, 5.0]) + rng.normal()
+        if rng.random() < 0.3:
+            c = np.round(c)  # ties
+        found = c.copy()
+        project(found, p, C, np.empty(p + n))
+        np.testing.assert_allclose(found, naive.project(c, p, C), atol=1e-6)
+    best = minimize(
+        lambda u: 0.5 * ((u - c) ** 2).sum(),
+        np.zeros(p + n),
+        jac=lambda u: u - c,
+        method="SLSQP",
+        bounds=[(0.0, None)] * (p + n),
+        constraints=[
+            {"type": "eq", "fun": lambda u: u[:p].sum() - u[p:].sum()},
+            {"type": "ineq", "fun": lambda u: C - u[:p].sum()},
+        ],
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    np.testing.assert_allclose(found, best.x, atol=1e-4)
+
+
+def test_projection_of_many_meets_its_conditions():
+    rng = np.random.default_rng(9)
+    c = rng.normal(size=500)
+    for C in (0.01, 3.0, 1e9):
+        found = c.copy()
+        project(found, 60, C, np.empty(500))
+        mass = found[:60].sum()
+        assert found.min() >= 0.0
+        assert mass == pytest.approx(found[60:].sum())
+        assert mass <= C * (1 + 1e-12)
+        t, h = (c[:60] - found[:60])[found[:60] > 0], (c[60:] - found[60:])[found[60:] > 0]
+        assert np.ptp(t) < 1e-9
+        assert np.ptp(h) < 1e-9
+        assert (c[:60][found[:60] == 0] <= t[0] + 1e-9).all()
+        assert (c[60:][found[60:] == 0] <= h[0] + 1e-9).all()
+        assert (
+            t[0] + h[0] == pytest.approx(0.0, abs=1e-9)
+            if mass < 0.999 * C
+            else t[0] + h[0] >= -1e-9
+        )
+
+
+def test_nothing_violates_means_nothing_moves():
+    for c in ([-1.0, 0.5], [-3.0, -2.0, 1.0]):
+        found = np.array(c)
+        project(found, len(c) - 1, 1.0, np.empty(len(c)))
+        assert (found == 0.0).all()
+
+
+# ---- awkward data ----
+
+
+def test_labels_without_positives_rows_without_labels_and_empty_rows():
+    X = sp.csr_matrix(
+        np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0], [0, 1, 1]], np.float32)
+    )
+    Y = sp.csr_matrix(
+        np.array(
+            [[1, 0, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0]],
+            np.float32,
+        )
+    )
+    X, Y = (
+        csr_from(X),
+        pattern_from(Y),
+    )  # labels 1 and 3 on no row; row 2 is empty and labelled; row 5 has all that are left
+    solver = PDSparseSolver(eps=1e-6, max_passes=1000)
+    block = solved(solver, X, Y)
+    assert block.records["null"].sum() == pytest.approx(3.0)
+    assert block.records["gap"].sum() <= 1e-6 * 3.0
+    assert block.records["positives"].tolist() == [3, 0, 2, 0]
+    assert block.records["rounds"].tolist()[1::2] == [-1, -1]
+    assert block.bias.tolist() == [0.0, -1.0, 0.0, -1.0]
+    assert np.diff(block.W.indptr)[1::2].tolist() == [0, 0]
+    keep = Pattern(Y.indptr, frozen(Y.indices // 2, np.int32), 2)
+    rows, labels = dense(X, keep)
+    W = block.W.to_scipy().toarray()[::2].T.astype(float)
+    best, beta = naive.solve(rows, labels, 2, 0.01, 1.0, 1.0)
+    assert naive.primal(W, rows, labels, 0.01, 1.0, 1.0) == pytest.approx(
+        naive.primal(best, rows, labels, 0.01, 1.0, 1.0), abs=1e-4
+    )
+
+
+def test_one_label_leaves_nothing_to_learn():
+    X, _ = problem(10, n=5)
+    Y = pattern_from(np.ones((5, 1), np.float32))
+    block = solved(PDSparseSolver(), X, Y)
+    assert block.W.nnz == 0
+    assert block.bias.tolist() == [0.0]
+    assert block.records["certified"].all()
+
+
+def test_duplicate_rows_count_twice():
+    X, Y = problem(11, n=20)
+    twice = (
+        csr_from(sp.vstack([X.to_scipy(), X.to_scipy()])),
+        pattern_from(sp.vstack([Y.to_scipy(), Y.to_scipy()])),
+    )
+    solver = PDSparseSolver(eps=1e-5, max_passes=5000)
+    double = PDSparseSolver(eps=1e-5, C=2.0, max_passes=5000)
+    a, b = (
+        objectives(solved(solver, *twice), *twice, solver),
+        objectives(solved(double, X, Y), X, Y, double),
+    )
+    assert a[0] == pytest.approx(b[0], abs=2e-5 * b[2])
+    assert a[2] == b[2]
+
+
+def test_common_features_of_many_labels_grow_tables():
+    """Two features in every row, thirty labels: rows of W move several times and are found by their tables."""
+    X, Y = problem(12, n=150, d=12, k=30, density=0.6, single=True)
+    solver = PDSparseSolver(eps=1e-4, max_passes=3000)
+    found, gap, null = objectives(solved(solver, X, Y), X, Y, solver)
+    rows, labels = dense(X, Y)
+    assert gap <= 1e-4 * null
+    W, beta = naive.solve(rows, labels, 30, 0.01, 1.0, 1.0, sweeps=60)
+    assert (
+        naive.dual(beta, rows, 0.01, 1.0) - 1e-6 * null
+        <= found
+        <= naive.primal(W, rows, labels, 0.01, 1.0, 1.0) + gap
+    )
+
+
+# ---- the growing matrix ----
+
+
+def test_growing_matrix_equals_a_dense_one():
+    rng = np.random.default_rng(13)
+    table, held = _table(3), np.zeros((3, 200))
+    for turn in range(300):
+        j, n = int(rng.integers(3)), int(rng.integers(1, 6))
+        columns = rng.choice(200 if j else 6, n, replace=False).astype(np.int32)
+        changes = rng.choice([0.0, 0.5, -0.5, 1.0], n)
+        assert growing.has_room(table, np.array([j], np.int32), n)
+        growing.add(table, j, columns, changes, 0.7, 0.6)
+        held[j, columns] += 0.7 * changes
+        if turn % 100 == 99:
+            check(table, held, 0.6)
+    growing.clear(table)
+    check(table, np.zeros((3, 200)), 0.6)
+    growing.add(table, 1, np.arange(50, dtype=np.int32), np.ones(50), 1.0, 0.6)
+    check(table, np.stack([np.zeros(200), np.arange(200) < 50, np.zeros(200)]), 0.6)
+
+
+def check(table: growing.Table, held: np.ndarray, edge: float) -> None:
+    """The table's entries are those of `held`, the strong ones first, and each is found."""
+    for j in range(len(held)):
+        lo, n, strong = table.begin[j], table.size[j], table.strong[j]
+        columns, values = table.columns[lo : lo + n], table.values[lo : lo + n]
+        assert len(set(columns.tolist())) == n
+        dense_row = np.zeros(held.shape[1])
+        dense_row[columns] = values
+        np.testing.assert_allclose(dense_row, held[j], atol=1e-12)
+        assert (np.abs(values[:strong]) > edge).all()
+        assert (np.abs(values[strong:]) <= edge).all()
+        out = np.zeros(held.shape[1])
+        growing.gather(table, j, np.arange(held.shape[1], dtype=np.int32), 2.0, edge, out)
+        np.testing.assert_allclose(out, 2.0 * naive.soft(held[j], edge), atol=1e-12)
+
+
+def test_full_pools_are_noticed():
+    table = _table(1)
+    wide = np.zeros(1, np.int32)
+    assert growing.has_room(table, wide, 1000)
+    assert not growing.has_room(table, wide, 1 << 17)
+
+
+# ---- as a solver ----
+
+
+def test_same_bits_in_slices_and_with_small_pools(monkeypatch):
+    X, Y = problem(14, n=200, d=60, k=20)
+    solver = PDSparseSolver()
+    whole = solved(solver, X, Y)
+    monkeypatch.setattr("xcray.solvers.pdsparse.SLICE", 53)
+    monkeypatch.setattr("xcray.solvers.pdsparse.FIRST_ROOM", 8)
+    assert_same(solved(solver, X, Y), whole)
+
+
+def test_other_seed_same_optimum():
+    X, Y = problem(15)
+    a, b = (solved(PDSparseSolver(seed=seed, eps=1e-5, max_passes=3000), X, Y) for seed in (0, 1))
+    assert a.digest() != b.digest()
+    np.testing.assert_allclose(a.W.to_scipy().toarray(), b.W.to_scipy().toarray(), atol=0.1)
+
+
+def test_stop_is_seen_and_leaves_nothing(monkeypatch):
+    monkeypatch.setattr("xcray.solvers.pdsparse.SLICE", 50)
+    X, Y = problem(16)
+    solver, turns = PDSparseSolver(), count()
+    local = local_of(solver, X, Y)
+    labels = np.arange(Y.n_cols, dtype=np.int32)
+    with pytest.raises(Stopped, match="next run"):
+        solver.solve(local, labels, lambda: next(turns) > 20)
+    assert_same(solver.solve(local, labels), solved(solver, X, Y))
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 4])
+def test_kept_dual_goes_on_with_the_same_bits(tmp_path, monkeypatch, stop_after):
+    monkeypatch.setattr("xcray.solvers.pdsparse.KEEP_SECONDS", 0.0)
+    X, Y = problem(17, n=150, d=40, k=12)
+    solver = PDSparseSolver(eps=1e-3, max_passes=500)
+    whole, labels = solved(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32)
+    assert whole.records["rounds"].max() > 5
+    local = local_of(solver, X, Y)
+    local.keep = tmp_path
+    saved, write = [], kept.write_table
+    monkeypatch.setattr(
+        kept, "write_table", lambda path, table: saved.append(path) or write(path, table)
+    )
+    with pytest.raises(Stopped):
+        solver.solve(local, labels, lambda: len(saved) >= stop_after)
+    fresh = local_of(solver, X, Y)
+    fresh.keep = tmp_path
+    _, state = kept.Kept(tmp_path / "pdsparse.arrow", 0.0).load()
+    assert state["passes"][0] == stop_after
+    saved.clear()
+    assert_same(solver.solve(fresh, labels), whole)
+    assert (
+        len(saved) == whole.records["rounds"].max() - stop_after
+    )  # where it goes on, and after each pass but the last
+
+
+def test_damaged_kept_dual_is_set_aside(tmp_path, monkeypatch):
+    monkeypatch.setattr("xcray.solvers.pdsparse.KEEP_SECONDS", 0.0)
+    X, Y = problem(18)
+    solver = PDSparseSolver()
+    local, labels = local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32)
+    local.keep = tmp_path
+    whole = solver.solve(local, labels)
+    path = tmp_path / "pdsparse.arrow"
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 8] = b"\x00\x01\x02\x03\x04\x05\x06\x07"
+    path.write_bytes(bytes(content))
+    assert_same(solver.solve(local, labels), whole)
+    assert (tmp_path / "pdsparse.damaged").exists()
+
+
+def test_labels_come_back_in_the_order_asked_for_and_all_are_needed():
+    X, Y = problem(19)
+    solver = PDSparseSolver()
+    local, order = local_of(solver, X, Y), np.array([3, 0, 6, 1, 5, 2, 4], np.int32)
+    turned, straight = solver.solve(local, order), solved(solver, X, Y)
+    np.testing.assert_array_equal(
+        turned.W.to_scipy().toarray(), straight.W.to_scipy().toarray()[order]
+    )
+    np.testing.assert_array_equal(turned.records, straight.records[order])
+    for labels in ([0, 1], [0, 1, 2, 3, 4, 5, 5], [0, 1, 2, 3, 4, 5, 7]):
+        with pytest.raises(ParameterError, match="all labels at once"):
+            solver.solve(local, np.array(labels, np.int32))
+
+
+def test_pruning_drops_what_it_says():
+    X, Y = problem(20)
+    plain, pruned = (
+        solved(PDSparseSolver(tau=2.0), X, Y),
+        solved(PDSparseSolver(tau=2.0, prune=0.1), X, Y),
+    )
+    kept = np.abs(plain.W.data) > 0.1
+    np.testing.assert_array_equal(np.sort(pruned.W.data), np.sort(plain.W.data[kept]))
+    np.testing.assert_array_equal(
+        pruned.records["nnz"] + pruned.records["pruned"], plain.records["nnz"]
+    )
+    np.testing.assert_array_equal(np.diff(plain.W.indptr), plain.records["nnz"])
+
+
+def test_shares_add_up_and_support_counts_samples():
+    X, Y = problem(21, n=80)
+    solver = PDSparseSolver(eps=0.02)
+    block = solved(solver, X, Y)
+    counts = np.diff(Y.indptr)
+    live = (counts > 0) & (counts < Y.n_cols)
+    expected = [
+        sum(1.0 / counts[i] for i in range(80) if live[i] and k in Y.row(i))
+        for k in range(Y.n_cols)
+    ]
+    np.testing.assert_allclose(block.records["null"], expected)
+    assert (block.records["support"] <= 80).all()
+    assert (block.records["support"] >= 1).all()
+    assert (block.records["gap"] >= -1e-9).all()
+
+
+def test_l1_makes_it_sparse():
+    X, Y = problem(22)
+    counts = [solved(PDSparseSolver(lam=lam), X, Y).W.nnz for lam in (0.0, 0.1, 1.0)]
+    assert counts[0] > counts[1] > counts[2]
+
+
+def test_one_task_holds_all_labels():
+    X, Y = problem(23)
+    solver = make_solver("pdsparse", {})
+    terms = solver.cost_terms(X, transpose(X), transpose_pattern(Y))
+    assert terms.shape == (Y.n_cols, len(solver.cost_rates))
+    assert (terms >= 0.0).all()
+    assert SOLVERS["pdsparse"].joint
+    schedule = Scatter(range(Y.n_cols), terms, solver.cost_rates, joint=solver.joint)
+    assert schedule.total_labels == Y.n_cols
+
+
+def test_cost_terms_count_what_they_say():
+    """Two rows of two features and one without labels: by hand."""
+    X = csr_from(np.array([[1, 1, 0], [0, 1, 1], [1, 0, 0]], np.float32))
+    Y = pattern_from(np.array([[1, 1, 0], [0, 1, 0], [0, 0, 0]], np.float32))
+    terms = PDSparseSolver(growth=1, inner=5).cost_terms(X, transpose(X), transpose_pattern(Y))
+    np.testing.assert_allclose(terms, [[2.0, 7.0], [2.0 + 3.0, 7.0 + 14.0], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("given", "mend"),
+    [
+        ({"lam": -1}, "at least 0"),
+        ({"tau": 0}, "greater than 0"),
+        ({"growth": 0}, "at least 1"),
+        ({"sample": 1.5}, "at most 1"),
+        ({"inner": 0.5}, "whole number"),
+    ],
+)
+def test_bad_parameters_are_refused(given, mend):
+    with pytest.raises(ParameterError, match=mend):
+        PDSparseSolver(**given)

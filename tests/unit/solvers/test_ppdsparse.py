@@ -1,0 +1,267 @@
+"""PPDSparse against a naive twin, LIBLINEAR, the optimality conditions, and its own certificate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from sklearn.svm import LinearSVC
+
+from tests.naive import ppdsparse as naive
+from tests.support.ppdsparse_problems import local_of, problem, signs, solved
+from xcray.arrays import csr, csr_from, frozen, pattern, pattern_from
+from xcray.errors import ParameterError, Stopped
+from xcray.kernels.sparse import transpose
+from xcray.solvers import make_solver, parameter_table
+from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.solved_labels import merge
+
+
+@pytest.mark.parametrize(
+    ("lam", "tau", "C"),
+    [(0.01, 1.0, 1.0), (0.5, 1.0, 1.0), (0.0, 1.0, 1.0), (0.05, 0.1, 10.0), (0.02, 3.0, 0.05)],
+)
+def test_objective_equals_the_naive_twins(lam, tau, C):
+    X, Y = problem(1)
+    block = solved(PPDSparseSolver(lam=lam, tau=tau, C=C, eps=1e-7), X, Y)
+    dense = X.to_scipy().toarray().astype(float)
+    for label in range(Y.n_cols):
+        y = signs(Y, label)
+        w, b, best = naive.solve_squared_hinge(dense, y, lam, tau, C)
+        record = block.records[label]
+        scale = max(naive.null_objective(y, tau, C), 1e-9)
+        assert record["primal"] >= best - 1e-7 * scale
+        assert record["primal"] <= best + 1e-5 * scale
+        assert record["dual"] <= best + 1e-7 * scale
+        if record[
+            "positives"
+        ]:  # tau/2 |(w, b) - best|^2 <= gap, for the primal is tau-strongly convex
+            distance = np.linalg.norm(
+                np.append(block.W.to_scipy().toarray()[label] - w, block.bias[label] - b)
+            )
+            assert distance <= np.sqrt(2.0 * record["gap"] / tau) + 2e-4
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
+@pytest.mark.parametrize("eps", [0.1, 0.01, 0.001])
+def test_certificate_is_true(loss, eps):
+    """The primal is that of the exported weights over all rows, recomputed; the gap is at most what was asked for."""
+    X, Y = problem(2, n=300, k=12)
+    solver = PPDSparseSolver(loss=loss, eps=eps)
+    block = solved(solver, X, Y)
+    dense, W = X.to_scipy().toarray().astype(float), block.W.to_scipy().toarray().astype(float)
+    for label in range(Y.n_cols):
+        y, record = signs(Y, label), block.records[label]
+        value = naive.primal(
+            W[label], block.bias[label], dense, y, solver.lam, solver.tau, solver.C, loss
+        )
+        assert value == pytest.approx(record["primal"], rel=1e-5)
+        assert record["null"] == pytest.approx(
+            naive.null_objective(y, solver.tau, solver.C, loss), rel=1e-4
+        )
+        assert 0.0 <= record["gap"] + 1e-9 * record["null"]
+        assert record["gap"] <= eps * record["null"]
+        assert (
+            record["null"] <= solver.C * X.n_rows + 1e-9
+        )  # so the paper-wide criterion, eps times the primal at zero, holds too
+
+
+def test_optimality_conditions_hold_at_a_tight_gap():
+    """tau w + lam sign(w) = sum alpha y x where w is not zero, at most lam in size where it is (paper, eq. 7, squared hinge)."""
+    X, Y = problem(3)
+    solver = PPDSparseSolver(lam=0.05, eps=1e-9, max_sweeps=200)
+    block = solved(solver, X, Y)
+    dense, W = X.to_scipy().toarray().astype(float), block.W.to_scipy().toarray().astype(float)
+    for label in np.flatnonzero(block.records["positives"]):
+        y = signs(Y, label)
+        alpha = 2.0 * solver.C * np.maximum(1.0 - y * (dense @ W[label] + block.bias[label]), 0.0)
+        v, w = dense.T @ (alpha * y), W[label]
+        assert (
+            np.abs(v[w != 0] - solver.tau * w[w != 0] - solver.lam * np.sign(w[w != 0])).max(
+                initial=0.0
+            )
+            < 2e-3
+        )
+        assert np.abs(v[w == 0]).max(initial=0.0) < solver.lam + 2e-3
+        assert (alpha * y).sum() == pytest.approx(solver.tau * block.bias[label], abs=2e-3)
+
+
+def test_objective_equals_liblinear_without_l1():
+    """LIBLINEAR's squared hinge with intercept_scaling 1 is this problem at lam = 0, tau = 1."""
+    X, Y = problem(4, n=400, d=80)
+    block = solved(PPDSparseSolver(lam=0.0, eps=1e-6), X, Y)
+    for label in range(Y.n_cols):
+        y = signs(Y, label)
+        peer = LinearSVC(C=1.0, tol=1e-8, max_iter=100_000, random_state=0).fit(X.to_scipy(), y)
+        theirs = naive.primal(
+            peer.coef_[0], peer.intercept_[0], X.to_scipy().toarray(), y, 0.0, 1.0, 1.0
+        )
+        assert block.records[label]["primal"] == pytest.approx(theirs, rel=1e-4)
+
+
+def test_rows_that_share_no_feature_with_w_are_not_forgotten():
+    """The trap of a search through postings only: 5,000 negatives without any common feature must hold the bias down."""
+    rng = np.random.default_rng(5)
+    n, d = 5_000, 400
+    columns = np.concatenate([[0, 1, 2], rng.integers(3, d, n)])
+    X = csr_from(sp.csr_matrix((np.ones(n + 3), (np.arange(n + 3), columns)), shape=(n + 3, d)))
+    Y = pattern_from(sp.csr_matrix((np.ones(3), ([0, 1, 2], [0, 0, 0])), shape=(n + 3, 1)))
+    solver = PPDSparseSolver(lam=0.5, eps=0.001)
+    block = solved(solver, X, Y)
+    y = signs(Y, 0)
+    _, _, best = naive.solve_squared_hinge(X.to_scipy().toarray().astype(float), y, 0.5, 1.0, 1.0)
+    assert block.bias[0] < -0.99
+    assert block.records["primal"][0] <= best * 1.002
+
+
+def test_labels_without_positives_and_without_negatives():
+    X, _ = problem(6)
+    Y = pattern_from(np.stack([np.zeros(X.n_rows), np.ones(X.n_rows)], axis=1))
+    block = solved(PPDSparseSolver(eps=1e-4), X, Y)
+    assert block.bias[0] == -1.0
+    assert block.W.row(0)[0].size == 0
+    assert block.records["gap"][0] == pytest.approx(0.5 - block.records["null"][0])
+    _, _, best = naive.solve_squared_hinge(
+        X.to_scipy().toarray().astype(float), np.ones(X.n_rows), 0.01, 1.0, 1.0
+    )
+    assert block.records["primal"][1] == pytest.approx(best, rel=1e-3)
+
+
+def test_empty_rows_and_a_positive_without_features():
+    X = csr_from(sp.csr_matrix(np.array([[0, 0], [1, 0], [0, 1], [0, 0]], np.float32)))
+    Y = pattern_from(np.array([[1], [0], [1], [0]]))
+    block = solved(PPDSparseSolver(eps=1e-6), X, Y)
+    _, _, best = naive.solve_squared_hinge(
+        X.to_scipy().toarray().astype(float), signs(Y, 0), 0.01, 1.0, 1.0
+    )
+    assert block.records["primal"][0] == pytest.approx(best, rel=1e-5)
+
+
+def test_bits_do_not_depend_on_order_batches_or_neighbours():
+    X, Y = problem(7, k=12)
+    solver = PPDSparseSolver()
+    whole = solved(solver, X, Y)
+    local = local_of(solver, X, Y)
+    order = np.random.default_rng(0).permutation(12).astype(np.int32)
+    pieces = [
+        solver.solve(local, order[:1]),
+        solver.solve(local, order[1:7]),
+        solver.solve(local.sibling(), order[7:]),
+    ]
+    assert merge(pieces, 12, X.n_cols).digest() == whole.digest()
+
+
+def test_bits_do_not_depend_on_the_slices(monkeypatch):
+    """A class interrupted in the middle of sweeps and scoring passes goes on as if nothing had been."""
+    X, Y = problem(8)
+    solver = PPDSparseSolver(eps=1e-4)
+    whole = solved(solver, X, Y)
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 37)
+    monkeypatch.setattr("xcray.solvers.ppdsparse.FIRST_ROOM", 1)
+    looks = []
+    sliced = solver.solve(
+        local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32), lambda: bool(looks.append(1))
+    )
+    assert len(looks) > 100
+    assert sliced.digest() == whole.digest()
+
+
+def test_another_seed_gives_other_bits_and_the_same_objective():
+    X, Y = problem(9)
+    a, b = (solved(PPDSparseSolver(seed=seed, eps=1e-4), X, Y) for seed in (0, 1))
+    assert a.digest() != b.digest()
+    assert a.records["primal"] == pytest.approx(b.records["primal"], rel=1e-3)
+
+
+def test_stop_between_slices_leaves_a_usable_worker(monkeypatch):
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 50)
+    X, Y = problem(10)
+    solver = PPDSparseSolver()
+    local = local_of(solver, X, Y)
+    answers = iter([False, False, True])
+    with pytest.raises(Stopped):
+        solver.solve(local, np.arange(Y.n_cols, dtype=np.int32), lambda: next(answers))
+    again = solver.solve(local, np.arange(Y.n_cols, dtype=np.int32))
+    assert again.digest() == solved(solver, X, Y).digest()
+
+
+def test_a_class_that_runs_out_of_rounds_says_so():
+    X, Y = problem(12)
+    block = solved(PPDSparseSolver(eps=1e-6, max_rounds=1), X, Y)
+    assert (block.records["gap"] > 1e-6 * block.records["null"]).any()
+
+
+def test_l1_makes_weights_sparse():
+    X, Y = problem(13)
+    counts = [solved(PPDSparseSolver(lam=lam), X, Y).W.nnz for lam in (0.0, 0.1, 1.0)]
+    assert counts[0] > counts[1] > counts[2]
+
+
+def test_costs_rank_classes_by_work():
+    X, Y = problem(14, n=600, d=300, k=30)
+    solver = PPDSparseSolver()
+    local = local_of(solver, X, Y)
+    terms = solver.cost_terms(local.problem.X, local.problem.XT, local.problem.YT)
+    costs = terms @ solver.cost_rates
+    work = solved(solver, X, Y).records["work"].astype(float)
+    assert terms.shape == (30, len(solver.cost_rates))
+    assert (terms >= 0.0).all()
+    assert np.corrcoef(np.argsort(np.argsort(costs)), np.argsort(np.argsort(work)))[0, 1] > 0.5
+
+
+def test_cost_terms_count_what_they_say():
+    """Four samples, the last two rows empty: by hand, and the same in chunks of one row."""
+    X = csr([0, 2, 3, 3, 3], [0, 1, 1], [1.0, 1.0, 1.0], 2)
+    XT, YT = transpose(X), pattern([0, 1, 3, 3], [0, 1, 2], 4)
+    solver = PPDSparseSolver(max_sweeps=3, growth=5)
+    terms = solver.cost_terms(X, XT, YT)
+    scored = 3.0 * (1.0 - np.exp([-(1 + 2) / 3.0, -2 / 3.0, 0.0]))
+    np.testing.assert_allclose(terms, np.stack([[4.0] * 3, scored, [30.0, 15.0, 0.0]], axis=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xcray.solvers.ppdsparse.CHUNK", 1)
+        np.testing.assert_array_equal(solver.cost_terms(X, XT, YT), terms)
+
+
+@pytest.mark.parametrize(
+    ("given", "mend"),
+    [
+        ({"lam": -1}, "lam must be at least 0.0"),
+        ({"C": 0}, "C must be greater than 0.0"),
+        ({"loss": "logistic"}, "loss must be one of squared_hinge, hinge"),
+        ({"max_rounds": 1.5}, "max_rounds must be a whole number"),
+        ({"eps": float("nan")}, "eps must be finite"),
+        ({"lamda": 0.1}, "did you mean 'lam'"),
+        ({"C": "ten"}, "C must be a float"),
+        ({"lam": True}, "lam must be a number"),
+    ],
+)
+def test_bad_parameters_name_the_mend(given, mend):
+    with pytest.raises(ParameterError) as caught:
+        make_solver("ppdsparse", given)
+    assert mend in str(caught.value)
+
+
+def test_parameters_from_strings_and_their_table():
+    assert make_solver("ppdsparse", {"lam": "0.1", "max_rounds": "7"}).max_rounds == 7
+    assert {row["name"] for row in parameter_table("ppdsparse")} >= {"lam", "tau", "C", "eps"}
+    with pytest.raises(ParameterError):
+        make_solver("svm", {})
+
+
+def test_arrays_given_as_writable_compile_nothing_new():
+    """Read-only arrays are a law: a second call with other data must not add a signature to the kernel.
+
+    There is one for scores in single precision, and one for a tight eps.
+    """
+    from xcray.kernels.training import ppdsparse as kernel
+
+    X, Y = problem(15)
+    for eps in (0.01, 1e-5):
+        solved(PPDSparseSolver(eps=eps), X, Y)
+    before = len(kernel.advance.signatures)
+    solved(PPDSparseSolver(loss="hinge", positives="propensity", prune_keep=3), *problem(16))
+    local = local_of(PPDSparseSolver(), X, Y)
+    block = PPDSparseSolver().solve(local, np.array([1], np.int64), keep_duals=True)
+    PPDSparseSolver(C=2.0).solve(local, np.array([1], np.int64), start=block.duals)
+    assert len(kernel.advance.signatures) == before == 2
+    assert frozen(np.zeros(3), np.float64).flags.writeable is False

@@ -1,0 +1,165 @@
+"""The doors of a Ray cluster: a training as a submitted job that is stopped and goes on, the service as a Ray Serve application."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+from ray.job_submission import JobSubmissionClient
+
+from tests.support.live_service import client_of, publish, settings_for
+from xcray.data.dataset import Dataset
+from xcray.jobs.home import Home
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.tokens import new_token
+from xcray.model.objectstore.client import Place
+from xcray.model.objectstore.pull import pull_into
+from xcray.model.objectstore.remote_registry import versions
+from xcray.model.registry import Registry
+from xcray.service.app import create_app
+from xcray.service.ray_serve import application, settings_of
+from xcray.workers.ray.local_cluster import ClusterInfo, LocalCluster, connect
+from xcray.workers.ray.session import free_port
+
+PATIENCE = 600.0  # seconds: kernels may have to be compiled, on a slow machine
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterInfo]:
+    """A Ray of our own with a dashboard and token authentication."""
+    with tempfile.TemporaryDirectory(prefix="xr-") as folder:
+        kept = LocalCluster(folder, num_cpus=2, object_store_memory=100 << 20, grace=10 * PATIENCE)
+        try:
+            yield kept.ensure(PATIENCE)
+        finally:
+            kept.stop()
+
+
+def ended(client: Any, job: str) -> str:
+    """How a job has ended."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        status = str(client.get_job_status(job))
+        if status in ("SUCCEEDED", "FAILED", "STOPPED"):
+            return status
+        time.sleep(0.1)
+    raise AssertionError(client.get_job_logs(job))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(
+    cluster: ClusterInfo, tiny: Dataset, tmp_path: Path
+) -> None:
+    out, store, run_dir = tmp_path / "news", f"file://{tmp_path / 'store'}", tmp_path / "run"
+    words = [
+        sys.executable,
+        "-m",
+        "xcray",
+        "train",
+        str(tiny.path),
+        "--pool",
+        "ray",
+        "--ray-address",
+        "auto",
+        "--workers",
+        "1",
+    ]
+    words += ["--run-dir", str(run_dir), "--out", str(out), "--resume", "--push", store]
+    client = JobSubmissionClient(cluster.dashboard, headers=cluster.headers)
+    client.submit_job(entrypoint=shlex.join(words), submission_id="first")
+    until = time.monotonic() + PATIENCE
+    while not run_dir.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    client.stop_job("first")
+    assert ended(client, "first") in (
+        "STOPPED",
+        "SUCCEEDED",
+    )  # the latter where it was quicker than the stop
+    client.submit_job(entrypoint=shlex.join(words), submission_id="second")
+    assert ended(client, "second") == "SUCCEEDED", client.get_job_logs("second")
+    (remote,) = versions(Place.at(store) / "news")
+    client.submit_job(entrypoint=shlex.join(words), submission_id="third")
+    client.submit_job(entrypoint=shlex.join([*words, "-p", "lam=0.5"]), submission_id="fourth")
+    assert ended(client, "third") == "SUCCEEDED", client.get_job_logs("third")
+    assert "nothing is left to train" in client.get_job_logs("third")
+    assert versions(Place.at(store) / "news") == [remote]
+    assert ended(client, "fourth") == "FAILED"
+    assert "exit code 1" in client.get_job_info("fourth").message
+    assert pull_into(tmp_path / "pulled", f"{store}/news").sha256
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_serve_answers_with_the_same_bytes(
+    cluster: ClusterInfo, tmp_path: Path, own_home: Path
+) -> None:
+    home = Home(own_home)
+    publish(Registry(home.models), "news", tmp_path / "staged")
+    made = new_token()
+    with closing(JobStore(home.store_url)) as store:
+        store.add_key("default", "reader", ["predict"], made.digest, key_id=made.key_id)
+    port = free_port()
+    args = {
+        "home": str(own_home),
+        "preload": ["news"],
+        "disk_reserve_bytes": 0,
+        "allowed_hosts": ["127.0.0.1"],
+    }
+    body = {"instances": [{"text": "read a csv file"}, {"text": "open a socket"}], "top_k": 3}
+    headers = {"Authorization": f"Bearer {made.token}"}
+
+    def asked(client: httpx.Client) -> list[tuple[int, bytes]]:
+        answers = [
+            client.post("/v1/models/news:predict", json=body, headers=headers),
+            client.post("/v1/models/news:predict", json=body),
+        ]
+        answers.append(client.post("/v1/models/nws:predict", json=body, headers=headers))
+        answers.append(
+            client.post("/v1/models/news:predict", json={"instances": []}, headers=headers)
+        )
+        return [
+            (
+                answer.status_code,
+                answer.content.replace(answer.headers.get("x-request-id", "-").encode(), b"-"),
+            )
+            for answer in answers
+        ]
+
+    with client_of(create_app(settings_for(**{**args, "home": own_home}))) as client:
+        plain = asked(client)
+    with connect(cluster.address, token_path=cluster.token_path):
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            serve.run(application(args), name="xcray", route_prefix="/")
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE
+            ) as client:
+                until = (
+                    time.monotonic() + PATIENCE
+                )  # checks that take a moment count as they were found last
+                while client.get("/readyz").status_code != 200:
+                    assert time.monotonic() < until, client.get("/readyz").text
+                    time.sleep(0.1)
+                served = asked(client)
+        finally:
+            serve.shutdown()
+    assert [status for status, _ in served] == [200, 401, 404, 422]
+    assert served[0] == plain[0]
+    assert [status for status, _ in plain] == [200, 401, 404, 422]
+
+
+def test_a_replica_is_closed_without_keys(own_home: Path) -> None:
+    settings = settings_of({"home": own_home})
+    assert not settings.admits_all
+    with pytest.raises(ValueError, match="preload"):
+        application({"preload": 3})

@@ -1,0 +1,464 @@
+"""xcray's own local Ray: started once, shared, sealed by a token, ended whole. Each test ends only what it started."""
+
+import fcntl
+import inspect
+import math
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import create_autospec
+
+import pytest
+
+from tests.support import missing_tools as without
+from xcray.errors import Unavailable
+from xcray.storage.atomic import read_json, write_json
+from xcray.system.processes import descendants
+from xcray.workers.ray import local_cluster as ray_cluster
+from xcray.workers.ray import local_daemon as ray_keeper
+from xcray.workers.ray import session as ray_session
+from xcray.workers.ray.local_cluster import ClusterInfo, LocalCluster, connect, local_ray
+from xcray.workers.ray.session import (
+    auth_environment,
+    free_port,
+    reachable,
+    set_environment,
+    short_root,
+    write_token,
+)
+
+pytestmark = pytest.mark.ray
+SMALL = {"num_cpus": 1, "object_store_memory": 100 << 20}
+DEFAULTS = (Path("/tmp/ray"), Path.home() / ".ray")
+
+
+def marks():
+    """What may not change: Ray's default folders."""
+    return [(path.exists(), path.stat().st_mtime_ns if path.exists() else 0) for path in DEFAULTS]
+
+
+def settings_():
+    """The environment, but for a mark that importing Ray leaves."""
+    return {name: value for name, value in os.environ.items() if name != "RAY_CLIENT_MODE"}
+
+
+def gone(pids, seconds=120.0):
+    """Wait for the end of processes; those that are left."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def alive(pid):
+    return pid in {each for each, _ in ray_keeper._processes()}
+
+
+def root_of(directory):
+    return Path(ray_cluster_file(directory)["root"])
+
+
+def ray_cluster_file(directory):
+    return read_json(directory / "ray.json")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("own") / "ray"
+
+
+@pytest.fixture(scope="module")
+def before():
+    return marks()
+
+
+@pytest.fixture(scope="module")
+def cluster(directory, before):
+    """A cluster that was asked for by a process which has been killed since."""
+    asker = subprocess.Popen([sys.executable, "-c", ASKER, str(directory)], start_new_session=True)
+    cluster = LocalCluster(directory, **SMALL)
+    deadline = time.monotonic() + 300
+    while not (directory / "asked").exists():
+        assert asker.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(asker.pid, signal.SIGKILL)
+    asker.wait()
+    yield cluster
+    cluster.stop()
+
+
+ASKER = """
+import sys, time
+from pathlib import Path
+from xcray.workers.ray.local_cluster import LocalCluster
+LocalCluster(sys.argv[1], num_cpus=1, object_store_memory=100 << 20).ensure()
+Path(sys.argv[1], "asked").touch()
+time.sleep(600)
+"""
+
+
+def get(url, headers=None):
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers or {}), timeout=60
+        ) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_it_outlives_the_process_that_asked_for_it_and_is_found_again(cluster, directory):
+    info = cluster.ensure()
+    assert info == LocalCluster(directory).info() == LocalCluster(directory).ensure()
+    assert alive(info.pid)
+    assert reachable(info.address)
+
+
+def test_only_the_bearer_of_the_token_gets_in(cluster):
+    info = cluster.ensure()
+    jobs = f"{info.dashboard}/api/jobs/"
+    assert [get(jobs), get(jobs, {"Authorization": "Bearer wrong"}), get(jobs, info.headers)] == [
+        401,
+        403,
+        200,
+    ]
+
+
+def test_the_token_is_in_one_file_of_its_owner_and_shown_nowhere(cluster, directory):
+    info = cluster.ensure()
+    token = info.token_path.read_text()
+    assert len(token) == 64
+    assert stat.S_IMODE(info.token_path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(root_of(directory).stat().st_mode) == 0o700
+    commands = [ray_keeper._command_line(pid).decode() for pid, _ in ray_keeper._processes()]
+    assert any("gcs_server" in command for command in commands)
+    files = [path for path in directory.iterdir() if path != info.token_path]
+    shown = [path.read_text(errors="replace") for path in files]
+    assert not any(token in text for text in [*commands, repr(info), str(info.environment), *shown])
+
+
+def test_the_dashboard_listens_on_the_loopback_interface_only(cluster):
+    assert cluster.ensure().dashboard.startswith("http://127.0.0.1:")
+
+
+def test_a_driver_joins_by_address_and_leaves_it_running(cluster):
+    info = cluster.ensure()
+    handler = signal.getsignal(signal.SIGTERM)
+    environment = settings_()
+    with connect(info.address, token_path=info.token_path):
+        import ray
+
+        assert ray.get_runtime_context().namespace == "xcray"
+        assert ray.get(ray.remote(lambda: 6 * 7).remote(), timeout=300) == 42
+        assert signal.getsignal(signal.SIGTERM) is handler
+    assert settings_() == environment
+    assert not ray.is_initialized()
+    assert alive(info.pid)
+
+
+def test_a_driver_with_another_token_is_refused(cluster, tmp_path):
+    info = cluster.ensure()
+    write_token(tmp_path / "token")
+    program = (
+        "import sys; from xcray.workers.ray.local_cluster import connect\n"
+        "with connect(sys.argv[1], token_path=sys.argv[2]): print('in')\n"
+    )
+    reply = subprocess.run(
+        [sys.executable, "-c", program, info.address, str(tmp_path / "token")],
+        capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "RAY_NUM_REDIS_GET_RETRIES": "1"},  # Ray tries twenty times, a second apart
+    )  # fmt: skip
+    assert reply.returncode != 0
+    assert "did not let us in" in reply.stderr
+    assert "in" not in reply.stdout.split()
+
+
+def test_a_job_is_seen_under_its_name(cluster):
+    from ray.job_submission import JobSubmissionClient
+
+    info = cluster.ensure()
+    before = settings_()
+    client = JobSubmissionClient(info.dashboard, headers=info.headers)
+    client.submit_job(entrypoint=f"{sys.executable} -c pass", submission_id="xcray-pydocs-job_1-a1")
+    deadline = time.monotonic() + 300
+    while client.get_job_status("xcray-pydocs-job_1-a1") not in ("SUCCEEDED", "FAILED"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert client.get_job_status("xcray-pydocs-job_1-a1") == "SUCCEEDED"
+    assert settings_() == before
+
+
+def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, before):
+    info = cluster.ensure()
+    with connect(info.address, token_path=info.token_path):
+        import ray
+
+        pid = ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=300)
+        pids = [info.pid, *descendants(info.pid)]
+        assert pid in pids
+        root = root_of(directory)
+    bystander = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)  # xcray ray"]
+    )
+    cluster.stop()
+    assert gone(pids, 10.0) == []
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+    assert not root.exists()
+    assert not (directory / "ray.json").exists()
+    assert not (directory / "token").exists()
+    assert cluster.info() is None
+    cluster.stop()  # nothing there: nothing happens
+    assert marks() == before
+
+
+def test_a_killed_keeper_takes_its_ray_along_and_the_next_one_clears_up(tmp_path):
+    cluster = LocalCluster(tmp_path / "ray", **SMALL)
+    try:
+        first = cluster.ensure()
+        pids, root = [first.pid, *descendants(first.pid)], root_of(tmp_path / "ray")
+        os.kill(first.pid, signal.SIGKILL)
+        assert gone(pids) == []
+        assert cluster.info() is None
+        assert root.exists()
+        second = cluster.ensure()
+        assert second.pid != first.pid
+        assert not root.exists()
+    finally:
+        cluster.stop()
+
+
+def test_a_ray_that_nobody_wants_any_more_is_ended(tmp_path, monkeypatch):
+    """A hundred seconds of the keeper's own clock after the last touch, however long ago the first was."""
+    clock, wanted, turns = [0.0], tmp_path / "wanted", []
+
+    def sleep(_seconds):
+        clock[0] += 40.0
+        turns.append(clock[0])
+        if len(turns) <= 5:
+            wanted.touch()
+            os.utime(wanted, ns=(len(turns), len(turns)))
+
+    monkeypatch.setattr(
+        ray_keeper, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    )
+    monkeypatch.setattr(ray_keeper, "_reap", lambda _but: None)  # our own children are none of its
+    keeper = ray_keeper.Keeper(tmp_path, 1, 1, grace=100.0)
+    keeper.root.rmdir()
+    keeper.ray = SimpleNamespace(poll=lambda: None, pid=0)
+    assert keeper.watch() == 0
+    assert turns[-1] == 320.0
+    keeper.ray.poll = lambda: -9
+    assert keeper.watch() == 1
+
+
+def test_a_ray_that_is_slow_to_come_is_ended_and_begun_again(monkeypatch, tmp_path):
+    """On a busy machine the thirty seconds that Ray allows itself may not do."""
+    from ray._private import node
+
+    assert ray_session.SLOW in inspect.getsource(node.Node.__init__)
+    ended, held = [], list("ab")
+
+    class Half:
+        """A node whose start fails, and which has processes by then."""
+
+        def __init__(self):
+            raise Exception(f"The current node {ray_session.SLOW}.")
+
+        kill_all_processes = create_autospec(
+            node.Node.kill_all_processes, side_effect=lambda self, **how: ended.append(self)
+        )
+
+    monkeypatch.setattr(Half, "__module__", node.__name__)
+    assert ray_session.patiently(lambda: Half() if len(ended) < 2 else "up") == "up"
+    with pytest.raises(Unavailable, match="busy") as caught:
+        ray_session.patiently(Half)
+    assert (caught.value.code, len(ended)) == ("RAY_START", 2 + ray_session.STARTS)
+    with pytest.raises(IndexError):
+        ray_session.patiently(lambda: held.pop(9))  # anything else is no matter of patience
+    monkeypatch.setattr(ray_keeper, "descendants", lambda _pid: [])
+    keeper = ray_keeper.Keeper(tmp_path, 1, 1, grace=1.0)
+    keeper.root.rmdir()
+    keeper.ray = SimpleNamespace(poll=lambda: 1, returncode=1)
+    (tmp_path / "ray.log").write_text(f"Exception: The current node {ray_session.SLOW}.")
+    assert keeper._wait(1, tmp_path / "token", math.inf) == ""
+    (tmp_path / "ray.log").write_text("no such option")
+    with pytest.raises(Unavailable, match="ended at its start"):
+        keeper._wait(1, tmp_path / "token", math.inf)
+    answers = iter(["", "", "127.0.0.1:1"])
+    monkeypatch.setattr(keeper, "_wait", lambda *_: next(answers))
+    begun = SimpleNamespace(Popen=lambda *_, **__: ended.append("ray"), DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(ray_keeper, "subprocess", begun)
+    keeper.start(60.0)
+    assert ended[-3:] == ["ray"] * 3
+    assert ray_cluster_file(tmp_path)["address"] == "127.0.0.1:1"
+
+
+def test_a_ray_of_ones_own_ends_with_the_block(before):
+    import ray
+
+    environment, mine = settings_(), set(descendants(os.getpid()))
+    with local_ray(num_cpus=1, object_store_memory=100 << 20) as address:
+        assert reachable(address)
+        assert ray.get(ray.remote(lambda: 1).remote(), timeout=300) == 1
+        started = set(descendants(os.getpid())) - mine
+        root = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    assert gone(started) == []
+    assert not root.exists()
+    assert settings_() == environment
+    assert marks() == before
+
+
+def test_a_port_is_free_given_once_and_none_of_those_that_the_system_deals_out(monkeypatch):
+    given = [free_port() for _ in range(20)]
+    assert len(set(given)) == 20
+    ranges = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first, last = map(int, ranges.read_text().split()) if ranges.exists() else (49_152, 65_535)
+    assert (
+        not [port for port in given if first <= port <= last] or first < ray_session.QUIET_PORTS[-1]
+    )  # as a system was told to
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port := free_port()))
+        monkeypatch.setattr(ray_session, "_PORTS", count(port - ray_session.QUIET_PORTS[0]))
+        assert free_port() != port
+
+
+def test_nothing_listening_is_said_at_once():
+    with pytest.raises(Unavailable, match="no Ray answers at 127") as caught:
+        with connect(f"127.0.0.1:{free_port()}"):
+            pass
+    assert caught.value.code == "RAY_UNREACHABLE"
+
+
+def test_a_start_that_fails_says_why(tmp_path):
+    cluster = LocalCluster(
+        tmp_path / "ray", num_cpus=1, object_store_memory=1
+    )  # Ray refuses such a small store
+    with pytest.raises(Unavailable, match=r"ray\.log") as caught:
+        cluster.ensure()
+    assert caught.value.code == "RAY_START"
+    assert cluster.info() is None
+
+
+KEEPER = """
+import fcntl, sys, time
+lock = open(sys.argv[1], "a")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print(1, flush=True)
+sys.stdin.readline()
+time.sleep(0.3)
+"""
+
+
+def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
+    """As after the death of its head: it has taken its address away and still ends its processes."""
+    cluster, keepers = LocalCluster(tmp_path, **SMALL), []
+
+    def keeper():
+        words = [sys.executable, "-c", KEEPER, str(tmp_path / "keeper.lock")]
+        keepers.append(
+            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        assert keepers[-1].stdout.readline()
+
+    def spawn(_seconds):
+        with open(tmp_path / "keeper.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never two at once
+        keeper()
+        write_json(
+            tmp_path / "ray.json",
+            {"address": "a:1", "dashboard": "d", "token_path": "t", "pid": keepers[-1].pid},
+        )
+
+    monkeypatch.setattr(cluster, "_spawn", spawn)
+    keeper()
+    looks = cluster.info
+    monkeypatch.setattr(
+        cluster, "info", lambda: (keepers[0].stdin.close(), looks())[1]
+    )  # it ends after the first look
+    try:
+        assert cluster.ensure(60).pid == keepers[1].pid
+    finally:
+        for each in keepers:
+            with each:  # closes its pipes: it ends
+                pass
+
+
+def test_who_only_looks_for_a_keeper_keeps_none_from_beginning(tmp_path):
+    look, lock = (os.open(tmp_path / "keeper.lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
+    fcntl.flock(look, fcntl.LOCK_SH)
+    assert not ray_cluster._becomes_keeper(lock, 0.0)
+    threading.Timer(0.2, os.close, (look,)).start()
+    assert ray_cluster._becomes_keeper(lock, 300.0)
+    os.close(lock)
+
+
+def test_a_long_temporary_folder_is_avoided_or_named(monkeypatch, tmp_path):
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(ray_session.tempfile, "gettempdir", lambda: str(long))
+    root = short_root()
+    assert len(str(root)) <= ray_session.LONGEST_ROOT
+    root.rmdir()
+    monkeypatch.setattr(ray_session.os.path, "isdir", lambda _: False)
+    with pytest.raises(Unavailable, match="TMPDIR"):
+        short_root()
+
+
+def test_settings_are_put_back(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    with ray_session.environment(auth_environment("/nowhere/token")):
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+    set_environment({"RAY_AUTH_MODE": None})
+    assert "RAY_AUTH_MODE" not in os.environ
+
+
+def test_descendants_are_found_over_generations_and_both_ways_agree(monkeypatch):
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while len(found := descendants(child.pid)) < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert child.pid in descendants(os.getpid())
+        assert set(found) < set(descendants(os.getpid()))
+        assert (found[0], child.pid) in ray_keeper._processes()
+        if shutil.which("ps"):
+            assert (found[0], child.pid) in ray_keeper._processes_by_ps()
+        else:
+            without.say("ps", "the processes of a machine that has no /proc were not listed")
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert child.pid not in descendants(os.getpid())
+    assert ray_keeper._command_line(child.pid) == b""  # gone, and a small Linux has no `ps` to ask
+    monkeypatch.setenv("PATH", "")
+    assert ray_keeper._command_line(os.getpid())
+    assert ray_keeper._command_line(child.pid) == b""
+
+
+def test_what_is_known_of_a_cluster_holds_no_token(tmp_path):
+    (tmp_path / "token").write_text("secret")
+    info = ClusterInfo("h:1", "http://h:2", tmp_path / "token", 1)
+    assert "secret" not in repr(info)
+    assert info.headers == {"Authorization": "Bearer secret"}
+    assert info.environment["RAY_AUTH_MODE"] == "token"

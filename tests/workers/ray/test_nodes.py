@@ -1,0 +1,148 @@
+"""Several nodes, really run: a training on two raylets, each a node of its own, one of which is killed; a node that comes.
+
+This is the quick form of `python -m benchmarks.cluster.nodes`, a command of its own, in namespaces where they are allowed. Nothing here is
+judged by the clock: workers of the node that stays are held until Ray has noticed what happened to the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cluster.nodes import verdict
+from tests.robustness.faults.stage import allowed
+from tests.support.missing_tools import say
+from xcray.cli.terminal.processes import snapshot
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+ROOT = Path(__file__).parents[3]
+SECONDS = 900  # a hang, whatever the machine is at
+WORDS = (sys.executable, "-m", "benchmarks.cluster.nodes", "--small", "--eps", "1e-5")
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the command found."""
+    if allowed() is None:
+        say(
+            "namespaces",
+            "several nodes were process groups at loopback addresses: killed and added, not cut off",
+        )
+    place = tmp_path_factory.mktemp("nodes") / "found.json"
+    words = [*WORDS, "--parts", "kill", "add", "--json", str(place)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(place.read_text())
+    return found
+
+
+def rows(played: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    """The rows of a part."""
+    return [row for row in played["rows"] if row["part"] == part]
+
+
+def test_a_training_on_two_nodes_outlives_one_of_them_and_has_the_bits_of_an_undisturbed_one(
+    played,
+):
+    (row,) = rows(played, "kill")
+    assert row["same_sha256"]
+    assert (row["lost_labels"], row["doubled_labels"], row["zombie_results_accepted"]) == (0, 0, 0)
+    assert (
+        row["lost_batches"] >= 1
+    )  # the node was at work when it died, and what it was at ran again
+    assert 0.0 < row["repeated_work"] < 1.0
+    assert len({bar[1] for bar in row["chart"]["bars"]}) == 2  # both had worked
+
+
+def test_a_node_that_comes_in_the_middle_and_does_not_see_the_data_gets_both(played):
+    (row,) = rows(played, "add")
+    assert row["sees_data"] == (
+        allowed() is None
+    )  # nodes that are process groups share all folders
+    assert row["same_sha256"]
+    assert row["batches_of_the_new_node"] > 0
+    assert row["up_to_first_batch_seconds"] is not None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"same_sha256": False},
+        {"lost_labels": 1},
+        {"doubled_labels": 1},
+        {"zombie_results_accepted": 1},
+        {"nodes": 2, "nodes_used": 1},
+        {"batches_of_the_new_node": 0},
+    ],
+)
+def test_the_judge_finds_each_broken_promise(broken):
+    assert all(verdict([{"part": "same"}]).values())
+    assert not all(verdict([{"part": "same"}, {"part": "same", **broken}]).values())
+
+
+def test_a_killed_command_leaves_no_process_and_no_folder(tmp_path):
+    """kill -9 of the command while its nodes start; what it began is known by a mark in the environment."""
+    mark = f"xcray-mark-{os.getpid()}-{time.monotonic_ns()}"
+    words = [*WORDS, "--parts", "same", "--json", str(tmp_path / "found.json")]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "FAULTS_MARK": mark}, **quiet)
+    folders = set()
+    try:
+        apart = allowed() is not None
+        until(lambda: any(map(plays, marked(mark))) if apart else len(marked(mark)) >= 3)
+        folders = {folder for pid in marked(mark) for folder in [folder_of(pid)] if folder}
+        assert all(folder.is_dir() for folder in folders)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    until(lambda: not marked(mark))
+    until(lambda: not any(folder.exists() for folder in folders))
+    assert folders or not apart
+
+
+def until(holds: Any) -> None:
+    """Wait for something that must come."""
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+
+
+def marked(mark: str) -> set[int]:
+    """Processes whose environment carries a mark."""
+    return {each.pid for each in snapshot() if mark in environment_of(each.pid)}
+
+
+def environment_of(pid: int) -> str:
+    """The environment that a process began with."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:  # it has ended
+        return ""
+
+
+def plays(pid: int) -> bool:
+    """Whether a process is the one inside the namespaces: it has its folder, and is not `unshare` on the way there any more."""
+    try:
+        begins = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
+    except OSError:  # it has ended
+        return False
+    return begins == os.fsencode(sys.executable) and folder_of(pid) is not None
+
+
+def folder_of(pid: int) -> Path | None:
+    """The folder of the stage that a process plays on."""
+    found = [
+        each.partition("=")[2]
+        for each in environment_of(pid).split("\0")
+        if each.startswith("FAULTS_FOLDER=")
+    ]
+    return Path(found[0]) if found else None

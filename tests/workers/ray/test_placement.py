@@ -1,0 +1,275 @@
+"""Pools on a cluster of several nodes: one node is filled before another, nodes vanish and drain, and no bit changes."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import ray
+
+from benchmarks.cluster.autoscaling import LABEL, Sleeping
+from benchmarks.cluster.ray_store import several_nodes
+from tests.support.rotation_toy import Toy, ToyWork
+from tests.support.rotation_toy import trained as rotated
+from xcray.schedule.autoscaling import Thrift
+from xcray.schedule.label_scheduler import Scatter
+from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.solved_labels import merge
+from xcray.workers.driver import drive
+from xcray.workers.pool import Result, StopFlag
+from xcray.workers.ray import actors as ray_actors
+from xcray.workers.ray import cluster_state as ray_nodes
+from xcray.workers.ray.pool import RayPool
+from xcray.workers.ray.worker_group import RayTeam
+from xcray.workers.solver_task import SolverWork, shared_arrays
+from xcray.workers.timeline import Timeline, read_streams
+
+pytestmark = pytest.mark.ray
+LATER_MS = 60_000  # when a node that drains is to be gone: after the test
+PREEMPTION = 2  # of Ray's DrainNodeReason
+KEPT = []  # nodes that were removed
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes of two CPUs, and the driver's with none."""
+    with several_nodes(2, 2) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def whole(cluster):
+    """What the test before took away is there again, and free."""
+    while len(cluster.worker_nodes) < 2:
+        cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+    until(lambda: ray.available_resources().get("CPU") == 4.0)
+
+
+@pytest.fixture(scope="module")
+def digest(tiny):
+    """Every label, solved here."""
+    t, solver = tiny.train, PPDSparseSolver()
+    return solver.solve(
+        solver.load(t.X, t.XT, t.YT), np.arange(tiny.n_labels, dtype=np.int32)
+    ).digest()
+
+
+def until(condition, seconds: float = 300.0) -> None:
+    """Wait for something that must come."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.05)
+
+
+class Run:
+    """A job on the cluster. act: what happens at the n-th result."""
+
+    def __init__(
+        self,
+        dataset,
+        folder,
+        job: str,
+        workers: int = 2,
+        acts=(),
+        seconds: float = 1.0,
+        thrift: Thrift | None = None,
+    ):
+        solver, t = PPDSparseSolver(), dataset.train
+        costs = solver.cost_terms(t.X, t.XT, t.YT) @ solver.cost_rates
+        self.schedule = Scatter(
+            range(dataset.n_labels),
+            seconds * costs / costs.sum(),
+            batch_seconds=0.01,
+            workers=workers,
+        )
+        work = SolverWork("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
+        self.pool = RayPool(
+            work, workers, nullcontext(), job, lambda: shared_arrays(dataset), thrift=thrift
+        )
+        self.acts, self.results, folder = dict(acts), list[Result](), folder / job
+        folder.mkdir()
+        with Timeline(folder, lambda: self.pool.nodes) as timeline:
+            drive(
+                self.schedule,
+                self.pool,
+                commit=self._commit,
+                stop=StopFlag(),
+                tick=lambda: None,
+                record=timeline.add,
+            )
+        self.rows = read_streams(folder).to_pylist()
+        self.digest = merge(
+            [result.block for result in self.results], dataset.n_labels, dataset.n_features
+        ).digest()
+
+    def _commit(self, result: Result) -> None:
+        """A result; now and then something happens."""
+        self.results.append(result)
+        act = self.acts.pop(len(self.results), None)
+        if act is not None:
+            act(self)
+
+    def node_of(self, worker: str) -> str:
+        """Identity of a worker's node, as the timeline shows it."""
+        return self.pool.nodes[worker].split("/")[1]
+
+    def linger(self, enough) -> None:
+        """Let the job last until something is so: what the cluster tells comes with every wait."""
+        ends = time.monotonic() + 300
+        held = self.pool.wait
+
+        def wait(seconds: float):
+            found = held(seconds)
+            if not enough() and time.monotonic() < ends:
+                found = [
+                    each for each in found if not isinstance(each, Result) or kept.append(each)
+                ]
+            else:
+                self.pool.wait = held
+                found = kept + found
+            return found
+
+        kept: list[Result] = []
+        self.pool.wait = wait
+
+
+def node_named(cluster, short: str):
+    """A node of the cluster; kept, for Python warns of processes whose owner forgot them before they ended."""
+    KEPT.append(next(node for node in cluster.worker_nodes if node.node_id.startswith(short)))
+    return KEPT[-1]
+
+
+def test_the_head_tells_what_is_read_of_it(cluster):
+    """What has no public door in Ray, in the form that `ray_nodes` reads; see also test_ray_doors."""
+    told = ray_nodes.told_by_head()
+    alive = {node["NodeID"]: node for node in told.nodes if node["Alive"]}
+    assert len(alive) == 3
+    assert told.draining == {}
+    assert alive.keys() == told.free.keys()
+    assert (
+        sum(free.get("CPU", 0.0) for free in told.free.values()) == 4.0 == ray_nodes.cores_there()
+    )
+    assert all(node.keys() >= {"NodeManagerAddress", "Resources"} for node in alive.values())
+    assert all({"memory", "object_store_memory"} <= free.keys() for free in told.free.values())
+
+
+@pytest.mark.parametrize(("workers", "nodes"), [(2, 1), (4, 2)])
+def test_a_node_is_filled_before_another_is_opened_and_bits_are_the_same(
+    tiny, tmp_path, digest, workers, nodes
+):
+    run = Run(
+        tiny,
+        tmp_path,
+        f"w{workers}",
+        workers,
+        acts={1: lambda run: run.linger(lambda: len(run.pool.nodes) == workers)},
+    )
+    assert run.digest == digest
+    assert len(run.pool.nodes) == workers
+    assert len(set(run.pool.nodes.values())) == nodes
+    assert {(row["worker"], row["node"]) for row in run.rows} <= set(run.pool.nodes.items())
+
+
+def test_a_node_that_drains_ends_its_batches_and_others_go_on(cluster, tiny, tmp_path, digest):
+    drained = []
+
+    def drain(run: Run) -> None:
+        drained.append(node_named(cluster, run.node_of("worker-0")).node_id)
+        client = ray._private.worker.global_worker.gcs_client
+        until_ms = int(time.time() * 1000) + LATER_MS
+        assert client.drain_node(drained[0], PREEMPTION, "spot", until_ms)[0]
+        until(lambda: ray_nodes.told_by_head().draining == {drained[0]: until_ms})
+        assert ray_nodes.cores_there() == 2
+        run.linger(lambda: {"worker-2", "worker-3"} <= run.pool.nodes.keys())
+
+    run = Run(tiny, tmp_path, "drained", acts={2: drain})
+    assert run.digest == digest
+    assert run.pool.muster().lost == 0
+    assert not [row for row in run.rows if row["outcome"] == "lost"]
+    assert {run.node_of(worker) for worker in ("worker-0", "worker-1")} == {drained[0][:12]}
+    assert drained[0][:12] not in {run.node_of(worker) for worker in ("worker-2", "worker-3")}
+    cluster.remove_node(node_named(cluster, drained[0]), allow_graceful=False)
+
+
+def test_what_goes_round_leaves_a_node_that_drains_before_it_goes(cluster, tmp_path):
+    """Two workers on one node of two, and two on the other; one of the nodes is told to go soon. No bit changes, nobody is lost,
+    and what the node held was elsewhere before it went."""
+    work, said, drained, last = (
+        ToyWork(Toy(pause=0.01)),
+        list[str](),
+        list[str](),
+        dict[str, set[str]](),
+    )
+    alone = rotated(tmp_path / "alone", "serial", 1)
+    team = RayTeam(work, 4, nullcontext(), "round")
+
+    def tell(standing) -> None:
+        said.extend([standing.note] if standing.note else [])
+        if not drained and standing.epoch > 2.2:
+            drained.append(node_named(cluster, team.nodes["worker-0"].split("/")[1]).node_id)
+            client = ray._private.worker.global_worker.gcs_client
+            assert client.drain_node(
+                drained[0], PREEMPTION, "spot", int(time.time() * 1000) + 1000
+            )[0]
+            until(lambda: len(team.leaving()) == 2)
+        last["nodes"] = {team.nodes[worker].split("/")[1] for worker in team.present}
+
+    ran = rotated(tmp_path / "ray", team, work=work, tell=tell)
+    assert ran.bits == alone.bits
+    assert ran.told.lost == 0
+    assert said[0].startswith("left before their node goes: worker-")
+    assert len(last["nodes"]) == 1
+    assert drained[0][:12] not in last["nodes"]
+    cluster.remove_node(node_named(cluster, drained[0]), allow_graceful=False)
+
+
+def test_a_node_that_vanishes_costs_neither_bits_nor_patience(
+    cluster, tiny, tmp_path, digest, monkeypatch
+):
+    """Both workers at once; not one crash is allowed. Others come on the other node."""
+    monkeypatch.setattr(ray_actors, "REPLACEMENTS", 1)
+
+    def vanish(run: Run) -> None:
+        victim = node_named(cluster, run.node_of("worker-0"))
+        cluster.remove_node(victim, allow_graceful=False)
+        run.linger(lambda: run.pool.muster().lost_with_nodes == 2 and len(run.pool.nodes) >= 4)
+
+    run = Run(tiny, tmp_path, "vanished", acts={2: vanish})
+    there = run.pool.muster()
+    assert run.digest == digest
+    assert (there.lost, there.lost_with_nodes) == (2, 2)
+    assert run.node_of("worker-2") not in {run.node_of("worker-0")}
+
+
+def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_idles(
+    cluster, tmp_path
+):
+    """Four CPUs, eight workers at most, and a label that ends when those with nothing to do are gone: nobody waited for a node."""
+    gate = tmp_path / "gate"
+    pool = RayPool(
+        Sleeping(100.0, str(gate)),
+        8,
+        nullcontext(),
+        "thrifty",
+        tuple,
+        thrift=Thrift(worker=0.1, node=1000.0),
+    )
+    counts, results = [], list[Result]()
+
+    def look() -> None:
+        counts.append(len(pool._actors))
+        done = sum(len(result.task.labels) for result in results)
+        if (
+            done >= 400 and counts[-1] <= 2
+        ):  # the one at work, and one for a copy, wherever they came to be
+            gate.touch()
+
+    schedule = Scatter(range(401), [100.0] + [LABEL] * 400, workers=8)
+    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=look, seconds=300.0)
+    assert sorted(label for result in results for label in result.task.labels) == list(range(401))
+    assert gate.exists(), counts[-1]
+    assert 2 < max(counts) <= 4
+    assert pool.muster().lost == 0

@@ -1,0 +1,224 @@
+"""Trainings whose blocks go round, on Ray: actors killed in the middle, a node of two, and nodes that see no data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+import ray as ray_module
+
+from tests.support.rotation_toy import GRID, Ran, Toy, ToyWork, plan_of, trained, trained_dsmlr
+from xcray.errors import Stopped
+from xcray.system.processes import descendants
+from xcray.workers.pool import StopFlag
+from xcray.workers.ray.session import environment, local_ray
+from xcray.workers.ray.worker_group import RayTeam
+from xcray.workers.timeline import DONE, LOST
+
+pytestmark = pytest.mark.ray
+STORE = 80 << 20  # bytes of a node's object store
+WORK = ToyWork(Toy(pause=0.01))
+SOON = {  # a node whose processes are killed counts as dead after two seconds, not thirteen
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "10000",  # the dead refuse at once; who lives and finds no time to answer has half a minute
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A Ray of our own whose head is this machine, with two CPUs."""
+    with environment(SOON), local_ray(num_cpus=2, object_store_memory=STORE) as address:
+        yield address
+
+
+@contextmanager
+def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A second node with two CPUs, on this machine; ended with all that is of it."""
+    ray = Path(sys.executable).with_name("ray")
+    command = [
+        str(ray),
+        "start",
+        "--address",
+        address,
+        "--num-cpus",
+        "2",
+        "--object-store-memory",
+        str(STORE),
+        "--block",
+    ]
+    node = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        ends = time.monotonic() + 300.0
+        while sum(each["Alive"] for each in ray_module.nodes()) < 2:
+            assert time.monotonic() < ends, "the node did not join"
+            time.sleep(0.1)
+        yield node
+    finally:
+        kill(node)
+        node.wait()
+
+
+def kill(node: subprocess.Popen[bytes]) -> None:
+    """All processes of a node at once, as if its power failed."""
+    for pid in [node.pid, *descendants(node.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Ran:
+    """The training by one worker in this thread."""
+    return trained(tmp_path_factory.mktemp("alone"), "serial", 1)
+
+
+class Fault:
+    """Does something once, in the middle of the stretch after so many rests."""
+
+    def __init__(self, rests: int, act) -> None:
+        self._rests = rests
+        self._act = act
+        self.done = False
+
+    def tell(self, standing) -> None:
+        """See `Standing`."""
+        done = standing.newest.get("epoch", 0)
+        if not self.done and done >= self._rests and standing.epoch > done + 0.1:
+            self.done = True
+            self._act()
+
+
+def on_ray(
+    folder: Path, rests: int, act, order: str = "ring", work: ToyWork = WORK, job: str = "faults"
+):
+    """A training on two actors with one fault: it, its team, and what workers did."""
+    team, spans = RayTeam(work, 2, nullcontext(), job), []
+    fault = Fault(rests, lambda: act(team))
+    ran = trained(
+        folder,
+        team,
+        work=work,
+        plan=plan_of(order=order, checkpoint_seconds=0.0),
+        tell=fault.tell,
+        record=spans.append,
+    )
+    assert fault.done
+    return ran, spans
+
+
+def kill_actor(team: RayTeam) -> None:
+    """kill -9 of the process of one worker."""
+    os.kill(ray_module.get(team._actors["worker-1"].pid.remote()), signal.SIGKILL)
+
+
+def test_kill_minus_nine_of_an_actor_changes_no_bit(cluster, alone, tmp_path):
+    ran, spans = on_ray(tmp_path, 2, kill_actor, "sync")
+    assert ran.bits == alone.bits
+    assert ran.told.lost == 1
+    assert [span.worker for span in spans if span.outcome == LOST] == ["worker-1"]
+    assert {span.worker for span in spans[-10:]} == {"worker-0", "worker-1"}
+
+
+class Teams:
+    """Makes Ray teams, and remembers the last one for the fault."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self.last = None
+
+    def __call__(self, work, workers: int) -> RayTeam:
+        """A team, not open."""
+        self.last = RayTeam(work, workers, nullcontext(), self._job)
+        return self.last
+
+
+def test_dsmlr_has_the_same_bits_after_a_kill_among_exact_gradients(cluster, tiny, tmp_path):
+    """In the ring without a barrier; what blocks remember of exact gradients is in checkpoints too."""
+    teams, how = Teams("dsmlr"), {"finish": 1e9, "epochs": 6}
+    fault = Fault(4, lambda: kill_actor(teams.last))
+    model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, tell=fault.tell, **how)
+    assert fault.done
+    assert model.told.lost == 1
+    assert model.block.digest() == trained_dsmlr(tiny, tmp_path / "one", **how).block.digest()
+
+
+def test_a_stop_ends_visits_on_ray_and_the_last_rest_is_saved(cluster, alone, tmp_path):
+    stop = StopFlag()
+    fault = Fault(2, stop.set)
+    with pytest.raises(Stopped):
+        trained(
+            tmp_path, RayTeam(WORK, 2, nullcontext(), "stop"), work=WORK, stop=stop, tell=fault.tell
+        )
+    assert [path.name for path in tmp_path.glob("rest-*")] == ["rest-000002"]
+    assert trained(tmp_path, "threads", 3).bits == alone.bits
+
+
+def test_under_nomad_no_block_is_lost_or_doubled(cluster, tiny, tmp_path):
+    """DS-MLR itself: all labels are there once, and the objective is that of the training that lost nobody."""
+    teams, spans = Teams("nomad"), []
+    fault = Fault(3, lambda: kill_actor(teams.last))
+    how = {"order": "uniform", "epochs": 12, "pairs": 0, "tell": fault.tell, "record": spans.append}
+    model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, **how)
+    assert fault.done
+    assert model.told.lost == 1
+    assert [entry["epoch"] for entry in model.told.history] == list(range(1, model.told.epochs + 1))
+    assert model.told.objective == pytest.approx(
+        trained_dsmlr(tiny, tmp_path / "one", epochs=12, pairs=0).told.objective, rel=0.01
+    )
+    assert (
+        sum(span.outcome == DONE for span in spans) >= 2 * model.told.epochs * GRID.blocks
+    )  # laps and blocks
+
+
+def test_nodes_that_do_not_see_the_data_get_it_again_after_a_loss(cluster, alone, tmp_path):
+    ran, _ = on_ray(tmp_path, 1, kill_actor, work=ToyWork(Toy(pause=0.005), seen=False))
+    assert ran.bits == alone.bits
+
+
+def squat():
+    """An actor that holds a CPU of the head, so that a worker must go to the other node."""
+
+    class Squatter:
+        """Holds a CPU."""
+
+        def there(self) -> bool:
+            """Say that it does."""
+            return True
+
+    squatter = ray_module.remote(num_cpus=1)(Squatter).remote()
+    ray_module.get(squatter.there.remote())
+    return squatter
+
+
+@pytest.mark.parametrize("order", ["ring", "uniform"])
+def test_a_dead_node_costs_no_block(cluster, alone, tmp_path, order):
+    """With the node go a worker, its shards, and the blocks that lay there; the head has room for another worker then. In a
+    ring no bit changes; where the way is drawn, every label is there once."""
+    squatter = squat()
+    with one_more_node(cluster) as node:
+        places = []
+
+        def act(team: RayTeam) -> None:
+            places.append(dict(team.nodes))
+            kill(node)
+            ray_module.kill(squatter)
+
+        ran, _ = on_ray(tmp_path, 2, act, order)
+    assert len(set(places[0].values())) == 2, "both nodes must have a worker for this to be a test"
+    assert ran.bits == alone.bits or order == "uniform"
+    assert [(block.lo, block.hi) for block in ran.blocks] == [
+        (block.lo, block.hi) for block in alone.blocks
+    ]
+    assert ran.told.lost >= 1
+    assert [entry["epoch"] for entry in ran.told.history] == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,300 @@
+"""What only Ray's team has to stand: several nodes, deaths of processes and nodes, silence; things that travel and are freed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+
+from benchmarks.cluster.ray_store import several_nodes, store_use
+from tests.support.rotation_toy import GRID, ToyWork
+from tests.support.worker_group_toy import LARGE, Work, ask, replies
+from xcray.errors import ParameterError, Unavailable
+from xcray.schedule.events import Lost
+from xcray.schedule.rotation import Circulate
+from xcray.solvers.rotation_contract import Step
+from xcray.training.rotation.interval import rotate
+from xcray.workers.pool import StopFlag
+from xcray.workers.ray import actors as ray_actors
+from xcray.workers.ray.worker_group import RayTeam
+from xcray.workers.rpc import Errand, errands, made
+from xcray.workers.worker_group import THING_LOST, Raised
+
+pytestmark = pytest.mark.ray
+BYTES = 4 * LARGE
+WORK = Work()
+WIDE = 50_000  # features of a block of 1.6 MB
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes of one CPU, and the driver's with none."""
+    with several_nodes(1, 1) as made:
+        yield made
+
+
+@pytest.fixture
+def team(cluster, request):
+    """An open team of two: one worker a node."""
+    with opened(request.node.name[:40]) as made:
+        yield made
+
+
+@contextmanager
+def opened(job: str, workers: int = 2, work=WORK, **options):
+    """An open team."""
+    team = RayTeam(work, workers, nullcontext(), job, **options)
+    team.open()
+    try:
+        yield team
+    finally:
+        team.close()
+
+
+def until(condition, seconds: float = 300.0) -> None:
+    """Wait for something that must come."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.05)
+
+
+def pid_of(team, worker: str) -> int:
+    """The process of a worker."""
+    return ray.get(team._actors[worker].pid.remote(), timeout=300)
+
+
+def places(handle) -> set[str]:
+    """The nodes that have a copy of a thing, as teams name them."""
+    (found,) = ray.experimental.get_object_locations([handle.held]).values()
+    return {node[:12] for node in found["node_ids"]}
+
+
+def node_of(team, worker: str) -> str:
+    """The node of a worker, without its address."""
+    return team.nodes[worker].split("/")[1]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of this machine runs."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_next_thing_is_fetched_while_a_worker_works_and_the_driver_never_has_it(team, tmp_path):
+    """A gate holds worker-1 at a verb; the argument of its next one, made on the other node, comes to its node meanwhile."""
+    assert len(set(team.nodes.values())) == 2
+    thing = ask(team, "worker-0", "make", 3.0).bulk
+    assert places(thing) == {node_of(team, "worker-0")}
+    first = team.ask("worker-1", "pass_gate", str(tmp_path / "gate"))
+    second = team.ask("worker-1", "add", thing, 1.0)
+    until(lambda: node_of(team, "worker-1") in places(thing))
+    assert team.wait(0.0) == []
+    (tmp_path / "gate").touch()
+    answers = replies(team, 2)
+    assert [answer.ticket for answer in answers] == [first, second]
+    assert answers[1].told == 6.0
+    assert places(thing) == {node_of(team, worker) for worker in team.workers}
+    assert places(answers[1].bulk) == {node_of(team, "worker-1")}
+
+
+def test_a_thing_is_freed_everywhere_when_its_handle_goes(team):
+    """Things go round; in the end each node's store holds what it held before."""
+    before = store_use()
+    things = [ask(team, "worker-0", "make", float(n)).bulk for n in range(4)]
+    for turn in range(4):
+        things = [ask(team, f"worker-{(turn + 1) % 2}", "add", thing, 1.0).bulk for thing in things]
+    assert sum(store_use().values()) - sum(before.values()) >= 4 * BYTES
+    until(
+        lambda: sum(store_use().values()) - sum(before.values()) < 5 * BYTES
+    )  # not what the turns before made
+    assert [float(team.fetch(thing)[0]) for thing in things] == [4.0, 5.0, 6.0, 7.0]
+    del things
+    until(lambda: store_use() == before)
+
+
+def test_kill_minus_nine_is_one_loss_and_what_was_made_is_kept(team):
+    """The process dies with a verb under way and one waiting; neither is heard of again, and a new worker has its name."""
+    kept = ask(team, "worker-0", "make", 5.0).bulk
+    for verb in ("long", "history"):
+        team.ask("worker-0", verb)
+    other = team.ask("worker-1", "add", kept, 1.0)
+    os.kill(pid_of(team, "worker-0"), signal.SIGKILL)
+    found = replies(team, 2)
+    assert [reply for reply in found if isinstance(reply, Lost)] == [Lost("worker-0")]
+    assert [reply.ticket for reply in found if not isinstance(reply, Lost)] == [other]
+    with pytest.raises(ParameterError, match="not replaced"):
+        team.ask("worker-0", "history")
+    team.replace("worker-0")
+    assert ask(team, "worker-0", "history").told == []
+    assert ask(team, "worker-0", "add", kept, 1.0).told == 10.0
+    np.testing.assert_array_equal(team.fetch(kept), np.full(LARGE, 5.0, np.float32))
+    assert team.wait(0.1) == []
+
+
+def test_names_can_be_read_and_the_dead_do_not_hold_them(team):
+    job = team._job
+    named = ray.util.list_named_actors()
+    assert {f"xcray:{job}:worker-0", f"xcray:{job}:worker-1"} <= set(named)
+    os.kill(pid_of(team, "worker-1"), signal.SIGKILL)
+    assert isinstance(ask(team, "worker-1", "history"), Lost)
+    team.replace("worker-1")
+    mine = [
+        name for name in ray.util.list_named_actors() if name.startswith(f"xcray:{job}:worker-1")
+    ]
+    assert mine in ([f"xcray:{job}:worker-1"], [f"xcray:{job}:worker-1.2"])
+
+
+def test_a_silent_worker_is_lost_and_its_late_answer_is_not_heard(cluster, monkeypatch, tmp_path):
+    """A stopped process raises nothing. It is given up and killed; its place is taken before it could wake."""
+    ahead = [0.0]
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr(ray_actors, "time", clock)
+    with opened("silent", silent_seconds=3600.0) as team:
+        team.ask("worker-0", "pass_gate", str(tmp_path / "gate"))
+        pid = pid_of(team, "worker-0")
+        os.kill(pid, signal.SIGSTOP)
+        while not (found := team.wait(0.1)):
+            other, _ = team._pulse._asked.get("worker-1", (ray.put(None), 0.0))
+            assert ray.wait([other], timeout=300)[
+                0
+            ]  # who lives has answered before the clock goes on
+            ahead[0] += 2000.0
+        assert found == [Lost("worker-0")]
+        (tmp_path / "gate").touch()
+        team.replace("worker-0")
+        if alive(pid):
+            os.kill(pid, signal.SIGCONT)
+        assert ask(team, "worker-0", "history").told == []
+        until(lambda: not alive(pid))
+        assert team.wait(0.1) == []
+
+
+def test_the_death_of_an_idle_worker_is_noticed(cluster, monkeypatch):
+    monkeypatch.setattr(ray_actors, "BEAT_SECONDS", 0.1)
+    with opened("idle") as team:
+        os.kill(pid_of(team, "worker-1"), signal.SIGKILL)
+        assert replies(team, 1) == [Lost("worker-1")]
+        assert ask(team, "worker-0", "history").told == []
+
+
+def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, monkeypatch):
+    """What was made there is told as lost, by verbs and by fetching; without a CPU for it a worker can't be replaced."""
+    with opened("node") as team:
+        victim = next(
+            node
+            for node in cluster.worker_nodes
+            if node.node_id.startswith(node_of(team, "worker-0"))
+        )
+        lost, kept = (
+            ask(team, "worker-0", "make", 1.0).bulk,
+            ask(team, "worker-1", "make", 2.0).bulk,
+        )
+        before = team.nodes
+        team.ask("worker-0", "long")
+        cluster.remove_node(victim, allow_graceful=False)
+        try:
+            ticket = team.ask("worker-1", "total", [kept, lost])
+            found = sorted(replies(team, 2), key=lambda reply: isinstance(reply, Lost))
+            assert found[1] == Lost("worker-0")
+            assert isinstance(found[0], Raised)
+            assert (found[0].ticket, found[0].error.code) == (ticket, THING_LOST)
+            with pytest.raises(Unavailable, match="last checkpoint") as caught:
+                team.fetch(lost)
+            assert caught.value.code == THING_LOST
+            assert ask(team, "worker-1", "total", [kept]).told == 2.0
+            with monkeypatch.context() as patch:
+                patch.setenv("XCRAY_RAY_NODE_SECONDS", "1")
+                with pytest.raises(
+                    Unavailable, match=r"1 of 2 Ray workers \(worker-0\) were not ready"
+                ):
+                    team.replace("worker-0")
+            with pytest.raises(
+                Unavailable, match="no node has room"
+            ):  # whatever a node takes to come: others can go on
+                team.replace("worker-0", at_once=True)
+            assert team.invite() == []
+            assert team.present == ("worker-1",)
+        finally:
+            cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+        until(lambda: team.invite() == ["worker-0"])  # it comes by itself once there is room
+        assert team.present == ("worker-0", "worker-1")
+        assert team.nodes["worker-0"] not in before.values()
+        assert team.nodes["worker-1"] == before["worker-1"]
+        assert ask(team, "worker-0", "total", [kept]).told == 2.0
+
+
+def test_too_few_processors_are_said_and_nothing_is_left(cluster, monkeypatch):
+    monkeypatch.setenv("XCRAY_RAY_START_SECONDS", "2")
+    with pytest.raises(Unavailable, match="free CPU for each worker") as caught:
+        with opened("crowd", workers=4):
+            raise AssertionError("four workers on two CPUs")
+    assert caught.value.code == "RAY_NO_CPU"
+    until(
+        lambda: (
+            not [name for name in ray.util.list_named_actors() if name.startswith("xcray:crowd:")]
+        )
+    )
+
+
+def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
+    monkeypatch.setattr(ray_actors, "REPLACEMENTS", 1)
+    with opened("doomed") as team:
+        for _ in range(2):
+            team.ask("worker-0", "long")
+            ray.kill(team._actors["worker-0"])
+            assert replies(team, 1) == [Lost("worker-0")]
+            team.replace("worker-0")
+        team.ask("worker-0", "long")
+        ray.kill(team._actors["worker-0"])
+        with pytest.raises(
+            Unavailable, match="3 Ray workers were lost one after the other"
+        ) as caught:
+            replies(team, 1)
+        assert caught.value.code == "WORKERS_LOST"
+        assert "died" in caught.value.hint
+
+
+def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
+    """After laps of steps and a lap that only looks, each block is on one node, and the stores hold no more than the blocks."""
+    work = ToyWork(n_features=WIDE)
+    with opened("rotation", work=work) as team:
+        asks = [Errand(team.workers[b % 2], "start", 4 * b, 4 * b + 4) for b in range(GRID.blocks)]
+        homes = [team.workers[0]] * 2 + [team.workers[1]] * 2
+        list(
+            errands(
+                team,
+                [
+                    Errand(worker, "hold", [s for s in range(4) if homes[s] == worker])
+                    for worker in team.workers
+                ],
+            )
+        )
+        before = sum(store_use().values())
+        blocks = [made(answer.bulk) for answer in errands(team, asks)]
+        steps = [Step(verb, 1, 1.0) for verb in ("update", "sum", "observe")]
+        stretch = rotate(
+            Circulate(homes, GRID.blocks, 3, order="ring"), team, blocks, steps, stop=StopFlag()
+        )
+        del blocks
+        for block, maker in enumerate(stretch.makers):
+            assert places(stretch.blocks[block]) == {node_of(team, maker)}
+        until(
+            lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4
+        )  # W and state, 4 labels, float32
+
+
+def test_workers_tell_what_they_hold(team):
+    team.footprints()
+    found: dict[str, object] = {}
+    until(lambda: found.update(team.footprints()) or set(found) == set(team.workers))
+    assert all(held.anonymous > 10 << 20 for held in found.values())

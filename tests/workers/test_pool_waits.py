@@ -1,0 +1,190 @@
+"""A pool never waits for ever for a worker that does not come: the real pool and schedule, on a Ray that is only played."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.simulated_ray import Happening, Play, played
+from xcray.errors import ParameterError, Unavailable
+from xcray.schedule.autoscaling import Thrift
+from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.placement_timeouts import SAID_SECONDS, STUCK_SECONDS, SURPLUS_SECONDS, Patience
+from xcray.workers.driver import drive
+from xcray.workers.pool import StopFlag
+from xcray.workers.ray import pool as ray_pool
+from xcray.workers.ray.actors import node_seconds, start_seconds
+from xcray.workers.ray.pool import RayPool
+
+WORK = SimpleNamespace(warm_up=lambda: None, received=lambda block: block, counter=("n", "n"))
+
+
+def job(play: Play, workers: int = 6, thrift: Thrift | None = None) -> tuple[float, list[str]]:
+    """A job on a play: the seconds it took, and what it said that it waited for."""
+    done, said = list[int](), list[str]()
+    schedule = Scatter(range(len(play.costs)), play.costs, workers=workers)
+    with played(play):
+        pool = RayPool(WORK, workers, nullcontext(), "play", tuple, thrift=thrift)
+
+        def look() -> None:
+            said.append(pool.muster().awaits)
+
+        drive(
+            schedule,
+            pool,
+            commit=lambda result: done.extend(result.task.labels),
+            stop=StopFlag(),
+            tick=look,
+        )
+    assert sorted(done) == list(range(len(play.costs)))
+    return play.now - play.began, [word for word in dict.fromkeys(said) if word]
+
+
+def test_where_all_goes_well_nobody_says_anything():
+    seconds, said = job(Play([1.0] * 60, [Happening(0.0, "node", 4)]), thrift=Thrift(node=10.0))
+    assert seconds < 30.0
+    assert said == []
+
+
+@pytest.mark.parametrize("thrift", [None, Thrift(node=10.0)], ids=["all", "thrift"])
+def test_a_request_that_was_lost_is_made_anew(thrift):
+    """A node with room, up from the start, and an actor that Ray never places: the first, and its follower."""
+    seconds, said = job(
+        Play([1.0] * 60, [Happening(0.0, "node", 2)], lost=frozenset({0, 1, 2})), 2, thrift
+    )
+    assert seconds < 30.0 + 3 * (STUCK_SECONDS + 5.0)
+    assert any("had room" in word and "placed nobody" in word for word in said)
+
+
+def test_a_node_that_takes_nobody_is_left_out_and_another_is_asked_for():
+    """It has room, as its head says, and never heard of the job; the autoscaler must be asked for one that works."""
+    play = Play([1.0] * 60, [Happening(0.0, "deaf", 2)], grows=2)
+    seconds, _ = job(play, 4, Thrift(node=10.0))
+    assert seconds < 120.0
+
+
+def test_where_nobody_is_ready_it_is_given_up_also_after_somebody_was(monkeypatch):
+    """Its one node dies, and none comes: it ends, with what it waited for."""
+    monkeypatch.setenv("XCRAY_RAY_START_SECONDS", "60")
+    play = Play([1.0] * 500, [Happening(0.0, "node", 2), Happening(20.0, "kill")])
+    with pytest.raises(
+        Unavailable,
+        match=r"ready after 60 s \(\d workers? waits? for a place: no node has room\).*ray status",
+    ) as caught:
+        job(play, 2, Thrift(node=10.0))
+    assert caught.value.code == "RAY_NO_CPU"
+    assert play.now - play.began < 20.0 + play.notice + 60.0 + 20.0
+
+
+def test_a_clock_that_is_set_back_stops_nothing(monkeypatch):
+    """What is left is looked at a few times a second, by a clock that never goes back: else nobody would be asked for."""
+    play = Play([1.0] * 60, [Happening(0.0, "node", 4)])
+    with played(play):
+        wall = SimpleNamespace(
+            monotonic=lambda: play.now, time=lambda: -play.now, sleep=play.pass_time
+        )
+        monkeypatch.setattr(ray_pool, "time", wall)
+        pool, done = (
+            RayPool(WORK, 4, nullcontext(), "play", tuple, thrift=Thrift(node=10.0)),
+            list[int](),
+        )
+        schedule = Scatter(range(60), play.costs, workers=4)
+        drive(
+            schedule,
+            pool,
+            commit=lambda result: done.extend(result.task.labels),
+            stop=StopFlag(),
+            tick=lambda: None,
+        )
+        assert pool.muster().most == 4
+    assert len(done) == 60
+
+
+HAPPENINGS = st.lists(
+    st.builds(
+        Happening,
+        st.floats(1.0, 120.0),
+        st.sampled_from(["node", "deaf", "kill", "drain", "crash"]),
+        st.integers(1, 3),
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    HAPPENINGS,
+    st.frozensets(st.integers(0, 9), max_size=5),
+    st.floats(0.0, 3.0),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_whatever_happens_in_whatever_order_all_labels_are_done_in_time(
+    happenings, lost, lag, thrifty, grows
+):
+    """Nodes come, go, drain and are deaf, actors crash, requests are lost, what is told is old; from 150 s on one is sound."""
+    play = Play(
+        [0.5] * 120,
+        [*happenings, Happening(0.0, "node", 2), Happening(150.0, "node", 3)],
+        lost=lost,
+        lag=lag,
+        grows=grows,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XCRAY_RAY_START_SECONDS", "600")
+        seconds, _ = job(play, 5, Thrift(node=10.0) if thrifty else None)
+    assert seconds < 150.0 + 60.0 + (2 + len(lost)) * (STUCK_SECONDS + 10.0) + 30.0 * len(
+        happenings
+    )
+
+
+def test_what_is_waited_for_is_said_in_words_after_a_while():
+    patience = Patience()
+    assert patience.look(0.0, {"a": 0.0}, 1, [], 60.0).why == ""
+    assert (
+        patience.look(SAID_SECONDS, {"a": 0.0, "b": 5.0}, 1, [], 60.0).why
+        == "2 workers wait for a place: no node has room"
+    )
+    assert patience.look(SAID_SECONDS, {"a": 0.0}, 1, ["n"], 60.0).why.startswith(
+        "1 worker waits for a place: 1 node had room for 0 s"
+    )
+    assert not patience.look(100.0, {}, 1, ["n"], 60.0).why
+
+
+def test_who_waits_is_asked_for_anew_and_then_the_node_is_left_out():
+    patience, now = Patience(), 0.0
+    ways = []
+    for turn in range(2):
+        asked = {f"w{turn}": now}
+        for _ in range(int(STUCK_SECONDS) + 1):
+            way = patience.look(now, asked, 1, ["deaf"], 600.0)
+            if way.anew:
+                ways.append(way)
+                break
+            now += 1.0
+    assert [(way.anew, way.shun) for way in ways] == [(("w0",), ()), (("w1",), ("deaf",))]
+
+
+def test_somebody_who_comes_starts_the_patience_anew_and_too_many_are_called_off_after_a_while():
+    patience = Patience()
+    for now in range(int(STUCK_SECONDS)):
+        assert not patience.look(float(now), {"a": 0.0, "b": 0.0}, 1, ["n"], 600.0).anew
+    assert not patience.look(STUCK_SECONDS, {"b": 0.0}, 2, ["n"], 600.0).anew
+    assert [
+        patience.surplus(now, many)
+        for now, many in ((0.0, 2), (1.0, 0), (2.0, 3), (2.0 + SURPLUS_SECONDS, 1))
+    ] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("read", [node_seconds, start_seconds])
+def test_seconds_of_the_environment_are_read_when_they_are_used(read, monkeypatch):
+    name = f"XCRAY_RAY_{read.__name__.partition('_')[0].upper()}_SECONDS"
+    monkeypatch.setenv(name, "7.5")
+    assert read() == 7.5
+    monkeypatch.setenv(name, "soon")
+    with pytest.raises(ParameterError, match=name):
+        read()

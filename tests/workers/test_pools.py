@@ -1,0 +1,519 @@
+"""One contract, one suite: the serial pool, the threaded pool and the loop that drives them. Ray's has a file of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.support.ppdsparse_problems import problem
+from xcray.errors import ParameterError, ShapeMismatch, Stopped, Unavailable
+from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.schedule.events import Joined, Left, Lost, Task
+from xcray.schedule.label_scheduler import Scatter
+from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.solved_labels import joined, merge
+from xcray.workers import local_pool as local_pools
+from xcray.workers.driver import drive
+from xcray.workers.local_pool import SerialPool, ThreadPool
+from xcray.workers.pool import Failed, GaveUp, Result, StopFlag
+
+POOLS = {
+    "serial": SerialPool,
+    "one thread": lambda solver, local: ThreadPool(solver, local, 1),
+    "three threads": lambda solver, local: ThreadPool(solver, local, 3),
+}
+
+
+PATIENCE = (
+    300.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
+)
+# classes that would never end; of the hinge loss, which coordinate descent alone solves
+LONG = {"k": 2, "loss": "hinge", "eps": 1e-300, "C": 1e9, "tau": 1e-6, "max_sweeps": 2**31 - 1}
+
+
+def setting(k: int = 24, **parameters):
+    """A solver, its local part and a schedule of single labels and small batches."""
+    X, Y = problem(21, n=300, d=80, k=k)
+    solver = PPDSparseSolver(**parameters)
+    local = solver.load(X, transpose(X), transpose_pattern(Y))
+    costs = solver.cost_terms(X, local.problem.XT, local.problem.YT) @ solver.cost_rates
+    return solver, local, Scatter(range(k), costs / costs.sum() / 2)
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_every_pool_gives_the_same_bits(name):
+    solver, local, schedule = setting()
+    results: list[Result] = []
+    ticks = []
+    drive(
+        schedule,
+        POOLS[name](solver, local),
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: ticks.append(1),
+    )
+    merged = merge([r.block for r in results], 24, 80)
+    assert merged.digest() == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+    assert len(results) > 4
+    assert ticks
+    assert all(r.seconds > 0 for r in results)
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_stop_keeps_what_was_committed_and_ends_threads(name):
+    solver, local, schedule = setting()
+    stop, committed = StopFlag(), []
+
+    def commit(result: Result) -> None:
+        committed.append(result)
+        stop.set()
+
+    with pytest.raises(Stopped):
+        drive(schedule, POOLS[name](solver, local), commit=commit, stop=stop, tick=lambda: None)
+    assert 1 <= sum(len(r.task.labels) for r in committed) < 24
+    assert not [t for t in threading.enumerate() if t.name.startswith("xcray-thread")]
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_stop_reaches_into_a_long_class(name, monkeypatch):
+    """A class that would never end is given up within a slice."""
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    begun = told_when_begun(monkeypatch)
+    solver, local, schedule = setting(**LONG)
+    stop = StopFlag()
+    pool = POOLS[name](solver, local)
+    end = (
+        pool.stop if name == "serial" else stop.set
+    )  # the loop can't look while the one thread works: another thread stops it
+    stopper = threading.Thread(target=lambda: begun.wait(PATIENCE) and end())
+    stopper.start()
+    with pytest.raises(Stopped):
+        drive(schedule, pool, commit=lambda _: None, stop=stop, tick=lambda: None)
+    stopper.join()
+    assert begun.is_set()
+
+
+def told_when_begun(monkeypatch, thread=None):
+    """An event that is set when a task is begun: in any thread, or in one of this name."""
+    begun, run = threading.Event(), local_pools._Bench.run
+
+    def run_and_tell(*args):
+        if thread in (None, threading.current_thread().name):
+            begun.set()
+        return run(*args)
+
+    monkeypatch.setattr(local_pools._Bench, "run", run_and_tell)
+    return begun
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_what_a_task_raises_comes_out(name, monkeypatch):
+    solver, local, schedule = setting()
+
+    def broken(*_):
+        raise ShapeMismatch("as if")
+
+    monkeypatch.setattr(PPDSparseSolver, "solve", broken)
+    monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda _: None)
+    with pytest.raises(ShapeMismatch, match="as if"):
+        drive(
+            schedule,
+            POOLS[name](solver, local),
+            commit=lambda _: None,
+            stop=StopFlag(),
+            tick=lambda: None,
+        )
+
+
+class FragilePool(SerialPool):
+    """A serial pool whose worker dies after every third batch, and whose dead workers answer late."""
+
+    def __init__(self, solver, local):
+        super().__init__(solver, local)
+        self.life = 0
+        self.late = []
+
+    def wait(self, seconds):
+        """As the serial pool, with deaths."""
+        reports = super().wait(seconds)
+        out = [*self.late]
+        self.late = []
+        for report in reports:
+            if isinstance(report, Result):
+                self.life += 1
+                if self.life % 3 == 0:
+                    self.late.append(report)
+                    self._tasks.clear()
+                    out += [Lost(report.worker), Joined(f"again-{self.life}")]
+                    continue
+            out.append(report)
+        return out
+
+
+def test_lost_workers_and_late_answers_change_no_bit():
+    solver, local, schedule = setting()
+    results = []
+    drive(
+        schedule,
+        FragilePool(solver, local),
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+    )
+    labels = [label for r in results for label in r.task.labels]
+    assert sorted(labels) == list(range(24))
+    assert (
+        merge([r.block for r in results], 24, 80).digest()
+        == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+    )
+
+
+def test_a_batch_that_kills_every_worker_ends_with_a_reason():
+    class Deadly(SerialPool):
+        def wait(self, seconds):
+            """Every submitted batch kills its worker."""
+            if self._tasks:
+                worker, _ = self._tasks.popleft()
+                return [Lost(worker), Joined(worker + "+")]
+            return super().wait(seconds)
+
+    solver, local, schedule = setting()
+    with pytest.raises(Unavailable, match="3 workers were lost"):
+        drive(
+            schedule,
+            Deadly(solver, local),
+            commit=lambda _: None,
+            stop=StopFlag(),
+            tick=lambda: None,
+        )
+
+
+def test_nothing_to_solve_starts_nothing():
+    solver, local, _ = setting()
+    pool = SerialPool(solver, local)
+    drive(Scatter([], []), pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
+
+
+def wait_for(pool, kind, seconds=PATIENCE):
+    """Reports until one of `kind` is among them."""
+    reports, ends = [], time.monotonic() + seconds
+    while not any(isinstance(report, kind) for report in reports):
+        assert time.monotonic() < ends, f"no {kind.__name__} in {reports}"
+        reports += pool.wait(0.1)
+    return reports
+
+
+@pytest.mark.parametrize("name", ["one thread", "three threads"])
+def test_a_task_called_off_ends_and_its_worker_goes_on(name, monkeypatch):
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    solver, local, _ = setting(**LONG)
+    pool = POOLS[name](solver, local)
+    pool.open()
+    try:
+        (worker,) = {report.worker for report in wait_for(pool, Joined)[:1]}
+        for number in range(3):
+            pool.submit(worker, Task(number, (number % 2,), 1.0))
+        pool.cancel(worker, 1)  # not begun
+        pool.cancel(worker, 0)  # under way, or about to be
+        first = [report for report in wait_for(pool, GaveUp) if isinstance(report, GaveUp)]
+        while len(first) < 2:
+            first += [report for report in wait_for(pool, GaveUp) if isinstance(report, GaveUp)]
+        assert [report.task.id for report in first] == [0, 1]
+        pool.cancel(worker, 2)
+        assert [r.task.id for r in wait_for(pool, GaveUp) if isinstance(r, GaveUp)] == [2]
+    finally:
+        pool.close()
+
+
+def test_threads_join_and_leave_while_the_pool_runs():
+    solver, local, schedule = setting(k=48)
+    pool, results, seen = ThreadPool(solver, local, 1), [], []
+
+    def commit(result: Result) -> None:
+        results.append(result)
+        seen.append(
+            len({t.name for t in threading.enumerate() if t.name.startswith("xcray-thread")})
+        )
+        if len(results) == 2:
+            pool.resize(3)
+        if len(results) == 8:
+            pool.resize(1)
+
+    drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    assert sorted(label for r in results for label in r.task.labels) == list(range(48))
+    assert max(seen) == 3
+    assert (
+        merge([r.block for r in results], 48, 80).digest()
+        == solver.solve(local.sibling(), np.arange(48, dtype=np.int32)).digest()
+    )
+    with pytest.raises(ParameterError, match="at least 1 worker"):
+        pool.resize(0)
+
+
+def test_a_thread_that_leaves_gives_back_what_it_has_not_begun(monkeypatch):
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    begun = told_when_begun(monkeypatch, "xcray-thread-1")
+    solver, local, _ = setting(**LONG)
+    pool = ThreadPool(solver, local, 2)
+    pool.open()
+    try:
+        joined = wait_for(pool, Joined)
+        while len(joined) < 2:
+            joined += pool.wait(0.1)
+        pool.submit("thread-1", Task(0, (0,), 1.0))
+        pool.submit("thread-1", Task(1, (1,), 1.0))
+        assert begun.wait(PATIENCE)
+        pool.resize(1)
+        pool.cancel("thread-1", 0)
+        reports = wait_for(pool, Left)
+        assert [type(report) for report in reports] == [
+            GaveUp,
+            Left,
+        ]  # task 1 was never begun: the schedule takes it back
+        pool.submit("thread-1", Task(2, (1,), 1.0))  # to one that has left: nothing happens
+        pool.resize(2)
+        assert wait_for(pool, Joined) == [Joined("thread-2")]  # a new name
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_when_the_time_is_up_what_runs_is_stopped_and_what_is_done_is_kept(name, monkeypatch):
+    """The time is up, by the loop's clock and by its bell, once a class is being solved."""
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    begun = told_when_begun(monkeypatch)
+
+    class Bell(threading.Thread):
+        """Rings when there is something to stop."""
+
+        def __init__(self, seconds, ring):
+            assert seconds > 1e6
+            super().__init__(target=lambda: begun.wait(PATIENCE) and ring(), daemon=True)
+
+        def cancel(self):
+            """Ring no more."""
+
+    clock = SimpleNamespace(monotonic=lambda: 1e9 * begun.is_set())
+    monkeypatch.setattr("xcray.workers.driver.time", clock)
+    monkeypatch.setattr("xcray.workers.driver.Timer", Bell)
+    solver, local, _ = setting(**LONG)
+    spans, results = [], []
+    drive(
+        Scatter([0, 1], [1.0, 1.0]),
+        POOLS[name](solver, local),
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+        seconds=1e6,
+        record=spans.append,
+    )  # returns, though the classes would never end
+    assert results == []
+    assert spans
+    assert {span.outcome for span in spans} == {"stopped"}
+
+
+def test_with_time_enough_a_limit_changes_nothing():
+    solver, local, schedule = setting()
+    results, spans = [], []
+    drive(
+        schedule,
+        ThreadPool(solver, local, 2),
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+        seconds=1e3,
+        record=spans.append,
+    )
+    assert sorted(label for r in results for label in r.task.labels) == list(range(24))
+    assert [span.outcome for span in spans if span.outcome == "done"] == ["done"] * len(results)
+
+
+def test_no_time_at_all_begins_nothing():
+    solver, local, schedule = setting()
+    results = []
+    drive(
+        schedule,
+        SerialPool(solver, local),
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+        seconds=0.0,
+    )
+    assert results == []
+
+
+class Sluggish(ThreadPool):
+    """Two threads; what `thread-1` solves is held back until all else is done and a copy was made."""
+
+    def __init__(self, solver, local):
+        super().__init__(solver, local, 2)
+        self.held = []
+        self.cancelled = []
+        self.copied = False
+
+    def open(self):
+        """Both are there before anything is given out: one might be done with all before the other has begun."""
+        super().open()
+        self.there = []
+        while len(self.there) < 2:
+            self.there += super().wait(0.1)
+
+    def submit(self, worker, task):
+        """Look for copies."""
+        self.copied |= task.attempt > 1
+        super().submit(worker, task)
+
+    def cancel(self, worker, task_id):
+        """Too late: the result is there."""
+        self.cancelled.append((worker, task_id))
+
+    def wait(self, seconds):
+        """As the threads, but for the results of one."""
+        out, self.there = self.there, []
+        if out:
+            return out
+        for report in super().wait(seconds):
+            (
+                self.held
+                if isinstance(report, Result) and report.worker == "thread-1" and self.held == []
+                else out
+            ).append(report)
+        if self.cancelled and self.held:
+            out += self.held
+            self.held = [None]  # no more of this
+        return out
+
+
+def test_a_late_batch_is_copied_its_result_committed_once_and_its_double_recorded():
+    solver, local, schedule = setting()
+    pool, results, spans = Sluggish(solver, local), [], []
+    drive(
+        schedule,
+        pool,
+        commit=results.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+        record=spans.append,
+    )
+    assert pool.copied
+    assert sorted(label for r in results for label in r.task.labels) == list(range(24))
+    done = [(s.task.id, s.worker) for s in spans if s.outcome == "done"]
+    assert len(done) == len(results) == len({task for task, _ in done})
+    twice = [s for s in spans if s.outcome in ("duplicate", "stopped")]
+    assert {s.worker for s in twice} == {"thread-1"}
+    assert (
+        merge([r.block for r in results], 24, 80).digest()
+        == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+    )
+
+
+def test_a_lost_workers_batch_is_recorded_as_lost_work():
+    solver, local, schedule = setting()
+    spans = []
+    drive(
+        schedule,
+        FragilePool(solver, local),
+        commit=lambda _: None,
+        stop=StopFlag(),
+        tick=lambda: None,
+        record=spans.append,
+    )
+    assert {"done", "lost"} <= {span.outcome for span in spans}
+    assert all(span.seconds >= 0.0 for span in spans)
+
+
+def test_a_report_that_voids_an_earlier_command_is_heard_before_it_is_carried_out():
+    """One wait tells of a's result, which gives b work, and of b's end: nothing may be submitted to b."""
+
+    class Both(SerialPool):
+        def __init__(self, solver, local):
+            super().__init__(solver, local)
+            self.alive = {"serial", "b"}
+            self.turn = 0
+
+        def submit(self, worker, task):
+            assert worker in self.alive
+            super().submit(worker, task)
+
+        def wait(self, seconds):
+            self.turn += 1
+            if self.turn == 2:
+                return [Joined("b")]
+            reports = super().wait(seconds)
+            if self.turn == 4:
+                self.alive.remove("b")
+                for item in [item for item in self._tasks if item[0] == "b"]:
+                    self._tasks.remove(item)
+                reports = [*reports, Lost("b")]
+            return reports
+
+    solver, local, schedule = setting()
+    labels = []
+    drive(
+        schedule,
+        Both(solver, local),
+        commit=lambda r: labels.extend(r.task.labels),
+        stop=StopFlag(),
+        tick=lambda: None,
+    )
+    assert sorted(labels) == list(range(24))
+
+
+def test_what_one_wait_brought_is_synced_once_before_anything_new_begins():
+    class Watched(ThreadPool):
+        def submit(self, worker, task):
+            assert not pending, "a task was begun while results were not durable"
+            super().submit(worker, task)
+
+    solver, local, schedule = setting()
+    pending, durable = [], []
+
+    def sync():
+        durable.extend(pending)
+        pending.clear()
+
+    drive(
+        schedule,
+        Watched(solver, local, 3),
+        commit=pending.append,
+        stop=StopFlag(),
+        tick=lambda: None,
+        sync=sync,
+    )
+    assert sorted(label for r in durable for label in r.task.labels) == list(range(24))
+    block = joined([r.block for r in durable])
+    assert (
+        merge([block], 24, 80).digest()
+        == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+    )
+
+
+def test_results_that_came_with_an_error_are_synced():
+    class OneFails(SerialPool):
+        def wait(self, seconds):
+            reports = super().wait(seconds)
+            return [
+                *reports,
+                *(
+                    Failed(r.worker, r.task, ShapeMismatch("as if"))
+                    for r in reports
+                    if isinstance(r, Result)
+                ),
+            ]
+
+    solver, local, schedule = setting()
+    pending, durable = [], []
+    with pytest.raises(ShapeMismatch):
+        drive(
+            schedule,
+            OneFails(solver, local),
+            commit=pending.append,
+            stop=StopFlag(),
+            tick=lambda: None,
+            sync=lambda: durable.extend(pending),
+        )
+    assert len(durable) == 1

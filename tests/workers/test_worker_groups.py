@@ -1,0 +1,249 @@
+"""One contract, one suite: the serial team, the threaded one and Ray's. What only Ray's has to stand is in a file of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.worker_group_toy import LARGE, Work, ask, replies
+from xcray.errors import DataError, ParameterError, Stopped, Unavailable
+from xcray.schedule.events import Lost
+from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.workers.ray.session import local_ray
+from xcray.workers.ray.worker_group import RayTeam
+from xcray.workers.worker_group import THING_LOST, Answer, Handle, Raised
+
+WORK = Work()
+TEAMS: dict[str, Any] = {
+    "serial": SerialTeam,
+    "threads": ThreadTeam,
+    "ray": lambda work, workers: RayTeam(work, workers, nullcontext(), "contract"),
+}
+
+
+KINDS = ["serial", "threads", pytest.param("ray", marks=pytest.mark.ray)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    """The name of a kind of team; with a Ray that has room for two teams of two when it needs one."""
+    with local_ray(num_cpus=4) if request.param == "ray" else nullcontext():
+        yield request.param
+
+
+@pytest.fixture
+def build(kind):
+    """A function that makes teams of one kind; they are closed after the test."""
+    made = []
+
+    def make(workers: int = 2, work: Work = WORK) -> Any:
+        team = TEAMS[kind](work, workers)
+        made.append(team)
+        return team
+
+    yield make
+    for team in made:
+        team.close()
+
+
+@pytest.fixture(scope="module")
+def team(kind):
+    """An open team of two for tests that leave it as it is; its hands remember what they did."""
+    with opened(kind) as made:
+        yield made
+
+
+@contextmanager
+def opened(kind: str):
+    """An open team of two."""
+    team = TEAMS[kind](WORK, 2)
+    team.open()
+    try:
+        yield team
+    finally:
+        team.close()
+
+
+def test_workers_have_names_and_places(team):
+    assert team.workers == ("worker-0", "worker-1")
+    assert set(team.nodes) == {"worker-0", "worker-1"}
+    assert len(set(team.nodes.values())) == 1
+
+
+def test_a_thing_passes_from_hand_to_hand_and_what_is_told_comes_back(team):
+    first = ask(team, "worker-0", "make", 3.0)
+    assert isinstance(first, Answer)
+    assert (first.worker, first.told) == ("worker-0", "worker-0")
+    assert isinstance(first.bulk, Handle)
+    second = ask(team, "worker-1", "add", first.bulk, 2.0)
+    assert second.told == 6.0
+    assert 0.0 <= first.started <= second.started
+    assert min(first.seconds, second.seconds) >= 0.0
+    np.testing.assert_array_equal(team.fetch(second.bulk), np.full(LARGE, 5.0, np.float32))
+    np.testing.assert_array_equal(team.fetch(first.bulk), np.full(LARGE, 3.0, np.float32))
+
+
+def test_many_things_go_in_a_list_and_the_driver_can_put_one(team):
+    handles = [team.put(np.full(LARGE, 1.0, np.float32)), ask(team, "worker-0", "make", 2.0).bulk]
+    assert ask(team, "worker-1", "total", handles, 10.0).told == 30.0
+    assert ask(team, "worker-1", "total", tuple(handles)).told == 3.0
+    assert ask(team, "worker-0", "kind", 1, "a", None, [1], (2,), handles[0]).told == [
+        *("int", "str", "NoneType", "list", "tuple", "ndarray")
+    ]
+
+
+def test_what_makes_nothing_has_no_handle(team):
+    assert ask(team, "worker-0", "history").bulk is None
+
+
+def test_verbs_of_a_worker_run_in_the_order_they_were_asked(team):
+    before, others = (ask(team, worker, "history").told for worker in team.workers)
+    block = ask(team, "worker-0", "make", 0.0).bulk
+    tickets = [
+        team.ask("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0))) for n in range(6)
+    ]
+    found = replies(team, 6)
+    assert [reply.ticket for reply in found] == tickets
+    assert all(
+        earlier.started + earlier.seconds <= later.started + 0.01
+        for earlier, later in pairwise(found)
+    )
+    assert ask(team, "worker-0", "history").told == [*before, "make", *["make", "add"] * 3]
+    assert ask(team, "worker-1", "history").told == others
+
+
+def test_an_error_comes_as_it_was_raised_and_the_worker_goes_on(team):
+    failed = ask(team, "worker-1", "fail")
+    assert isinstance(failed, Raised)
+    assert type(failed.error) is DataError
+    assert (failed.error.code, failed.error.line, failed.error.hint) == ("BAD_ROW", 7, "mend it")
+    assert isinstance(ask(team, "worker-1", "slip").error, KeyError)
+    assert ask(team, "worker-1", "make", 1.0).told == "worker-1"
+
+
+def test_what_is_no_verb_or_no_worker_is_refused(team):
+    for wrong in ("_private", "__init__", "a b", ""):
+        with pytest.raises(ParameterError, match="is no verb"):
+            team.ask("worker-0", wrong)
+    with pytest.raises(ParameterError, match="no 'worker-2' to ask"):
+        team.ask("worker-2", "make", 1.0)
+    unknown = ask(team, "worker-0", "sing")
+    assert isinstance(unknown.error, ParameterError)
+    assert "Hand has no verb 'sing'" in str(unknown.error)
+    with pytest.raises(ParameterError, match="can't be replaced"):
+        team.replace("worker-0")
+
+
+def test_a_team_needs_a_worker(build):
+    with pytest.raises(ParameterError, match="at least 1 worker"):
+        build(0)
+
+
+def test_waiting_for_nothing_takes_no_time(team):
+    began = time.monotonic()
+    assert team.wait(600.0) == []
+    assert time.monotonic() - began < 300.0
+
+
+def test_a_hand_that_cannot_be_made_is_said_at_the_start(build):
+    team = build(work=Work(broken="worker-1"))
+    with pytest.raises(DataError, match="no such shard"):
+        team.open()
+
+
+def test_a_stop_ends_what_is_under_way_and_begins_nothing(build):
+    team = build()
+    team.open()
+    tickets = [team.ask("worker-0", "long"), team.ask("worker-0", "make", 1.0)]
+    timer = threading.Timer(0.2, team.stop)
+    timer.start()
+    found = replies(team, 2)
+    timer.join()
+    assert [reply.ticket for reply in found] == tickets
+    assert all(
+        isinstance(reply.error, Stopped) for reply in found
+    )  # it would say otherwise had it gone on to its end
+
+
+def test_an_interruption_ends_what_was_asked_before_and_nothing_else(team):
+    tickets = [team.ask("worker-0", "long"), team.ask("worker-0", "make", 1.0)]
+    timer = threading.Timer(0.2, team.interrupt)
+    timer.start()
+    found = replies(team, 2)
+    timer.join()
+    assert [reply.ticket for reply in found] == tickets
+    assert all(isinstance(reply.error, Stopped) for reply in found)
+    assert ask(team, "worker-0", "make", 2.0).told == "worker-0"
+
+
+def test_close_can_be_said_twice_and_before_open(build):
+    team, before = build(), set(threading.enumerate())
+    team.close()
+    team.open()
+    assert ask(team, "worker-0", "make", 1.0).told == "worker-0"
+    team.close()
+    team.close()
+    assert not [
+        thread
+        for thread in set(threading.enumerate()) - before
+        if thread.name.startswith("xcray-worker")
+    ]
+
+
+LOCAL = pytest.mark.parametrize("local", ["serial", "threads"])
+
+
+@LOCAL
+def test_the_rehearsal_of_a_loss_is_a_loss(local):
+    """A worker is lost with its tickets; it is told once, a new one of its name begins anew, and nothing late is heard."""
+    with opened(local) as team:
+        kept = ask(team, "worker-0", "make", 4.0).bulk
+        team.ask("worker-0", "long")
+        team.ask("worker-0", "make", 1.0)
+        team.lose("worker-0")
+        assert replies(team, 1) == [Lost("worker-0")]
+        with pytest.raises(ParameterError, match="it was lost and not replaced"):
+            team.ask("worker-0", "make", 1.0)
+        team.replace("worker-0")
+        assert team.fetch(kept)[0] == 4.0
+        assert ask(team, "worker-0", "history").told == []
+        assert team.wait(0.1) == []
+
+
+@LOCAL
+def test_the_rehearsal_of_a_lost_node_takes_its_things_along(local):
+    with opened(local) as team:
+        mine, others = (
+            ask(team, "worker-0", "make", 1.0).bulk,
+            ask(team, "worker-1", "make", 2.0).bulk,
+        )
+        team.lose("worker-0", with_things=True)
+        assert replies(team, 1) == [Lost("worker-0")]
+        assert ask(team, "worker-1", "total", [others]).told == 2.0
+        error = ask(team, "worker-1", "total", [others, mine]).error
+        assert isinstance(error, Unavailable)
+        assert error.code == THING_LOST
+        with pytest.raises(Unavailable, match="last checkpoint"):
+            team.fetch(mine)
+
+
+@LOCAL
+def test_a_thing_goes_with_its_last_handle(local):
+    class Thing:
+        """Something one can refer to weakly."""
+
+    with opened(local) as team:
+        thing = Thing()
+        gone, handle = weakref.ref(thing), team.put(thing)
+        del thing
+        assert ask(team, "worker-0", "kind", handle).told == ["Thing"]
+        assert gone() is not None
+        del handle
+        assert gone() is None
